@@ -1,0 +1,1 @@
+"""Federated face recognition across parties whose pictures may not leave home."""

@@ -1,0 +1,13 @@
+"""Errors that end as one clear line for the user, never as a traceback."""
+
+
+class VisardError(Exception):
+    """Something failed while working: one line that says what and where. Exit code 1."""
+
+    exit_code = 1
+
+
+class UsageError(VisardError):
+    """Wrong use: an unknown setting, a missing file, an impossible combination. Exit code 2."""
+
+    exit_code = 2
