@@ -1,0 +1,82 @@
+"""Checks of a reply before the server sees it: its type, its kinds, its shapes, its numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from visard.core import BoundStep, Leaves, declared_kinds
+
+_SHAPES: dict[Leaves, tuple[type, ...]] = {
+    Leaves.metric: (int, float, dict),
+    Leaves.count: (int, dict),
+    Leaves.ciphertext: (bytes, list, tuple, dict),
+    Leaves.public_key: (bytes, dict),
+    Leaves.weights: (dict,),
+    Leaves.class_vectors: (Tensor, dict),
+}
+
+
+def refusal(step: BoundStep[Any, Any], message: Any, reply: Any) -> tuple[str, str] | None:
+    """(field, reason) of the first thing wrong with a reply, or None.
+
+    A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes.
+    """
+    expected = step.types[1]
+    if type(reply) is not expected:
+        return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
+    for name, kind in declared_kinds(expected).items():
+        value = getattr(reply, name)
+        if kind not in step.owner.leaves:
+            return name, f"is of kind {kind.value}, which {step.owner.name} does not declare"
+        if value is None:
+            continue
+        if not isinstance(value, _SHAPES.get(kind, (object,))) or isinstance(value, bool):
+            return name, f"is declared as {kind.value} but is a {type(value).__name__}"
+        if kind in (Leaves.metric, Leaves.count) and isinstance(value, dict) and not _all_numbers(value):
+            return name, f"is declared as {kind.value} but holds more than numbers"
+        if reason := _not_finite(value, allow_nan=kind is Leaves.metric):
+            return name, reason
+        if hasattr(message, name) and (reason := _differs(getattr(message, name), value)):
+            return name, reason
+    return None
+
+
+def _all_numbers(value: dict[str, Any]) -> bool:
+    return all(isinstance(v, int | float) for v in value.values())
+
+
+def _not_finite(value: Any, allow_nan: bool, path: str = "") -> str | None:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            return f"has values that are not finite{path and ' in ' + path}"
+        return None
+    if isinstance(value, float):
+        return None if allow_nan or math.isfinite(value) else f"is {value}{path and ' in ' + path}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = vars(value)
+    if isinstance(value, dict):
+        found = (_not_finite(v, allow_nan, f"{path}.{k}" if path else str(k)) for k, v in value.items())
+        return next((f for f in found if f), None)
+    if isinstance(value, list | tuple):
+        return next((f for f in (_not_finite(v, allow_nan, path) for v in value) if f), None)
+    return None
+
+
+def _differs(sent: Any, back: Any) -> str | None:
+    if isinstance(sent, Tensor):
+        if not isinstance(back, Tensor):
+            return f"should be a tensor, is a {type(back).__name__}"
+        if sent.shape != back.shape:
+            return f"has shape {tuple(back.shape)}, expected {tuple(sent.shape)}"
+        return f"has dtype {back.dtype}, expected {sent.dtype}" if sent.dtype != back.dtype else None
+    if isinstance(sent, dict) and isinstance(back, dict):
+        if odd := sorted(set(sent) ^ set(back)):
+            return f"{'lacks' if odd[0] in sent else 'has the unexpected'} entry {odd[0]!r}"
+        found = ((k, _differs(sent[k], back[k])) for k in sent)
+        return next((f"entry {k!r} {reason}" for k, reason in found if reason), None)
+    return None

@@ -1,0 +1,227 @@
+"""Messages and states to bytes and back: canonical, versioned, checked before anything is allocated.
+
+    b"VSRD" | version u8 | header length u32 | header (canonical JSON) | safetensors payload
+
+The header is a tree; tensors and byte strings stand in it as numbers that point into the payload. The order of
+dicts is kept, because sums over a dict of tensors depend on it. Nothing is unpickled, and only types that the
+receiver names are built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import struct
+import types
+import typing
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from visard.errors import VisardError
+
+T = TypeVar("T")
+
+MAGIC = b"VSRD"
+VERSION = 1
+_PREFIX = struct.Struct("<4sBI")
+MAX_BYTES = 2**31  # of one message
+MAX_HEADER = 2**26
+MAX_DEPTH = 16
+
+
+class CodecError(VisardError):
+    """Bytes that are not a message of the expected type, or a value that cannot be one."""
+
+
+def encode(value: object) -> bytes:
+    """Bytes of a dataclass, dict, list, tensor, number, text or bytes, or of any tree of these."""
+    tensors: dict[str, Tensor] = {}
+    tree = _flatten(value, tensors, 0, "value")
+    seen: set[int] = set()  # safetensors refuses tensors that share memory
+    for key, tensor in tensors.items():
+        if tensor.data_ptr() in seen:
+            tensors[key] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    header = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + save(tensors)
+
+
+def decode(data: bytes, kind: type[T]) -> T:
+    """The value of type `kind` in `data`; one clear CodecError on anything else."""
+    if len(data) < _PREFIX.size:
+        raise CodecError(f"message of {len(data)} bytes is too short")
+    if len(data) > MAX_BYTES:
+        raise CodecError(f"message of {len(data)} bytes is over the limit of {MAX_BYTES}")
+    magic, version, length = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise CodecError("not a visard message")
+    if version != VERSION:
+        raise CodecError(f"message format {version} is not format {VERSION}: update the older side")
+    if length > min(MAX_HEADER, len(data) - _PREFIX.size):
+        raise CodecError(f"message header of {length} bytes does not fit into the message")
+    start = _PREFIX.size
+    try:
+        tree = json.loads(data[start : start + length], parse_constant=_no_constant)
+        tensors = load(bytes(data[start + length :]))
+    except (ValueError, RecursionError, SafetensorError, KeyError) as error:
+        raise CodecError(f"message cannot be read: {_first_line(error)}") from None
+    unused = set(tensors)
+    value = _build(tree, kind, tensors, unused, 0, getattr(kind, "__name__", "value"))
+    if unused:
+        raise CodecError(f"message carries {len(unused)} tensors that no field declares")
+    return cast(T, value)
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number that may be sent")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
+def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) -> Any:
+    if depth > MAX_DEPTH:
+        raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        # JSON has no infinities; a float travels as hexadecimal text so that every bit survives.
+        return {"f": "nan" if math.isnan(value) else value.hex()}
+    if isinstance(value, Tensor):
+        tensors[key := str(len(tensors))] = value.detach().contiguous()
+        return {"t": key}
+    if isinstance(value, bytes | bytearray):
+        buffer = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.zeros(0, dtype=torch.uint8)
+        tensors[key := str(len(tensors))] = buffer
+        return {"b": key}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in dataclasses.fields(value)]
+        return {"m": {n: _flatten(getattr(value, n), tensors, depth + 1, f"{where}.{n}") for n in names}}
+    if isinstance(value, dict):
+        if not all(isinstance(k, str) for k in value):
+            raise CodecError(f"{where} has keys that are not text")
+        return {"d": {k: _flatten(value[k], tensors, depth + 1, f"{where}[{k}]") for k in value}}
+    if isinstance(value, list | tuple):
+        return [_flatten(v, tensors, depth + 1, f"{where}[{i}]") for i, v in enumerate(value)]
+    raise CodecError(f"{where} is a {type(value).__name__}, which cannot be sent")
+
+
+def _build(tree: Any, kind: Any, tensors: dict[str, Tensor], unused: set[str], depth: int, where: str) -> Any:
+    """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
+    if depth > MAX_DEPTH:
+        raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
+    origin = get_origin(kind)
+    if origin is typing.Annotated:
+        return _build(tree, get_args(kind)[0], tensors, unused, depth, where)
+    if origin in (types.UnionType, typing.Union):
+        return _build_union(tree, get_args(kind), tensors, unused, depth, where)
+
+    def child(part: Any, of: Any, name: str) -> Any:
+        return _build(part, of, tensors, unused, depth + 1, f"{where}{name}")
+
+    def refuse() -> CodecError:
+        return CodecError(f"{where} is not a {getattr(kind, '__name__', kind)}")
+
+    if isinstance(tree, list):
+        if kind is Any:
+            return [child(v, Any, f"[{i}]") for i, v in enumerate(tree)]
+        if origin not in (list, tuple):
+            raise refuse()
+        inner = get_args(kind)
+        if origin is tuple and not (len(inner) == 2 and inner[1] is Ellipsis):
+            if len(inner) != len(tree):
+                raise CodecError(f"{where} has {len(tree)} entries, not {len(inner)}")
+            return tuple(child(v, k, f"[{i}]") for i, (v, k) in enumerate(zip(tree, inner, strict=True)))
+        return origin(child(v, inner[0], f"[{i}]") for i, v in enumerate(tree))
+    if isinstance(tree, dict):
+        if len(tree) != 1:
+            raise CodecError(f"{where} is malformed")
+        ((mark, body),) = tree.items()
+        if mark == "f" and kind in (float, Any):
+            return _float(body, where)
+        if mark in ("t", "b") and kind in (Tensor if mark == "t" else bytes, Any):
+            if not isinstance(body, str) or body not in unused:
+                raise CodecError(f"{where} points to a tensor that is not there")
+            unused.discard(body)
+            return tensors[body] if mark == "t" else tensors[body].numpy().tobytes()
+        if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
+            of = get_args(kind)[1] if origin is dict else Any
+            return {k: child(v, of, f"[{k}]") for k, v in body.items()}
+        if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
+            return _build_dataclass(body, cast(type, kind), child, where)
+        raise refuse()
+    if kind is Any or (kind is type(None) and tree is None):
+        return tree
+    if kind in (bool, int, str) and type(tree) is kind:
+        return tree
+    if typing.get_origin(kind) is typing.Literal and tree in get_args(kind):
+        return tree
+    raise refuse()
+
+
+def _build_dataclass(body: dict[str, Any], kind: type, child: Any, where: str) -> Any:
+    hints = get_type_hints(kind, include_extras=True)
+    names = [f.name for f in dataclasses.fields(kind)]
+    if extra := sorted(set(body) - set(names)):
+        raise CodecError(f"{where} carries the undeclared field {extra[0]!r}")
+    if lost := sorted(set(names) - set(body)):
+        raise CodecError(f"{where} lacks the field {lost[0]!r}")
+    return kind(**{n: child(body[n], hints[n], f".{n}") for n in names})
+
+
+def _build_union(
+    tree: Any, kinds: tuple[Any, ...], tensors: dict[str, Tensor], unused: set[str], depth: int, where: str
+) -> Any:
+    for kind in kinds:
+        trial = set(unused)
+        try:
+            value = _build(tree, kind, tensors, trial, depth, where)
+        except CodecError:
+            continue
+        unused.intersection_update(trial)
+        return value
+    raise CodecError(f"{where} is of no allowed type")
+
+
+def _float(body: Any, where: str) -> float:
+    try:
+        return float("nan") if body == "nan" else float.fromhex(body)
+    except (TypeError, ValueError, OverflowError):
+        raise CodecError(f"{where} is not a number") from None
+
+
+def own(value: T) -> T:
+    """A copy that shares no memory with `value`: what crosses between server and client is never aliased."""
+    if isinstance(value, Tensor):
+        return cast(T, value.detach().clone())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changes = {f.name: own(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changes)
+    if isinstance(value, dict):
+        return cast(T, {k: own(v) for k, v in value.items()})
+    if isinstance(value, list | tuple):
+        return cast(T, type(value)(own(v) for v in value))
+    return value
+
+
+def size_of(value: object) -> int:
+    """Bytes of the content: tensors and byte strings exactly, numbers as 8, text in UTF-8."""
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    if isinstance(value, bytes | bytearray):
+        return len(value)
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return sum(size_of(v) for v in value.values())
+    if isinstance(value, list | tuple):
+        return sum(size_of(v) for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return sum(size_of(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return 0 if value is None else 8

@@ -1,0 +1,111 @@
+"""The run loop: stages, rounds, evaluation, events, and a checkpoint after every round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, get_type_hints
+
+from visard.core import Method, Network, Stage
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.local import LocalNetwork, Traffic
+from visard.privacy.ledger import Ledger
+from visard.report.events import EventLog
+
+S = TypeVar("S")
+
+
+class Watcher(Protocol):
+    """Who wants to see a run go by: the progress bar of the command line, a notebook, a test."""
+
+    def rendering(self, done: int, total: int) -> None: ...
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None: ...
+
+    def evaluation(self, figures: dict[str, Any]) -> None: ...
+
+    def problem(self, text: str) -> None: ...
+
+
+class Silent:
+    """A watcher that says nothing."""
+
+    def rendering(self, done: int, total: int) -> None: ...
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None: ...
+
+    def evaluation(self, figures: dict[str, Any]) -> None: ...
+
+    def problem(self, text: str) -> None: ...
+
+
+def rounds_of(method: Method[S]) -> list[tuple[Stage[S], int]]:
+    """Every round of every stage, in order."""
+    return [(stage, r) for stage in method.stages() for r in range(stage.rounds)]
+
+
+def run_rounds(
+    method: Method[S],
+    network: LocalNetwork,
+    states: Checkpoint,
+    ledger: Ledger,
+    events: EventLog,
+    evaluate: Callable[[S, Network], dict[str, Any]],
+    evaluate_every: int,
+    watcher: Watcher,
+) -> S:
+    """Run what is left of a method, from the last committed round on; returns the final server state."""
+    plan = rounds_of(method)
+    if states.committed.step:
+        server = states.server_state(get_type_hints(type(method).start)["return"])
+    else:
+        server = method.start(network.world.setup())
+    for step in range(states.committed.step, len(plan)):
+        stage, round = plan[step]
+        if round == 0:
+            events.write("stage_started", stage=stage.name, rounds=stage.rounds)
+        network.begin(stage.name, round)
+        begun = time.perf_counter()
+        try:
+            server = stage.run(server, network)
+        finally:
+            _tell_problems(events, watcher, stage.name, round, network.traffic)
+        traffic = network.traffic
+        events.write(
+            "round", stage=stage.name, round=round, step=step, seconds=time.perf_counter() - begun,
+            bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down,
+            asked=traffic.asked, replied=traffic.replied, figures=traffic.figures,
+        )  # fmt: skip
+        watcher.round(stage.name, step + 1, len(plan), traffic.figures)
+        if step + 1 < len(plan) and evaluate_every and (step + 1) % evaluate_every == 0:
+            _evaluate(server, network, events, evaluate, watcher, stage.name, round, step)
+        states.commit(server, ledger.flush())
+    return server
+
+
+def _evaluate(
+    server: S,
+    network: LocalNetwork,
+    events: EventLog,
+    evaluate: Callable[[S, Network], dict[str, Any]],
+    watcher: Watcher,
+    stage: str,
+    round: int,
+    step: int,
+) -> None:
+    network.begin(f"{stage}/evaluation", round)
+    begun = time.perf_counter()
+    figures = evaluate(server, network)
+    _tell_problems(events, watcher, f"{stage}/evaluation", round, network.traffic)
+    events.write(
+        "evaluation", stage=stage, round=round, step=step, seconds=time.perf_counter() - begun, **figures
+    )
+    watcher.evaluation(figures)
+
+
+def _tell_problems(events: EventLog, watcher: Watcher, stage: str, round: int, traffic: Traffic) -> None:
+    for problem in traffic.problems:
+        fields = {k: v for k, v in problem.items() if k != "event"}
+        events.write(problem["event"], stage=stage, round=round, **fields)
+        what = f"reply refused ({problem['field']})" if problem["event"] == "refused" else "no reply"
+        watcher.problem(f"{stage} round {round}: {problem['client']}: {what}: {problem['reason']}")

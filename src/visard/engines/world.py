@@ -1,0 +1,81 @@
+"""What an engine needs to build clients: their data, the network, the seed and the limits of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from visard.core import ClientId, Leaves, Method, Setup, Weights
+from visard.data.faces import ClientData, FaceView
+from visard.engines.seeds import derive
+from visard.numerics import Numerics
+
+
+@dataclass
+class World:
+    """The parties of a run and the rules that all of them share."""
+
+    seed: int
+    clients: dict[ClientId, ClientData]
+    training: tuple[ClientId, ...]
+    benchmarks: Mapping[str, FaceView]  # public test sets of people whom no client knows
+    classes: int
+    embedding: int
+    build: Callable[[], nn.Module]
+    numerics: Numerics
+    timeout: float = 3600.0  # seconds of one step
+    min_replies: float = 0.5  # share of the asked clients
+    start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
+    _network: nn.Module | None = field(default=None, repr=False)
+
+    def network(self) -> nn.Module:
+        """The one backbone of this process, reused by all clients; its weights are whatever the last one left."""
+        if self._network is None:
+            self._network = self.numerics.prepare(self.build())
+            if self.numerics.compile:
+                self._network.compile()  # in place, so that the names of the weights stay
+        return self._network
+
+    def new_weights(self) -> Weights:
+        """The weights a run starts from: given ones, or fresh ones that are the same for the same seed."""
+        if self.start_from is not None:
+            return dict(self.start_from)
+        torch.manual_seed(derive(self.seed, "weights"))
+        return {k: v.detach().clone() for k, v in self.build().state_dict().items()}
+
+    def setup(self) -> Setup:
+        """What the server knows before the first round; the default generator is seeded for heads."""
+        torch.manual_seed(derive(self.seed, "setup"))
+        return Setup(self.training, self.classes, self.embedding, self.new_weights, self.seed)
+
+    def replies_needed(self, asked: int) -> int:
+        """The smallest number of good replies with which a round counts."""
+        return max(1, math.ceil(self.min_replies * asked))
+
+
+def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dict[Leaves, int]]]:
+    """The world of a method that pools data: one client with everything, and what left each real one."""
+    if not method.pools:
+        return world, {}
+    left = {c: pooled_bytes(world.clients[c], method.pools) for c in world.training}
+    parts = [world.clients[c] for c in world.training]
+    classes = np.unique(np.concatenate([p.train.classes for p in parts]))
+
+    def merge(views: list[FaceView]) -> FaceView:
+        return FaceView.of(views[0].faces, np.concatenate([v.index for v in views]), classes)
+
+    pool = ClientData(merge([p.train for p in parts]), merge([p.val for p in parts]), merge([p.test for p in parts]))
+    return replace(world, clients={**world.clients, "pool": pool}, training=("pool",), _network=None), left
+
+
+def pooled_bytes(data: ClientData, kinds: frozenset[Leaves]) -> dict[Leaves, int]:
+    """Bytes of a client's training data that pooling moves out, by kind."""
+    picture = data.train.faces.size**2 * 3
+    each = {Leaves.pictures: picture, Leaves.labels: 8}
+    return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}

@@ -1,0 +1,1 @@
+"""What leaves a client, and how it is bounded."""

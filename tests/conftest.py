@@ -1,0 +1,18 @@
+"""What all tests share: one torch thread, and the folder of real data where there is one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real data next to the project; the test is skipped where there is none."""
+    if not SHARED.is_dir():
+        pytest.skip("no ../shared/data next to the project: tests on real data are skipped")
+    return SHARED

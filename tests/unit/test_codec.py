@@ -1,0 +1,86 @@
+"""What the codec refuses, by name."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from visard.engines.codec import CodecError, decode, encode
+
+
+@dataclass(frozen=True)
+class Reply:
+    w: Tensor
+    n: int
+
+
+def craft(tree: object, tensors: dict[str, Tensor] | None = None, version: int = 1, magic: bytes = b"VSRD") -> bytes:
+    header = json.dumps(tree).encode()
+    return struct.pack("<4sBI", magic, version, len(header)) + header + save(tensors or {})
+
+
+W = {"0": torch.zeros(2)}
+GOOD = {"m": {"w": {"t": "0"}, "n": 3}}
+
+
+def test_hand_made_bytes_are_read() -> None:
+    reply = decode(craft(GOOD, W), Reply)
+    assert reply.n == 3
+    assert torch.equal(reply.w, torch.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "too short"),
+        (craft(GOOD, W, magic=b"PICK"), "not a visard message"),
+        (craft(GOOD, W, version=9), "format 9"),
+        (craft({"m": {"w": {"t": "0"}, "n": 3, "face": 1}}, W), "undeclared field 'face'"),
+        (craft({"m": {"w": {"t": "0"}}}, W), "lacks the field 'n'"),
+        (craft({"m": {"w": {"t": "0"}, "n": True}}, W), "n is not a int"),
+        (craft({"m": {"w": {"t": "7"}, "n": 3}}, W), "not there"),
+        (craft(GOOD, {**W, "1": torch.zeros(9)}), "no field declares"),
+        (craft({"m": {"w": 3, "n": 3}}), "w is not a Tensor"),
+        (craft([1, 2]), "not a Reply"),
+        (struct.pack("<4sBI", b"VSRD", 1, 2**31) + b"x", "does not fit"),
+        (craft(GOOD, W)[:-1], "cannot be read"),
+        (craft({"m": {"w": {"t": "0"}, "n": 1e400}}, W), "cannot be read|n is not"),
+    ],
+)
+def test_refuses(data: bytes, says: str) -> None:
+    with pytest.raises(CodecError, match=says):
+        decode(data, Reply)
+
+
+def test_deep_nesting_is_refused_both_ways() -> None:
+    tree: object = 1
+    for _ in range(40):
+        tree = {"a": tree}
+    with pytest.raises(CodecError, match="nested deeper"):
+        encode(tree)
+    deep: object = 1
+    for _ in range(5000):
+        deep = [deep]
+    header = ("[" * 50000 + "]" * 50000).encode()
+    with pytest.raises(CodecError):
+        decode(struct.pack("<4sBI", b"VSRD", 1, len(header)) + header + save({}), dict)
+
+
+def test_unknown_types_are_not_sent() -> None:
+    with pytest.raises(CodecError, match="is a set"):
+        encode({"a": {1, 2}})
+    with pytest.raises(CodecError, match="keys that are not text"):
+        encode({1: 2})
+
+
+def test_shared_and_strided_memory_round_trips() -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    value = {"a": base, "b": base, "t": base.T, "cl": torch.zeros(1, 3, 2, 2).to(memory_format=torch.channels_last)}
+    back = decode(encode(value), dict)
+    assert all(torch.equal(back[k], v) for k, v in value.items())
