@@ -1,0 +1,1 @@
+"""Pure functions that methods are made of, each with a golden test."""

@@ -1,0 +1,168 @@
+"""Local training: the inner loop that all methods with gradient steps share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from visard.core import Weights
+from visard.data.augment import Augment, augment, to_float
+from visard.data.faces import FaceView
+from visard.errors import UsageError, VisardError
+from visard.heads import Head, build_head
+from visard.numerics import Numerics
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains in one round. The optimiser is new every round: no momentum crosses rounds."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    batch_size: int = 64
+    unit: Literal["epochs", "iterations"] = "epochs"
+    amount: int = 1  # epochs or iterations in a round
+    schedule: Literal["constant", "cosine"] = "cosine"  # of the learning rate over the rounds of the stage
+    clip: float = 5.0  # largest norm of a gradient; 0 = no clipping
+    augment: Augment = Augment()
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "batch_size", "amount"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"training.{name} = {getattr(self, name)}: must be positive")
+        for name in ("momentum", "weight_decay", "clip"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"training.{name} = {getattr(self, name)}: must not be negative")
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (from 0); `cosine` falls from lr to lr / 100."""
+        if self.schedule == "constant" or rounds <= 1:
+            return self.lr
+        return self.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * round / rounds)))
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The classification head of a training run."""
+
+    kind: Literal["arcface", "cosface", "softmax", "sphereface2"] = "cosface"
+    scale: float = 30.0
+    margin: float = 0.35  # arcface: radians; cosface: cosine
+
+    def build(self, classes: int, embedding: int) -> Head:
+        """A freshly initialised head."""
+        return build_head(self.kind, classes, embedding, scale=self.scale, margin=self.margin)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one call of `train` did."""
+
+    loss: float  # mean over the pictures seen, without penalty
+    steps: int
+    pictures: int
+
+
+def batches(n: int, training: Training, rng: torch.Generator) -> Iterator[np.ndarray]:
+    """Rows of the batches of one round: shuffled passes, cut after `amount` epochs or iterations.
+
+    A last batch of one picture is dropped unless it is the only one: batch norm has no variance there.
+    """
+    done = 0
+    passes = range(training.amount) if training.unit == "epochs" else itertools.count()
+    for _ in passes:
+        order = torch.randperm(n, generator=rng).numpy()
+        for start in range(0, n, training.batch_size):
+            rows = order[start : start + training.batch_size]
+            if len(rows) == 1 < min(n, training.batch_size):
+                continue
+            yield rows
+            done += 1
+            if training.unit == "iterations" and done == training.amount:
+                return
+
+
+def train(
+    model: nn.Module,
+    head: Head,
+    view: FaceView,
+    training: Training,
+    rng: torch.Generator,
+    numerics: Numerics,
+    *,
+    lr: float | None = None,
+    labels: Tensor | None = None,
+    mask: Tensor | None = None,
+    anchor: Weights | None = None,
+    mu: float = 0.0,
+) -> Trained:
+    r"""SGD on `model` and `head` in place.
+
+    `labels` (n,) replaces the view's own, for example by rows of a global head, and `mask` (classes,) says which
+    classes are present. With `mu` > 0 the gradient gets FedProx's $\mu(\theta - \theta_r)$ with $\theta_r$ = `anchor`.
+    """
+    if not len(view):
+        raise VisardError("has no training pictures")
+    labels = torch.from_numpy(view.labels) if labels is None else labels
+    parameters = [p for p in (*model.parameters(), *head.parameters()) if p.requires_grad]
+    optimiser = torch.optim.SGD(
+        parameters,
+        lr=training.lr if lr is None else lr,
+        momentum=training.momentum,
+        weight_decay=training.weight_decay,
+        foreach=True,
+    )
+    anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
+    model.train()
+    head.train()
+    total, steps, pictures = torch.zeros((), dtype=torch.float64), 0, 0
+    for rows in batches(len(view), training, rng):
+        x = augment(to_float(view.batch(rows), numerics.channels_last), rng, training.augment)
+        with numerics.autocast():
+            features = model(numerics.place(x))
+        loss = head.loss(features.float(), labels[rows], mask)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        if anchored:
+            _add_proximal(anchored, mu)
+        if training.clip:
+            torch.nn.utils.clip_grad_norm_(parameters, training.clip, foreach=True)
+        optimiser.step()
+        total += loss.detach().double() * len(rows)
+        steps, pictures = steps + 1, pictures + len(rows)
+    mean = float(total) / pictures
+    if not math.isfinite(mean):
+        raise VisardError(f"the loss became {mean} in training: lower method.training.lr")
+    return Trained(mean, steps, pictures)
+
+
+def _add_proximal(anchored: list[tuple[nn.Parameter, Tensor]], mu: float) -> None:
+    with torch.no_grad():
+        for p, start in anchored:
+            if p.grad is not None:
+                p.grad.add_(p - start, alpha=mu)
+
+
+def load_weights(model: nn.Module, weights: Weights) -> None:
+    """Copy weights into a network; every entry must be there with its shape."""
+    own = model.state_dict()
+    if odd := sorted(set(own) ^ set(weights)):
+        raise VisardError(f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}")
+    with torch.no_grad():
+        for key, value in own.items():
+            if value.shape != weights[key].shape:
+                raise VisardError(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
+            value.copy_(weights[key])
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """A copy of all parameters and buffers, in plain memory order."""
+    return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
