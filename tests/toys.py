@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -44,7 +47,12 @@ def noise_faces(out: Path, identities: int = 12, images: int = 6, seed: int = 0)
 def toy_network() -> nn.Module:
     """A network with batch norm, so that averaging has buffers to deal with."""
     return nn.Sequential(
-        nn.Conv2d(3, 4, 5, stride=4), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 8)
+        nn.Conv2d(3, 4, 5, stride=4),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16, 8),
     )
 
 
@@ -128,6 +136,16 @@ class Toy(Method[ToyServer]):
 def _break(fault: str, up: ToyUp) -> ToyUp:
     if fault == "raise":
         raise VisardError("the disk is full")
+    if fault == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "die once":
+        mark = Path(os.environ["VISARD_TOY_MARK"])
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return up
+    if fault == "hang":
+        time.sleep(60)
     if fault == "bug":
         raise ZeroDivisionError("division by zero")
     wrong = {
@@ -142,3 +160,10 @@ def _break(fault: str, up: ToyUp) -> ToyUp:
         "other type": OtherUp(torch.zeros(3, 8, 8)),
     }
     return wrong[fault]  # type: ignore[return-value]
+
+
+def pool_world(
+    folder: str, clients: int = 3, seed: int = 0, faults: dict[str, str] | None = None
+) -> tuple[World, Toy]:
+    """What a worker process of the pool builds in these tests."""
+    return toy_world(Path(folder), clients, seed), Toy(faults=faults or {})

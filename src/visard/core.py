@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 ClientId = str
 Weights = dict[str, Tensor]
-State = dict[str, Any]  # what a client keeps between steps: tensors, numbers, text, nested dicts and lists of these
+State = dict[
+    str, Any
+]  # what a client keeps between steps: tensors, numbers, text, nested dicts and lists of these
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -156,7 +158,9 @@ class Setup:
     clients: tuple[ClientId, ...]
     classes: int  # identities over all clients
     embedding: int  # length of a feature
-    new_weights: Callable[[], Weights] = field(repr=False)  # a freshly initialised backbone, from the run's seed
+    new_weights: Callable[[], Weights] = field(
+        repr=False
+    )  # a freshly initialised backbone, from the run's seed
     seed: int = 0
 
 
@@ -186,7 +190,9 @@ class Method(ABC, Generic[S]):
     title: ClassVar[str]  # one line for people
     paper: ClassVar[str] = ""
     leaves: ClassVar[frozenset[Leaves]]  # every kind that may leave a client; the engine refuses others
-    pools: ClassVar[frozenset[Leaves]] = frozenset()  # kinds that the method moves to one place before it starts
+    pools: ClassVar[frozenset[Leaves]] = (
+        frozenset()
+    )  # kinds that the method moves to one place before it starts
 
     @abstractmethod
     def start(self, setup: Setup) -> S:
@@ -220,7 +226,9 @@ class Method(ABC, Generic[S]):
     def steps(cls) -> dict[str, ClientStep[Any, Any]]:
         """The client steps by name: nothing else of a method can be asked for."""
         names = {name for base in cls.__mro__ for name, v in vars(base).items() if isinstance(v, ClientStep)}
-        return {name: value for name in sorted(names) if isinstance(value := _attribute(cls, name), ClientStep)}
+        return {
+            name: value for name in sorted(names) if isinstance(value := _attribute(cls, name), ClientStep)
+        }
 
 
 def _attribute(cls: type, name: str) -> Any:

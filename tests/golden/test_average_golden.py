@@ -54,7 +54,15 @@ def test_no_clients_is_an_error() -> None:
         RunningMean().mean()
 
 
-KEYS = ["conv.weight", "bn.weight", "bn.bias", "bn.running_mean", "bn.running_var", "bn.num_batches_tracked", "fc.bias"]
+KEYS = [
+    "conv.weight",
+    "bn.weight",
+    "bn.bias",
+    "bn.running_mean",
+    "bn.running_var",
+    "bn.num_batches_tracked",
+    "fc.bias",
+]
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,16 @@ def server(value: int) -> Server:
     return Server({"w": torch.full((3,), float(value))}, value)
 
 
+def put(states: Checkpoint, client: str, state: dict[str, object]) -> None:
+    file = states.write_client_state(client, state)
+    assert file is not None
+    states.adopt(client, file)
+
+
 def committed(folder: Path, rounds: int = 2) -> Checkpoint:
     states = Checkpoint(folder, "hash")
     for r in range(rounds):
-        states.put_client_state("a/b", {"r": r, "t": torch.tensor([r])})
+        put(states, "a/b", {"r": r, "t": torch.tensor([r])})
         states.commit(server(r), 10 * r)
     return states
 
@@ -45,8 +51,8 @@ def test_resume_finds_the_last_round(tmp_path: Path) -> None:
 
 def test_states_of_an_unfinished_round_do_not_count(tmp_path: Path) -> None:
     states = committed(tmp_path)
-    states.put_client_state("a/b", {"r": 99})
-    states.put_client_state("new", {"r": 99})
+    put(states, "a/b", {"r": 99})
+    put(states, "new", {"r": 99})
     assert states.client_state("a/b") == {"r": 99}
     again = Checkpoint(tmp_path, "hash")
     again.resume()
@@ -84,7 +90,11 @@ def test_damage_is_one_clear_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"run": "other"}, "other settings"), ({"version": 99}, "format 99"), ({"step": None, "server": 3}, None)],
+    [
+        ({"run": "other"}, "other settings"),
+        ({"version": 99}, "format 99"),
+        ({"step": None, "server": 3}, None),
+    ],
 )
 def test_foreign_manifests_are_refused(tmp_path: Path, change: dict[str, object], says: str | None) -> None:
     committed(tmp_path)
@@ -95,3 +105,9 @@ def test_foreign_manifests_are_refused(tmp_path: Path, change: dict[str, object]
         says = "not a checkpoint"
     with pytest.raises(VisardError, match=says):
         Checkpoint(tmp_path, "hash").resume()
+
+
+def test_an_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
+    states = committed(tmp_path)
+    assert states.write_client_state("a/b", {"r": 1, "t": torch.tensor([1])}) is None
+    assert states.write_client_state("never seen", {}) is None

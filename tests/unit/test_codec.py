@@ -20,7 +20,9 @@ class Reply:
     n: int
 
 
-def craft(tree: object, tensors: dict[str, Tensor] | None = None, version: int = 1, magic: bytes = b"VSRD") -> bytes:
+def craft(
+    tree: object, tensors: dict[str, Tensor] | None = None, version: int = 1, magic: bytes = b"VSRD"
+) -> bytes:
     header = json.dumps(tree).encode()
     return struct.pack("<4sBI", magic, version, len(header)) + header + save(tensors or {})
 
@@ -81,6 +83,11 @@ def test_unknown_types_are_not_sent() -> None:
 
 def test_shared_and_strided_memory_round_trips() -> None:
     base = torch.arange(12.0).reshape(3, 4)
-    value = {"a": base, "b": base, "t": base.T, "cl": torch.zeros(1, 3, 2, 2).to(memory_format=torch.channels_last)}
+    value = {
+        "a": base,
+        "b": base,
+        "t": base.T,
+        "cl": torch.zeros(1, 3, 2, 2).to(memory_format=torch.channels_last),
+    }
     back = decode(encode(value), dict)
     assert all(torch.equal(back[k], v) for k, v in value.items())

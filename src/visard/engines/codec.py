@@ -15,6 +15,7 @@ import math
 import struct
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -41,7 +42,7 @@ class CodecError(VisardError):
 def encode(value: object) -> bytes:
     """Bytes of a dataclass, dict, list, tensor, number, text or bytes, or of any tree of these."""
     tensors: dict[str, Tensor] = {}
-    tree = _flatten(value, tensors, 0, "value")
+    tree = flatten(value, tensors)
     seen: set[int] = set()  # safetensors refuses tensors that share memory
     for key, tensor in tensors.items():
         if tensor.data_ptr() in seen:
@@ -77,6 +78,16 @@ def decode(data: bytes, kind: type[T]) -> T:
     return cast(T, value)
 
 
+def flatten(value: object, tensors: dict[str, Tensor]) -> Any:
+    """The header tree of a value; its tensors are added to `tensors` under the keys that the tree names."""
+    return _flatten(value, tensors, 0, "value")
+
+
+def build(tree: Any, kind: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value of a header tree; here several places may share a tensor."""
+    return _build(tree, kind, tensors, None, 0, getattr(kind, "__name__", "value"))
+
+
 def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is not a number that may be sent")
 
@@ -97,7 +108,11 @@ def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) 
         tensors[key := str(len(tensors))] = value.detach().contiguous()
         return {"t": key}
     if isinstance(value, bytes | bytearray):
-        buffer = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.zeros(0, dtype=torch.uint8)
+        buffer = (
+            torch.frombuffer(bytearray(value), dtype=torch.uint8)
+            if value
+            else torch.zeros(0, dtype=torch.uint8)
+        )
         tensors[key := str(len(tensors))] = buffer
         return {"b": key}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -112,7 +127,9 @@ def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) 
     raise CodecError(f"{where} is a {type(value).__name__}, which cannot be sent")
 
 
-def _build(tree: Any, kind: Any, tensors: dict[str, Tensor], unused: set[str], depth: int, where: str) -> Any:
+def _build(
+    tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str
+) -> Any:
     """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
     if depth > MAX_DEPTH:
         raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
@@ -146,9 +163,10 @@ def _build(tree: Any, kind: Any, tensors: dict[str, Tensor], unused: set[str], d
         if mark == "f" and kind in (float, Any):
             return _float(body, where)
         if mark in ("t", "b") and kind in (Tensor if mark == "t" else bytes, Any):
-            if not isinstance(body, str) or body not in unused:
+            if not isinstance(body, str) or body not in (tensors if unused is None else unused):
                 raise CodecError(f"{where} points to a tensor that is not there")
-            unused.discard(body)
+            if unused is not None:
+                unused.discard(body)
             return tensors[body] if mark == "t" else tensors[body].numpy().tobytes()
         if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
             of = get_args(kind)[1] if origin is dict else Any
@@ -176,15 +194,21 @@ def _build_dataclass(body: dict[str, Any], kind: type, child: Any, where: str) -
 
 
 def _build_union(
-    tree: Any, kinds: tuple[Any, ...], tensors: dict[str, Tensor], unused: set[str], depth: int, where: str
+    tree: Any,
+    kinds: tuple[Any, ...],
+    tensors: Mapping[str, Tensor],
+    unused: set[str] | None,
+    depth: int,
+    where: str,
 ) -> Any:
     for kind in kinds:
-        trial = set(unused)
+        trial = None if unused is None else set(unused)
         try:
             value = _build(tree, kind, tensors, trial, depth, where)
         except CodecError:
             continue
-        unused.intersection_update(trial)
+        if unused is not None and trial is not None:
+            unused.intersection_update(trial)
         return value
     raise CodecError(f"{where} is of no allowed type")
 

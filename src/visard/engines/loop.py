@@ -8,9 +8,8 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 
 from visard.core import Method, Network, Stage
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.local import LocalNetwork, Traffic
+from visard.engines.network import EngineNetwork, Traffic
 from visard.privacy.ledger import Ledger
-from visard.report.events import EventLog
 
 S = TypeVar("S")
 
@@ -25,6 +24,12 @@ class Watcher(Protocol):
     def evaluation(self, figures: dict[str, Any]) -> None: ...
 
     def problem(self, text: str) -> None: ...
+
+
+class Events(Protocol):
+    """Where events go; see `visard.report.events.EventLog`."""
+
+    def write(self, event: str, **fields: Any) -> None: ...
 
 
 class Silent:
@@ -46,10 +51,10 @@ def rounds_of(method: Method[S]) -> list[tuple[Stage[S], int]]:
 
 def run_rounds(
     method: Method[S],
-    network: LocalNetwork,
+    network: EngineNetwork,
     states: Checkpoint,
     ledger: Ledger,
-    events: EventLog,
+    events: Events,
     evaluate: Callable[[S, Network], dict[str, Any]],
     evaluate_every: int,
     watcher: Watcher,
@@ -85,8 +90,8 @@ def run_rounds(
 
 def _evaluate(
     server: S,
-    network: LocalNetwork,
-    events: EventLog,
+    network: EngineNetwork,
+    events: Events,
     evaluate: Callable[[S, Network], dict[str, Any]],
     watcher: Watcher,
     stage: str,
@@ -103,7 +108,7 @@ def _evaluate(
     watcher.evaluation(figures)
 
 
-def _tell_problems(events: EventLog, watcher: Watcher, stage: str, round: int, traffic: Traffic) -> None:
+def _tell_problems(events: Events, watcher: Watcher, stage: str, round: int, traffic: Traffic) -> None:
     for problem in traffic.problems:
         fields = {k: v for k, v in problem.items() if k != "event"}
         events.write(problem["event"], stage=stage, round=round, **fields)

@@ -110,7 +110,12 @@ class FedAvg(Method[Server]):
             client.state["batch_norm"] = {k: theta[k] for k in msg.fixed}
         if not self.share_head:
             client.state["head"] = weights_of(head)
-        return Up(without(theta, set(msg.fixed)), head.weight.detach() if self.share_head else None, len(view), done.loss)
+        return Up(
+            without(theta, set(msg.fixed)),
+            head.weight.detach() if self.share_head else None,
+            len(view),
+            done.loss,
+        )
 
     def _head(self, client: Client, W: Tensor | None) -> tuple[Head, Tensor, Tensor | None]:
         """The head to train, the labels as its rows, and the mask of classes that this client has."""

@@ -120,7 +120,11 @@ def train(
         weight_decay=training.weight_decay,
         foreach=True,
     )
-    anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
+    anchored = (
+        [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad]
+        if mu
+        else []
+    )
     model.train()
     head.train()
     total, steps, pictures = torch.zeros((), dtype=torch.float64), 0, 0
@@ -155,11 +159,15 @@ def load_weights(model: nn.Module, weights: Weights) -> None:
     """Copy weights into a network; every entry must be there with its shape."""
     own = model.state_dict()
     if odd := sorted(set(own) ^ set(weights)):
-        raise VisardError(f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}")
+        raise VisardError(
+            f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}"
+        )
     with torch.no_grad():
         for key, value in own.items():
             if value.shape != weights[key].shape:
-                raise VisardError(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
+                raise VisardError(
+                    f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}"
+                )
             value.copy_(weights[key])
 
 

@@ -40,7 +40,16 @@ class Ledger:
         total = 0
         for name, kind in declared_kinds(type(reply)).items():
             total += (size := size_of(getattr(reply, name)))
-            row = [stage, round, client, type(reply).__name__, name, kind.value, size, kind is Leaves.ciphertext]
+            row = [
+                stage,
+                round,
+                client,
+                type(reply).__name__,
+                name,
+                kind.value,
+                size,
+                kind is Leaves.ciphertext,
+            ]
             self._lines.append(json.dumps(row))
         return total
 

@@ -1,0 +1,141 @@
+"""What all engines share: asking, checking every reply, the ledger, client states, and who is missing."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from visard.core import BoundStep, ClientId, M, R, Replies
+from visard.engines.check import refusal
+from visard.engines.checkpoint import Checkpoint, StateFile
+from visard.engines.codec import size_of
+from visard.engines.perform import Place
+from visard.engines.seeds import generator
+from visard.engines.world import World
+from visard.errors import VisardError
+from visard.privacy.ledger import Ledger
+
+
+@dataclass
+class Traffic:
+    """What one round moved and lost."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    asked: int = 0
+    replied: int = 0
+    figures: dict[str, float] = field(default_factory=dict)
+    problems: list[dict[str, Any]] = field(default_factory=list)  # events of refused and missing replies
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A client's answer as an engine hands it over: a reply with the new state, or a failure."""
+
+    client: ClientId
+    reply: Any = None
+    state: StateFile | None = None  # None: unchanged
+    seconds: float = 0.0
+    failure: str | None = None
+    traceback: str | None = None
+
+
+class EngineNetwork(ABC):
+    """`Network` for the engines: they only say how outcomes come about."""
+
+    def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
+        self.world = world
+        self.clients = world.training
+        self.states = states
+        self.ledger = ledger
+        self.begin("start", 0)
+
+    @abstractmethod
+    def outcomes(
+        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
+    ) -> Iterator[Outcome]:
+        """One outcome for each message, in the order of `messages`."""
+
+    def close(self) -> None:
+        """Let go of processes and connections."""
+
+    def begin(self, stage: str, round: int) -> None:
+        """Start a round: fresh random streams and counters."""
+        self.stage, self.round, self.asks = stage, round, 0
+        self.rng = generator(self.world.seed, stage, round, "server")
+        self.traffic = Traffic()
+
+    def log(self, **figures: float) -> None:
+        """See `Network.log`."""
+        self.traffic.figures.update({k: float(v) for k, v in figures.items()})
+
+    def ask(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        *,
+        timeout: float | None = None,
+        min_replies: int | None = None,
+    ) -> Replies[R]:
+        """See `Network.ask`."""
+        missing: dict[ClientId, str] = {}
+        return Replies(dict(self._replies(step, messages, timeout, min_replies, missing)), missing)
+
+    def stream(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        *,
+        timeout: float | None = None,
+        min_replies: int | None = None,
+    ) -> Iterator[tuple[ClientId, R]]:
+        """See `Network.stream`."""
+        return self._replies(step, messages, timeout, min_replies, {})
+
+    def _replies(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        timeout: float | None,
+        min_replies: int | None,
+        missing: dict[ClientId, str],
+    ) -> Iterator[tuple[ClientId, R]]:
+        self.asks += 1
+        good = 0
+        timeout = self.world.timeout if timeout is None else timeout
+        self.traffic.asked += len(messages)
+        self.traffic.bytes_down += sum(size_of(m) for m in messages.values())
+        for outcome in self.outcomes(step, messages, Place(self.stage, self.round, self.asks), timeout):
+            client, reply = outcome.client, outcome.reply
+            failure = outcome.failure
+            if failure is None and outcome.seconds > timeout:
+                failure = f"took {outcome.seconds:.1f} s, over the limit of {timeout:g} s"
+            if failure is not None:
+                missing[client] = failure
+                self._problem("missing", client, reason=failure, traceback=outcome.traceback)
+                continue
+            if wrong := refusal(step, messages[client], reply):
+                name, reason = wrong
+                kind = type(reply).__name__
+                missing[client] = f"reply refused: {kind}{name and '.' + name} {reason}"
+                self._problem("refused", client, message=kind, field=name, reason=reason)
+                continue
+            if self.ledger is not None:
+                self.traffic.bytes_up += self.ledger.record(self.stage, self.round, client, reply)
+            if outcome.state is not None:
+                self.states.adopt(client, outcome.state)
+            self.traffic.replied += 1
+            good += 1
+            yield client, reply
+        needed = self.world.replies_needed(len(messages)) if min_replies is None else min_replies
+        if good < needed:
+            why = "".join(f"; {c}: {reason}" for c, reason in list(missing.items())[:1])
+            raise VisardError(
+                f"{self.stage} round {self.round}: {good} good replies of {len(messages)}, {needed} needed{why}"
+            )
+
+    def _problem(self, event: str, client: ClientId, **fields: str | None) -> None:
+        told = {k: v for k, v in fields.items() if v is not None}
+        self.traffic.problems.append({"event": event, "client": client, **told})

@@ -1,0 +1,112 @@
+"""The pool: the same bits as the in-process engine, and what dead and hanging workers cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.toys import Toy, ToyServer, toy_engine, toy_world
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.pool import PoolNetwork, Recipe
+from visard.errors import VisardError
+from visard.privacy.ledger import Ledger
+
+CLIENTS = 5
+
+
+@contextmanager
+def pool(
+    folder: Path, faults: dict[str, str] | None = None, workers: int = 2, **changes: object
+) -> Iterator[PoolNetwork]:
+    world = toy_world(folder, CLIENTS, **changes)
+    states = Checkpoint(folder / "pool-checkpoint", "toy")
+    recipe = Recipe("tests.toys:pool_world", {"folder": str(folder), "clients": CLIENTS, "faults": faults})
+    net = PoolNetwork(world, states, Ledger(states.ledger), recipe, workers)
+    try:
+        yield net
+    finally:
+        net.close()
+
+
+def rounds(net: object, method: Toy, count: int = 3) -> ToyServer:
+    server = method.start(net.world.setup())  # type: ignore[attr-defined]
+    for r in range(count):
+        net.begin("add", r)  # type: ignore[attr-defined]
+        server = method.round(server, net)  # type: ignore[arg-type]
+    return server
+
+
+def test_same_bits_states_and_ledger_as_local(tmp_path: Path) -> None:
+    local = toy_engine(tmp_path, toy_world(tmp_path, CLIENTS))
+    expected = rounds(local, Toy())
+    with pool(tmp_path) as net:
+        got = rounds(net, Toy())
+        assert torch.equal(got.w, expected.w)
+        assert (
+            net.states.client_state("client-003") == local.states.client_state("client-003") == {"steps": 3}
+        )
+        local.ledger.flush()  # type: ignore[union-attr]
+        net.ledger.flush()  # type: ignore[union-attr]
+        assert net.states.ledger.read_bytes() == local.states.ledger.read_bytes()
+        assert net.traffic.bytes_up == local.traffic.bytes_up
+
+
+def test_a_worker_that_dies_costs_one_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISARD_TOY_MARK", str(tmp_path / "died"))
+    expected = rounds(toy_engine(tmp_path, toy_world(tmp_path, CLIENTS)), Toy(), 1)
+    with pool(tmp_path, {"client-001": "die once"}) as net:
+        got = rounds(net, Toy(), 1)
+    assert (tmp_path / "died").exists()
+    assert torch.equal(got.w, expected.w)
+
+
+def test_a_client_that_kills_its_worker_twice_is_missing_and_named(tmp_path: Path) -> None:
+    with pool(tmp_path, {"client-001": "die"}) as net:
+        rounds(net, Toy(), 1)
+        (problem,) = net.traffic.problems
+    assert problem == {"event": "missing", "client": "client-001", "reason": "its worker process died"}
+
+
+def test_a_hanging_client_is_dropped_at_the_time_limit(tmp_path: Path) -> None:
+    with pool(tmp_path, {"client-002": "hang"}, timeout=3.0) as net:
+        rounds(net, Toy(), 1)
+        (problem,) = net.traffic.problems
+    assert problem == {"event": "missing", "client": "client-002", "reason": "no reply before the time limit"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"), [("nan", "not finite"), ("raise", "the disk is full"), ("bug", "ZeroDivision")]
+)
+def test_bad_replies_are_refused_as_in_process(tmp_path: Path, fault: str, says: str) -> None:
+    with pool(tmp_path, {"client-000": fault}) as net:
+        rounds(net, Toy(), 1)
+        (problem,) = net.traffic.problems
+        assert says in problem["reason"]
+        assert net.states.client_state("client-000") == {}
+
+
+def test_a_world_that_cannot_be_built_is_one_line(tmp_path: Path) -> None:
+    world = toy_world(tmp_path, CLIENTS)
+    states = Checkpoint(tmp_path / "pool-checkpoint", "toy")
+    net = PoolNetwork(world, states, None, Recipe("tests.toys:pool_world", {"wrong": 1}), 1)
+    try:
+        with pytest.raises(VisardError, match="ended while starting"):
+            rounds(net, Toy(), 1)
+    finally:
+        net.close()
+
+
+def test_a_method_that_stops_listening_leaves_the_pool_usable(tmp_path: Path) -> None:
+    with pool(tmp_path) as net:
+        method = Toy()
+        server = method.start(net.world.setup())
+        from tests.toys import ToyDown
+
+        messages = {c: ToyDown(server.w, server.theta) for c in net.clients}
+        next(iter(net.stream(method.add, messages)))
+        net.begin("add", 1)
+        assert len(net.ask(method.add, messages)) == CLIENTS
