@@ -1,0 +1,105 @@
+"""Pictures to network input, and random changes that keep the identity."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from visard.errors import UsageError
+
+ERASED_AREA = (0.02, 0.2)  # share of the picture that one erased rectangle covers
+ERASED_ASPECT = (0.5, 2.0)  # height / width of the rectangle
+
+
+@dataclass(frozen=True)
+class Augment:
+    """Which random changes a training batch gets; the default mirrors half of the pictures."""
+
+    flip: bool = True  # mirror left-right with probability 1/2
+    shift: int = 0  # move by up to so many pixels each way; the border pixel is repeated
+    jitter: float = 0.0  # brightness +- jitter (of half the range), contrast times 1 +- jitter
+    erase: float = 0.0  # probability that one rectangle of a picture turns mid-grey
+
+    def __post_init__(self) -> None:
+        if self.shift < 0:
+            raise UsageError(f"augment.shift = {self.shift}: must be 0 or more pixels")
+        if not 0 <= self.jitter < 1:
+            raise UsageError(f"augment.jitter = {self.jitter}: must be at least 0 and below 1")
+        if not 0 <= self.erase <= 1:
+            raise UsageError(f"augment.erase = {self.erase}: must be a probability")
+
+
+def to_float(images: npt.NDArray[np.uint8], channels_last: bool = False) -> Tensor:
+    """Pictures (B, H, W, 3) uint8 -> (B, 3, H, W) float32 in [-1, 1]: (x / 255 - 0.5) / 0.5.
+
+    With `channels_last` the result keeps the picture's own memory order and no transposition is made.
+    """
+    pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+    if not channels_last:
+        pixels = pixels.contiguous()  # transpose while a value is one byte
+    return pixels.to(torch.float32).mul_(2 / 255).sub_(1)
+
+
+MIRROR = Augment()
+
+
+def augment(x: Tensor, rng: torch.Generator, options: Augment = MIRROR) -> Tensor:
+    """Change each picture of x (B, 3, H, W), values in [-1, 1], independently; x itself stays as it is."""
+    if not len(x):
+        return x
+    if options.flip:
+        x = _flip(x, rng)
+    if options.shift:
+        x = _shift(x, rng, options.shift)
+    if options.jitter:
+        x = _jitter(x, rng, options.jitter)
+    if options.erase:
+        x = _erase(x, rng, options.erase)
+    return x
+
+
+def _uniform(rng: torch.Generator, n: int, low: float, high: float, device: torch.device) -> Tensor:
+    return (torch.rand(n, generator=rng, device=rng.device) * (high - low) + low).to(device)
+
+
+def _flip(x: Tensor, rng: torch.Generator) -> Tensor:
+    mirrored = _uniform(rng, len(x), 0, 1, x.device) < 0.5
+    # the last axis is the width; torch.fliplr would mirror the channels of a batch
+    return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
+
+
+def _shift(x: Tensor, rng: torch.Generator, k: int) -> Tensor:
+    b, _, h, w = x.shape
+    padded = torch.nn.functional.pad(x, (k, k, k, k), mode="replicate")
+    offset = torch.randint(0, 2 * k + 1, (2, b), generator=rng, device=rng.device).to(x.device)
+    # all windows as a strided view (B, 3, 2k + 1, 2k + 1, H, W); only the chosen ones are copied
+    windows = padded.unfold(2, h, 1).unfold(3, w, 1)
+    return windows[torch.arange(b, device=x.device), :, offset[0], offset[1]]
+
+
+def _jitter(x: Tensor, rng: torch.Generator, strength: float) -> Tensor:
+    shape = (-1, 1, 1, 1)
+    brightness = _uniform(rng, len(x), -strength, strength, x.device).view(shape)
+    contrast = _uniform(rng, len(x), 1 - strength, 1 + strength, x.device).view(shape)
+    mean = x.mean(dim=(1, 2, 3), keepdim=True)
+    # contrast * (x - mean) + mean + brightness in one pass
+    return torch.addcmul(mean * (1 - contrast) + brightness, x, contrast).clamp_(-1, 1)
+
+
+def _erase(x: Tensor, rng: torch.Generator, probability: float) -> Tensor:
+    b, _, h, w = x.shape
+    chosen = _uniform(rng, b, 0, 1, x.device) < probability
+    area = _uniform(rng, b, *ERASED_AREA, x.device)
+    aspect = torch.exp(_uniform(rng, b, np.log(ERASED_ASPECT[0]), np.log(ERASED_ASPECT[1]), x.device))
+    height = ((area * aspect).sqrt() * h).clamp(1, h).floor()
+    width = ((area / aspect).sqrt() * w).clamp(1, w).floor()
+    top = (_uniform(rng, b, 0, 1, x.device) * (h - height + 1)).floor()
+    left = (_uniform(rng, b, 0, 1, x.device) * (w - width + 1)).floor()
+    rows = torch.arange(h, device=x.device)
+    columns = torch.arange(w, device=x.device)
+    inside_rows = (rows >= top[:, None]) & (rows < (top + height)[:, None]) & chosen[:, None]
+    inside_columns = (columns >= left[:, None]) & (columns < (left + width)[:, None])
+    mask = inside_rows[:, None, :, None] & inside_columns[:, None, None, :]
+    return x.clone().masked_fill_(mask, 0.0)  # clone keeps the memory order, masked_fill would not

@@ -1,0 +1,1 @@
+"""The procedural face renderer behind `visard.data.synthetic`: numpy only, no assets."""

@@ -1,0 +1,132 @@
+"""Smooth shapes on pixel grids, made of + - * / sqrt alone: the same bits on every machine.
+
+Planes are float32 (B, S, S), per-picture numbers (B, 1, 1), colours (B, 3, 1, 1), canvases (B, 3, S, S).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Plane = NDArray[Any]  # float32: numpy's own types call the product with a Python float a float64
+Traits = Mapping[str, Plane]
+
+
+def ramp(x: Plane, low: Plane | float, high: Plane | float) -> Plane:
+    """Smooth step: 0 below `low`, 1 above `high` (reversed when high < low)."""
+    t = x - np.asarray(low, dtype=np.float32)
+    t = t * (np.float32(1.0) / np.subtract(high, low, dtype=np.float32))
+    np.clip(t, 0.0, 1.0, out=t)
+    out = t * np.float32(-2.0)
+    out += 3.0
+    out *= t
+    out *= t
+    return np.asarray(out, dtype=np.float32)
+
+
+def cover(distance: Plane, pixel: Plane) -> Plane:
+    """Share of a pixel inside a shape, from the signed distance (positive inside) to its edge."""
+    t = distance * (np.float32(1.0) / pixel)
+    t += 0.5
+    return np.asarray(np.clip(t, 0.0, 1.0, out=t), dtype=np.float32)
+
+
+def bump(q: Plane) -> Plane:
+    """(1 - q)², 0 beyond q = 1: a bell over a squared radius, cheaper than exp and of compact support."""
+    t = 1.0 - q
+    np.maximum(t, 0.0, out=t)
+    t *= t
+    return np.asarray(t, dtype=np.float32)
+
+
+def spot(x: Plane, y: Plane, rx: Plane | float, ry: Plane | float) -> Plane:
+    """Bell of half-axes (rx, ry) around the origin."""
+    a = x * np.divide(1.0, rx, dtype=np.float32)
+    b = y * np.divide(1.0, ry, dtype=np.float32)
+    a *= a
+    b *= b
+    return bump(a + b)
+
+
+def stroke(distance: Plane, width: Plane | float) -> Plane:
+    """Soft line: a bell across, `width` half wide."""
+    q = distance * np.divide(1.0, width, dtype=np.float32)
+    q *= q
+    return bump(q)
+
+
+def wave(x: Plane) -> Plane:
+    """Sine-like wave of period 1 in [-1, 1] from two parabolas."""
+    f = 2.0 * (x - np.floor(x)) - 1.0
+    return np.asarray(4.0 * f * (1.0 - np.abs(f)), dtype=np.float32)
+
+
+FINE = 4  # texture samples per cell of a random grid
+
+
+def weave(grid: Plane) -> Plane:
+    """Smooth texture (B, FINE G, FINE G) that tiles, from random numbers (B, G, G)."""
+    side = grid.shape[1]
+    at = np.arange(side * FINE) // FINE
+    f = ((np.arange(side * FINE) % FINE + 0.5) / FINE).astype(np.float32)
+    f = f * f * (3.0 - 2.0 * f)
+    rows = grid[:, at] + (grid[:, (at + 1) % side] - grid[:, at]) * f[None, :, None]
+    return np.ascontiguousarray(rows[:, :, at] + (rows[:, :, (at + 1) % side] - rows[:, :, at]) * f)
+
+
+def noise(texture: Plane, x: Plane, y: Plane) -> Plane:
+    """A woven texture (side a power of two) read at (x, y), in cells, |x|, |y| < 250; nearest sample."""
+    count, side, _ = texture.shape
+    # truncation rounds towards zero: a positive offset (a whole number of tiles) makes it a floor
+    ix = (x * FINE + 1024.0).astype(np.int32)
+    iy = (y * FINE + 1024.0).astype(np.int32)
+    ix &= side - 1
+    iy &= side - 1
+    iy *= side
+    iy += ix
+    iy += (np.arange(count, dtype=np.int32) * (side * side))[:, None, None]
+    return texture.reshape(-1).take(iy)
+
+
+def stretch(grid: Plane, size: int) -> Plane:
+    """Random numbers (B, G, G) as a smooth plane (B, size, size) from corner to corner."""
+    side = grid.shape[1]
+    x = (np.arange(size) + 0.5) * ((side - 1) / size)
+    at = x.astype(np.int64)
+    f = (x - at).astype(np.float32)
+    f = f * f * (3.0 - 2.0 * f)
+    left, right = grid[:, :, at], grid[:, :, at + 1]
+    rows = left + (right - left) * f
+    upper = rows[:, at]
+    step = rows[:, at + 1] - upper
+    step *= f[None, :, None]
+    step += upper
+    return np.asarray(step, dtype=np.float32)
+
+
+def over(canvas: Plane, colour: Plane, alpha: Plane) -> None:
+    """Lay `colour` (B, 3, 1|S, 1|S) on the canvas in place with opacity `alpha` (B, S, S)."""
+    step = colour - canvas
+    step *= alpha[:, None]
+    canvas += step
+
+
+def dim(canvas: Plane, amount: Plane) -> None:
+    """Darken the canvas in place by the share `amount` (B, S, S)."""
+    canvas *= (1.0 - amount)[:, None]
+
+
+def slope(z: Plane, pixel: Plane) -> tuple[Plane, Plane]:
+    """Central differences (dz/dx, dz/dy) of a plane, one-sided at the border."""
+    dx, dy = np.empty_like(z), np.empty_like(z)
+    np.subtract(z[:, :, 2:], z[:, :, :-2], out=dx[:, :, 1:-1])
+    np.subtract(z[:, 2:, :], z[:, :-2, :], out=dy[:, 1:-1, :])
+    dx[:, :, 0], dx[:, :, -1] = dx[:, :, 1], dx[:, :, -2]
+    dy[:, 0, :], dy[:, -1, :] = dy[:, 1, :], dy[:, -2, :]
+    half = 0.5 / pixel
+    dx *= half
+    dy *= half
+    return dx, dy

@@ -1,0 +1,254 @@
+"""Face sets on disk, views of some of their pictures, and the federation that clients are made of."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from visard.data.layout import (
+    FILES,
+    HEADER,
+    array_path,
+    canonical_json,
+    digest,
+    map_array,
+    read_header,
+)
+from visard.data.writing import FaceSetWriter
+from visard.errors import UsageError, VisardError
+from visard.names import did_you_mean
+
+__all__ = ["ClientData", "FaceSet", "FaceSetWriter", "FaceView", "Federation", "describe", "list_sets"]
+
+Rows = npt.NDArray[np.int64]
+SAMPLED_PICTURES = 64
+
+
+class FaceSet:
+    """A folder of pictures with identity, domain, attributes and source file; open it with `FaceSet.open`.
+
+    images (N, size, size, 3) uint8, identity (N,) int32, domain (N,) int16, attributes (N, A) int8 in
+    {-1, 0, 1} with 0 = unknown, all mapped read-only from disk: nothing is in memory until it is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path).absolute()
+        header = read_header(self.path)
+        n, size = header.count, header.size
+        shapes = {
+            "images": (n, size, size, 3),
+            "identity": (n,),
+            "domain": (n,),
+            "attributes": (n, len(header.attributes)),
+            FILES: (n,),
+        }
+        arrays = {name: map_array(self.path, name, shapes[name]) for name in shapes}
+        self.images: npt.NDArray[np.uint8] = arrays["images"]
+        # plain views: np.memmap does bookkeeping at every index
+        self.identity: npt.NDArray[np.int32] = arrays["identity"].view(np.ndarray)
+        self.domain: npt.NDArray[np.int16] = arrays["domain"].view(np.ndarray)
+        self.attributes: npt.NDArray[np.int8] = arrays["attributes"].view(np.ndarray)
+        self._files: npt.NDArray[np.bytes_] = arrays[FILES].view(np.ndarray)
+        self.names, self.domains, self.attribute_names = header.names, header.domains, header.attributes
+        self.size, self.info = header.size, header.info
+        for name, values, limit in (
+            ("identity", self.identity, len(self.names)),
+            ("domain", self.domain, len(self.domains)),
+        ):
+            if not (values.min() >= 0 and values.max() < limit):
+                raise VisardError(f"{self.path} is broken: a number in {name}.npy has no name in {HEADER}")
+
+    @classmethod
+    def open(cls, path: Path | str) -> "FaceSet":
+        """Open the set in folder `path`, checking header, types, shapes and file lengths."""
+        return cls(Path(path))
+
+    def __reduce__(self) -> tuple[Callable[[Path], "FaceSet"], tuple[Path]]:
+        """Travel to a worker process as a path; the files are mapped again over there."""
+        return FaceSet, (self.path,)
+
+    def __len__(self) -> int:
+        return len(self.identity)
+
+    def __repr__(self) -> str:
+        return f"FaceSet({str(self.path)!r}: {len(self)} pictures of {len(self.names)} identities)"
+
+    @cached_property
+    def pixels(self) -> npt.NDArray[np.uint8]:
+        """`images` as a plain array (still mapped), which numpy indexes faster."""
+        return self.images.view(np.ndarray)
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether the pictures were drawn, so that they may be shown to anyone."""
+        return self.info.get("kind") == "synthetic"
+
+    def file(self, row: int) -> str:
+        """The name of the file that picture `row` came from."""
+        return bytes(self._files[row]).decode("utf-8", "surrogateescape")
+
+    def attribute(self, name: str) -> npt.NDArray[np.int8]:
+        """The column (N,) of one attribute: 1 present, -1 absent, 0 unknown."""
+        if name not in self.attribute_names:
+            hint = did_you_mean(name, self.attribute_names)
+            raise UsageError(f"{self.path.name} has no attribute {name!r}{hint}")
+        return self.attributes[:, self.attribute_names.index(name)]
+
+    def extra(self, name: str) -> np.ndarray[Any, Any]:
+        """An array that the importer put beside the pictures (mapped, any shape)."""
+        if not array_path(self.path, name).is_file():
+            raise UsageError(f"{self.path.name} has no {name}.npy")
+        return map_array(self.path, name, None)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        rows = np.unique(np.linspace(0, len(self) - 1, SAMPLED_PICTURES).astype(np.int64))
+        header = [len(self), self.size, self.names, self.domains, self.attribute_names]
+        parts = (self.identity, self.domain, self.attributes[rows], self.pixels[rows])
+        return digest(canonical_json(header), *(part.tobytes() for part in parts))[:16]
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits over names, labels and a sample of the pictures: cheap, the same anywhere."""
+        return self._fingerprint
+
+    def all(self) -> "FaceView":
+        """Every picture, with the identity numbers of the set as labels."""
+        identity = self.identity.astype(np.int64)
+        return FaceView(self, np.arange(len(self)), identity, np.arange(len(self.names)))
+
+
+@dataclass(frozen=True, eq=False)
+class FaceView:
+    """Some pictures of a set, with labels 0 .. n_classes - 1; may be empty.
+
+    index (n,) rows of the set in ascending order, labels (n,), classes (n_classes,): the identity number
+    in the set of each label.
+    """
+
+    faces: FaceSet
+    index: Rows
+    labels: Rows
+    classes: Rows
+
+    def __post_init__(self) -> None:
+        if self.index.shape != self.labels.shape or self.index.ndim != 1:
+            raise VisardError(
+                f"view of {self.faces.path.name}: {len(self.index)} rows, {len(self.labels)} labels"
+            )
+        if len(self.index) and not (self.index[0] >= 0 and self.index[-1] < len(self.faces)):
+            raise VisardError(f"view of {self.faces.path.name}: a row is out of range")
+        if (np.diff(self.index) < 0).any():
+            raise VisardError(f"view of {self.faces.path.name}: rows are not in ascending order")
+        if not np.array_equal(self.classes[self.labels], self.identity):
+            raise VisardError(f"view of {self.faces.path.name}: labels do not fit the identities")
+
+    @classmethod
+    def of(cls, faces: FaceSet, rows: npt.ArrayLike, classes: Rows | None = None) -> "FaceView":
+        """The view of `rows`; labels follow `classes` (ascending), by default the identities that occur."""
+        index = np.sort(np.asarray(rows, np.int64))
+        if len(index) and not (index[0] >= 0 and index[-1] < len(faces)):
+            raise VisardError(f"view of {faces.path.name}: a row is out of range")
+        identity = faces.identity[index].astype(np.int64)
+        classes = np.unique(identity) if classes is None else np.asarray(classes, np.int64)
+        if (np.diff(classes) <= 0).any() or not np.isin(identity, classes).all():
+            raise VisardError(f"view of {faces.path.name}: classes are not ascending or lack an identity")
+        return cls(faces, index, np.searchsorted(classes, identity).astype(np.int64), classes)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def n_classes(self) -> int:
+        """How many labels there are, also those without a picture here."""
+        return len(self.classes)
+
+    @property
+    def identity(self) -> Rows:
+        """The identity number in the set of each picture (n,)."""
+        return self.faces.identity[self.index].astype(np.int64)
+
+    @property
+    def domain(self) -> npt.NDArray[np.int16]:
+        """The domain number of each picture (n,)."""
+        return self.faces.domain[self.index]
+
+    @property
+    def attributes(self) -> npt.NDArray[np.int8]:
+        """The attributes of each picture (n, A)."""
+        return self.faces.attributes[self.index]
+
+    def batch(self, rows: npt.ArrayLike) -> npt.NDArray[np.uint8]:
+        """Read the pictures at positions `rows` of this view: (len(rows), size, size, 3) uint8."""
+        return np.take(self.faces.pixels, self.index[np.asarray(rows, np.int64)], axis=0)
+
+    def take(self, rows: npt.ArrayLike) -> "FaceView":
+        """The view of the pictures at positions `rows` (or where a mask is true) with the same labels."""
+        chosen = np.asarray(rows)
+        chosen = np.flatnonzero(chosen) if chosen.dtype == bool else np.sort(chosen.astype(np.int64))
+        return FaceView(self.faces, self.index[chosen], self.labels[chosen], self.classes)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """The pictures of one client; label k is the same identity in all three views."""
+
+    train: FaceView
+    val: FaceView
+    test: FaceView
+
+    def __post_init__(self) -> None:
+        if not all(np.array_equal(self.train.classes, view.classes) for view in (self.val, self.test)):
+            raise VisardError("train, validation and test pictures of a client have different labels")
+
+    @property
+    def n_classes(self) -> int:
+        """How many identities the client knows."""
+        return self.train.n_classes
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All clients, the test sets of identities that no client has, and who only watches."""
+
+    clients: dict[str, ClientData]
+    unseen: dict[str, FaceView]
+    hold_out: tuple[str, ...]  # clients that take no part in training
+    identities: int  # of the whole set
+    fingerprint: str
+
+    @property
+    def training(self) -> dict[str, ClientData]:
+        """The clients that take part in training."""
+        return {name: data for name, data in self.clients.items() if name not in self.hold_out}
+
+
+def list_sets(folder: Path) -> list[Path]:
+    """The finished face sets directly inside `folder`, sorted by name; half-written ones are left out."""
+    if not folder.is_dir():
+        return []
+    found = (path for path in folder.iterdir() if (path / HEADER).is_file())
+    return sorted(path for path in found if ".partial-" not in path.name and ".replaced-" not in path.name)
+
+
+def describe(faces: FaceSet) -> dict[str, Any]:
+    """What a table or a report says of a set."""
+    per_identity = np.bincount(faces.identity, minlength=len(faces.names))
+    return {
+        "path": str(faces.path),
+        "pictures": len(faces),
+        "identities": len(faces.names),
+        "size": faces.size,
+        "domains": faces.domains,
+        "attributes": len(faces.attribute_names),
+        "pictures_per_identity": [
+            int(per_identity.min()),
+            float(np.median(per_identity)),
+            int(per_identity.max()),
+        ],
+        "kind": faces.info.get("kind", "unknown"),
+        "fingerprint": faces.fingerprint(),
+    }

@@ -1,0 +1,237 @@
+"""Writing a face set: beside its final place, then renamed, so that no half-written set is ever seen."""
+
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from visard.data.layout import ARRAYS, FILES, HEADER, array_path, flush_to_disk, make_header
+from visard.errors import UsageError, VisardError
+
+
+class FaceSetWriter:
+    """Write `count` pictures of `size` x `size` in any order; `close` makes the set appear at `out`.
+
+    Pictures go straight to disk; the labels (a few dozen bytes a picture) wait in memory for `close`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        count: int,
+        size: int,
+        names: list[str],
+        domains: list[str],
+        attributes: list[str],
+        info: dict[str, Any],
+        overwrite: bool = False,
+    ) -> None:
+        self.out = Path(out)
+        self._overwrite = overwrite
+        self._refuse_existing()
+        self._header = make_header(
+            count=count, size=size, names=names, domains=domains, attributes=attributes, info=dict(info)
+        )
+        self.folder = self.out.with_name(f"{self.out.name}.partial-{os.getpid()}")
+        self._identity = np.zeros(count, np.int32)
+        self._domain = np.zeros(count, np.int16)
+        self._attributes = np.zeros((count, len(attributes)), np.int8)
+        self._files: list[bytes] = [b""] * count
+        self._written = np.zeros(count, bool)
+        self._open = False
+        try:
+            _remove_stale(self.out)
+            self.folder.mkdir(parents=True)
+            self._images = array_path(self.folder, "images").open("w+b")
+            self._open = True
+            self._offset = self._write_image_header(count)
+            self._images.truncate(self._offset + count * self._picture_bytes)
+        except OSError as error:
+            self.abort()
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the header says of the set's origin; may be changed until `close`."""
+        return self._header.info
+
+    @property
+    def _picture_bytes(self) -> int:
+        return self._header.size * self._header.size * 3
+
+    def _refuse_existing(self) -> None:
+        if not (self.out.exists() or self.out.is_symlink()):
+            return
+        if not self._overwrite:
+            raise UsageError(f"{self.out} exists already: choose another place or overwrite it explicitly")
+        replaceable = self.out.is_dir() and ((self.out / HEADER).is_file() or not any(self.out.iterdir()))
+        if not replaceable or self.out.is_symlink():
+            raise UsageError(f"{self.out} is no face set, so it is not overwritten")
+
+    def _write_image_header(self, count: int) -> int:
+        """Write the .npy header for `count` pictures and return its length."""
+        shape = (count, self._header.size, self._header.size, 3)
+        self._images.seek(0)
+        np.lib.format.write_array_header_1_0(
+            self._images, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        )
+        return self._images.tell()
+
+    def write(
+        self,
+        start: int,
+        images: npt.NDArray[np.uint8],
+        identity: npt.ArrayLike,
+        domain: npt.ArrayLike,
+        attributes: npt.ArrayLike,
+        files: list[str],
+    ) -> None:
+        """Store pictures (n, size, size, 3) and their labels as rows start .. start + n - 1."""
+        n, header = len(images), self._header
+        rows = slice(start, start + n)
+        ids, doms = np.asarray(identity), np.asarray(domain)
+        marks = np.asarray(attributes).reshape(n, -1) if n else np.zeros((0, len(header.attributes)))
+        if images.dtype != np.uint8 or images.shape[1:] != (header.size, header.size, 3):
+            raise VisardError(
+                f"{self.out}: pictures are {images.dtype} {images.shape}, not uint8 of size {header.size}"
+            )
+        if start < 0 or start + n > header.count:
+            raise VisardError(
+                f"{self.out}: rows {start} to {start + n - 1} do not fit {header.count} pictures"
+            )
+        if (
+            ids.shape != (n,)
+            or doms.shape != (n,)
+            or marks.shape != (n, len(header.attributes))
+            or len(files) != n
+        ):
+            raise VisardError(f"{self.out}: labels do not fit {n} pictures at row {start}")
+        if n and not (ids.min() >= 0 and ids.max() < len(header.names)):
+            raise VisardError(f"{self.out}: identity out of range at row {start}")
+        if n and not (doms.min() >= 0 and doms.max() < len(header.domains)):
+            raise VisardError(f"{self.out}: domain out of range at row {start}")
+        if not np.isin(marks, (-1, 0, 1)).all():
+            raise VisardError(f"{self.out}: an attribute is not -1, 0 or 1 at row {start}")
+        self._identity[rows], self._domain[rows], self._attributes[rows] = ids, doms, marks
+        self._files[rows] = [name.encode("utf-8", "surrogateescape") for name in files]
+        self._written[rows] = True
+        try:
+            self._images.seek(self._offset + start * self._picture_bytes)
+            self._images.write(np.ascontiguousarray(images).data)
+        except OSError as error:
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    def attach(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        """Store one more array beside the pictures, for `FaceSet.extra(name)`."""
+        if name in ARRAYS or name == FILES or not name.isidentifier():
+            raise VisardError(f"{self.out}: an extra array cannot be called {name!r}")
+        try:
+            np.save(array_path(self.folder, name), values, allow_pickle=False)
+            flush_to_disk(array_path(self.folder, name))
+        except OSError as error:
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    def close(self, count: int | None = None, names: list[str] | None = None) -> Path:
+        """Finish with the first `count` rows (all by default) and move the set to its place.
+
+        `names` replaces the identity names, for an importer that knows only now which ones are left.
+        """
+        count = self._header.count if count is None else count
+        names = self._header.names if names is None else names
+        if not self._open:
+            raise VisardError(f"{self.out} is closed already")
+        try:
+            if not 1 <= count <= self._header.count or not self._written[:count].all():
+                missing = count - int(self._written[:count].sum())
+                raise VisardError(f"{self.out}: {missing} of {count} pictures were never written")
+            if int(self._identity[:count].max()) >= len(names):
+                raise VisardError(f"{self.out}: an identity has no name")
+            self._save(count, names)
+            self._move()
+        except OSError as error:
+            raise VisardError(f"cannot write {self.out}: {error.strerror}") from None
+        finally:
+            self.abort()
+        return self.out
+
+    def _save(self, count: int, names: list[str]) -> None:
+        # numpy pads the header so that the first axis may change without moving the data
+        if self._write_image_header(count) != self._offset:
+            raise VisardError(f"{self.out}: the image file cannot be shortened in place")
+        self._images.truncate(self._offset + count * self._picture_bytes)
+        self._images.flush()
+        os.fsync(self._images.fileno())
+        labels: dict[str, np.ndarray[Any, Any]] = {
+            "identity": self._identity[:count],
+            "domain": self._domain[:count],
+            "attributes": self._attributes[:count],
+            FILES: np.array(self._files[:count], dtype=f"S{max(1, max(map(len, self._files[:count])))}"),
+        }
+        for name, values in labels.items():
+            np.save(
+                array_path(self.folder, name),
+                values.astype(ARRAYS.get(name, values.dtype)),
+                allow_pickle=False,
+            )
+            flush_to_disk(array_path(self.folder, name))
+        # the header comes last: a folder without it is no face set
+        text = self._header.model_copy(update={"count": count, "names": names}).model_dump_json(indent=1)
+        (self.folder / HEADER).write_text(text + "\n", encoding="utf-8")
+        flush_to_disk(self.folder / HEADER)
+        flush_to_disk(self.folder)
+
+    def _move(self) -> None:
+        self._refuse_existing()
+        old = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
+        if self.out.exists():
+            self.out.rename(old)
+        self.folder.rename(self.out)
+        flush_to_disk(self.out.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def abort(self) -> None:
+        """Forget what was not moved to its place; harmless after `close`."""
+        if self._open:
+            self._images.close()
+            self._open = False
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> "FaceSetWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._open:
+            self.close()
+        else:
+            self.abort()
+
+
+def _remove_stale(out: Path) -> None:
+    """Remove what this or a dead process left half-written beside `out`."""
+    if not out.parent.is_dir():
+        return
+    prefix = f"{out.name}.partial-"
+    for path in out.parent.iterdir():
+        if path.name.startswith(prefix) and not _alive_elsewhere(path.name.removeprefix(prefix)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive_elsewhere(pid: str) -> bool:
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    if os.name != "posix":  # only POSIX can ask about a process without touching it
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
