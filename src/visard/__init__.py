@@ -1,1 +1,32 @@
-"""Federated face recognition across parties whose pictures may not leave home."""
+"""Federated face recognition across parties whose pictures may not leave home.
+
+>>> import visard
+>>> run = visard.run("demo")                                     # doctest: +SKIP
+>>> model = visard.load_model("runs/demo/model.safetensors")     # doctest: +SKIP
+>>> features = visard.embed(model, "data/mine")                  # doctest: +SKIP
+>>> figures = visard.evaluate(model, "data/mine")                # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["FaceModel", "Run", "VisardError", "embed", "evaluate", "load_model", "resume", "run"]
+
+if TYPE_CHECKING:
+    from visard.api import FaceModel, embed, evaluate, load_model
+    from visard.errors import VisardError
+    from visard.runs import Run, resume, run
+
+_HOMES = {"FaceModel": "api", "embed": "api", "evaluate": "api", "load_model": "api", "VisardError": "errors",
+          "Run": "runs", "resume": "runs", "run": "runs"}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use, so that `import visard` and `visard --help` are quick."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'visard' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"visard.{_HOMES[name]}"), name)

@@ -1,0 +1,49 @@
+"""The command line: one small file for each group of commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from visard.cli import data, evaluate, listing, report, run
+from visard.errors import VisardError
+
+app = typer.Typer(
+    name="visard",
+    help="Federated face recognition: train and adapt across parties whose pictures may not leave home.\n\n"
+    "Start with: visard run demo",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+app.command("methods")(listing.methods)
+app.command("presets")(listing.presets)
+app.add_typer(data.app, name="data")
+app.command("run")(run.run)
+app.command("eval")(evaluate.evaluate)
+app.command("report")(report.report)
+
+
+def main() -> None:
+    """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
+    try:
+        app()
+    except VisardError as error:
+        _say(str(error))
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        if os.environ.get("VISARD_DEBUG"):
+            raise
+        first = (str(error).splitlines() or [""])[0]
+        _say(f"internal error: {type(error).__name__}: {first} (VISARD_DEBUG=1 shows where)")
+        sys.exit(1)
+
+
+def _say(text: str) -> None:
+    print(f"visard: {' '.join(text.splitlines())}", file=sys.stderr)

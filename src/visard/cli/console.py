@@ -1,0 +1,127 @@
+"""Tables and progress: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+console = Console()
+LINES_EVERY = 10.0  # seconds between progress lines where there is no terminal
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print a table; the first column is left-aligned text."""
+    t = Table(title=title, title_justify="left", title_style="bold")
+    for i, column in enumerate(columns):
+        t.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        t.add_row(*(str(cell) for cell in row))
+    console.print(t)
+
+
+class Bar:
+    """One progress bar, or a line now and then."""
+
+    def __init__(self, text: str, total: int) -> None:
+        self.text, self.total, self._last = text, total, time.monotonic()
+        self._bar = self._task = None
+        if console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(text, total=total, note="")
+
+    def update(self, done: int, note: str = "") -> None:
+        """Show that `done` of the total are done."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=done, note=note)
+        elif done >= self.total or time.monotonic() - self._last > LINES_EVERY:
+            self._last = time.monotonic()
+            console.print(f"{self.text}: {done}/{self.total} {note}".rstrip(), highlight=False)
+
+    def resize(self, total: int) -> None:
+        """Correct the total once it is known."""
+        self.total = total
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=total)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def bar(text: str, total: int) -> Iterator[Bar]:
+    """A progress bar for a block."""
+    shown = Bar(text, total)
+    try:
+        yield shown
+    finally:
+        shown.close()
+
+
+class RunWatcher:
+    """Shows a run as it goes; see `engines.loop.Watcher`."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._note = ""
+
+    def rendering(self, done: int, total: int) -> None:
+        self._show("drawing synthetic faces", done, total)
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
+        self._show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip())
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        parts = []
+        for name, values in figures.get("generic", {}).items():
+            if values.get("accuracy") is not None:
+                parts.append(f"{name} accuracy {values['accuracy']:.3f}")
+        self._note = "  ".join(parts)
+
+    def problem(self, text: str) -> None:
+        console.print(f"[yellow]warning[/yellow] {text}", highlight=False)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+    def _show(self, text: str, done: int, total: int, note: str = "") -> None:
+        if self._bar is None or self._bar.text != text:
+            self.close()
+            self._bar = Bar(text, total)
+        self._bar.update(done, note)
+
+
+def size(count: float) -> str:
+    """Bytes for people: 1.2 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def share(value: float | None) -> str:
+    """A share as a figure with four digits, or a dash."""
+    return "-" if value is None else f"{value:.4f}"

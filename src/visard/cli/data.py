@@ -1,0 +1,124 @@
+"""`visard data make | import | list | show`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from PIL import Image
+
+from visard.cli.console import bar, console, table
+from visard.data.faces import FaceSet, describe, list_sets
+from visard.data.importing import import_faces
+from visard.data.locate import data_folder, find_set
+from visard.data.synthetic import SyntheticSpec, make
+from visard.errors import UsageError
+from visard.report.samples import contact_sheet
+
+app = typer.Typer(help="Make, import and look at face sets.", no_args_is_help=True)
+
+Out = Annotated[Path | None, typer.Option(help="the folder to write (default: a folder in the data folder)")]
+
+
+@app.command("make")
+def make_set(
+    identities: Annotated[int, typer.Option(help="how many people")] = 200,
+    images: Annotated[int, typer.Option(help="pictures of each")] = 20,
+    size: Annotated[int, typer.Option(help="pixels, 32 to 112")] = 64,
+    domains: Annotated[str, typer.Option(help="populations, separated by commas")] = "north",
+    seed: Annotated[int, typer.Option(help="the same seed gives the same pixels")] = 0,
+    out: Out = None,
+) -> None:
+    """Draw synthetic faces. No picture of a real person is involved.
+
+    Example: visard data make --identities 500 --domains north,south --out faces
+    """
+    spec = SyntheticSpec(identities, images, size, tuple(domains.split(",")), seed)
+    folder = (
+        out or data_folder() / f"synthetic-{identities}x{images}-{size}-{domains.replace(',', '+')}-{seed}"
+    )
+    with bar("drawing faces", identities * images) as shown:
+        made = make(spec, folder, progress=shown.update)
+    console.print(f"face set: {made}", highlight=False, soft_wrap=True)
+
+
+@app.command("import")
+def import_set(
+    kind: Annotated[str, typer.Argument(help="celeba, folder or lfw")],
+    source: Annotated[Path, typer.Argument(help="the folder with the files")],
+    out: Out = None,
+    size: Annotated[int, typer.Option(help="pixels of a side")] = 64,
+    min_images: Annotated[int, typer.Option(help="leave out people with fewer pictures")] = 1,
+    limit: Annotated[int | None, typer.Option(help="at most so many people")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing set")] = False,
+) -> None:
+    """Import pictures into a face set. Unreadable pictures are skipped, counted and listed.
+
+    Examples:
+
+      visard data import celeba downloads/celeba
+
+      visard data import folder photos --out data/staff --size 112
+    """
+    folder = out or data_folder() / (kind if kind != "folder" else source.resolve().name)
+    with bar(f"importing {kind}", 1) as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown.resize(total)
+            shown.update(done)
+
+        report = import_faces(
+            kind, source, folder, size=size, min_images=min_images, limit_identities=limit,
+            progress=progress, overwrite=overwrite,
+        )  # fmt: skip
+    console.print(f"{report.pictures} pictures of {report.identities} people", highlight=False)
+    for file, reason in report.skipped[:10]:
+        console.print(f"[yellow]skipped[/yellow] {file}: {reason}", highlight=False)
+    if len(report.skipped) > 10:
+        console.print(f"[yellow]skipped[/yellow] {len(report.skipped) - 10} more", highlight=False)
+    console.print(f"face set: {report.path}", highlight=False, soft_wrap=True)
+
+
+@app.command("list")
+def list_all(
+    folder: Annotated[Path | None, typer.Argument(help="where to look (default: the data folder)")] = None,
+) -> None:
+    """List the face sets in a folder.
+
+    Example: visard data list
+    """
+    where = folder or data_folder()
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder")
+    sets = [describe(FaceSet.open(path)) for path in list_sets(where)]
+    if not sets:
+        console.print(
+            f"no face sets in {where} (make one: visard data make)", highlight=False, soft_wrap=True
+        )
+        return
+    rows = [(Path(s["path"]).name, s["kind"], s["pictures"], s["identities"], s["size"]) for s in sets]
+    table(f"Face sets in {where}", ("name", "kind", "pictures", "people", "size"), rows)
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(metavar="DATASET", help="a folder, or a name in the data folder")],
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
+    sheet: Annotated[Path | None, typer.Option(help="write a contact sheet (PNG) of some pictures")] = None,
+) -> None:
+    """Describe a face set, and draw a contact sheet of it.
+
+    Example: visard data show faces --sheet faces.png
+    """
+    faces = FaceSet.open(find_set(name))
+    about = describe(faces)
+    if as_json:
+        print(json.dumps(about, indent=1))
+    else:
+        table(str(name), ("what", "value"), list(about.items()))
+    if sheet is not None:
+        step = max(1, len(faces) // 60)
+        Image.fromarray(contact_sheet(faces.pixels[::step][:60])).save(sheet, format="PNG")
+        console.print(f"contact sheet: {sheet}", highlight=False, soft_wrap=True)

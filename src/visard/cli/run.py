@@ -1,0 +1,84 @@
+"""`visard run`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from visard.cli.console import RunWatcher, console, share, size, table
+from visard.errors import UsageError
+from visard.runs import Run
+from visard.runs import resume as resume_run
+from visard.runs import run as run_settings
+
+
+def run(
+    source: Annotated[
+        str | None, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")
+    ] = None,
+    sets: Annotated[
+        list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="where client steps run: auto, local, pool")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder (default: runs/<name>)")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="replace an earlier run in the folder")
+    ] = False,
+) -> None:
+    """Train with a method and leave a run folder with figures, models, ledger and report.
+
+    Examples:
+
+      visard run demo
+
+      visard run fedavg --set method.rounds=5 --set partition.clients=4 --out runs/short
+
+      visard run --resume --out runs/short
+    """
+    watcher = RunWatcher()
+    try:
+        if source is None:
+            if not (resume and out):
+                raise UsageError(
+                    "give a preset or a TOML file (visard presets lists them), or --resume with --out"
+                )
+            result = resume_run(out, watcher)
+        else:
+            overrides = [*(sets or []), *([f"engine.kind={engine}"] if engine else [])]
+            result = run_settings(
+                source, out=out, overrides=overrides, resume=resume, overwrite=overwrite, watcher=watcher
+            )  # fmt: skip
+    finally:
+        watcher.close()
+    show(result)
+
+
+def show(result: Run) -> None:
+    """The table at the end of a run."""
+    metrics = result.metrics
+    rows = [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
+    if rows:
+        table("Generic model on people whom no client knows", ("figure", "value", "95 % interval"), rows)
+    summary = metrics["clients"]["summary"]
+    if summary:
+        table(
+            "Clients on their own held-out pictures",
+            ("figure", "mean", "std", "worst", "worst client"),
+            [
+                (k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"])
+                for k, v in summary.items()
+            ],
+        )
+    traffic = metrics["communication"]
+    console.print(
+        f"{traffic['rounds']} rounds, {size(traffic['bytes_up'])} left the clients, {size(traffic['bytes_down'])} went to them",
+        highlight=False,
+    )
+    console.print(f"report: {result.report}", highlight=False, soft_wrap=True)
+
+
+def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(f"{name}: {row['figure']}", share(row["value"]), row["interval"]) for row in test["headline"]]

@@ -1,0 +1,206 @@
+"""The ROC as a staircase of exact counts, and the rules that read figures off it.
+
+Accept if score >= threshold. FAR(t) = share of impostor scores >= t, TAR(t) = share of genuine scores >= t.
+A staircase may be partly coarse: a step may stand for a whole bin of scores. Its corners are exact all the
+same; a rule whose answer lies inside such a bin names the bin, and the caller looks into it.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from visard.errors import UsageError
+from visard.evaluation.inputs import Doubles, Ints
+from visard.evaluation.results import Result
+
+RULES = ("conservative", "nearest")
+LOOK_AROUND = 1 << 22  # scores that one more look for the nearest rule may ask for
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Corners of the ROC, thresholds falling; corner 0 accepts nothing. bin[i] = -1: step i is one score."""
+
+    threshold: Doubles  # (P,)
+    false: Ints  # (P,) impostors >= threshold
+    true: Ints  # (P,) genuine >= threshold
+    bin: Ints  # (P,)
+
+    @classmethod
+    def build(cls, threshold: NDArray[np.floating], imp: Ints, gen: Ints, bins: Ints | None = None) -> Steps:
+        """From numbers of scores at distinct rising thresholds (or in bins that start there)."""
+        one = np.full(len(threshold), -1, np.int64) if bins is None else bins
+        return cls(
+            np.concatenate([[np.inf], threshold[::-1].astype(np.float64)]),
+            np.concatenate([[0], np.cumsum(imp[::-1], dtype=np.int64)]),
+            np.concatenate([[0], np.cumsum(gen[::-1], dtype=np.int64)]),
+            np.concatenate([[-1], one[::-1]]),
+        )
+
+    @classmethod
+    def of(cls, genuine: NDArray[np.floating], impostor: NDArray[np.floating]) -> Steps:
+        """From all the scores themselves."""
+        scores = np.concatenate([genuine, impostor])
+        value, inverse, count = np.unique(scores, return_inverse=True, return_counts=True)
+        gen = np.bincount(inverse[: len(genuine)], minlength=len(value))
+        return cls.build(value, count - gen, gen)
+
+    @property
+    def impostors(self) -> int:
+        """Number of impostor scores, N."""
+        return int(self.false[-1])
+
+    @property
+    def genuine(self) -> int:
+        """Number of genuine scores, G."""
+        return int(self.true[-1])
+
+
+@dataclass(frozen=True)
+class FarPoint(Result):
+    """TAR at the asked `far`, and the rate reached. `unreliable`: far stands for fewer than ten impostors."""
+
+    far: float
+    tar: float
+    far_reached: float
+    threshold: float
+    genuine_accepted: int
+    impostors_accepted: int
+    rule: str
+    unreliable: bool
+
+
+@dataclass(frozen=True)
+class Curve(Result):
+    """Exact corners of the ROC near log-spaced false-accept rates (DET: 1 - tar over far)."""
+
+    far: tuple[float, ...]
+    tar: tuple[float, ...]
+    threshold: tuple[float, ...]
+
+
+def allowed(target: float, total: int) -> int:
+    """Largest k with k / total <= target, as float64 division decides it."""
+    k = int(target * total)
+    while (k + 1) / total <= target:
+        k += 1
+    while k / total > target:
+        k -= 1
+    return k
+
+
+def _closed(steps: Steps, *corners: int) -> set[int]:
+    """The bins that the steps into these corners cross: what hides the exact scores there."""
+    return {int(steps.bin[i]) for i in corners if i < len(steps.bin)} - {-1}
+
+
+def conservative(steps: Steps, target: float) -> tuple[int, set[int]]:
+    """Last corner with FAR <= target: the largest TAR, at the smallest score that may be a threshold."""
+    i = int(np.searchsorted(steps.false, allowed(target, steps.impostors), side="right")) - 1
+    return i, _closed(steps, i, i + 1)
+
+
+def nearest(steps: Steps, target: float) -> tuple[int, set[int]]:
+    """The corner whose FAR is nearest to the target, the larger FAR and then the larger TAR on ties.
+
+    As InsightFace's evaluation does with scikit-learn's `roc_curve`, which leaves out a corner if the steps
+    before and after it are equal (and keeps the first and the last).
+    """
+    f, t, last = steps.false, steps.true, len(steps.false) - 1
+    same = np.concatenate([[False], (np.diff(f, 2) == 0) & (np.diff(t, 2) == 0), [False]])
+    same[1] = False
+    known = steps.bin < 0
+    known[:-1] &= known[1:]
+    stop = np.flatnonzero(~same | ~known)
+    i = int(np.searchsorted(f, allowed(target, steps.impostors), side="right")) - 1
+    low = int(stop[np.searchsorted(stop, i, side="right") - 1])
+    ends, seen = [low], [low]
+    if i < last:
+        first = int(stop[np.searchsorted(stop, i + 1)])
+        level = int(np.searchsorted(f, f[first], side="right")) - 1
+        ends.append(int(stop[np.searchsorted(stop, level, side="right") - 1]))
+        seen += [first, ends[-1]]
+    missing: set[int] = set()
+    for corner in seen:
+        if not known[corner]:
+            missing |= _around(steps, corner)
+    far = f[ends] / steps.impostors
+    return ends[int(np.argmin(np.abs(far - target)[::-1])) * -1 - 1], missing
+
+
+def _around(steps: Steps, corner: int) -> set[int]:
+    """Bins around a corner up to the next ones with genuine scores: equal steps seldom run past those."""
+    found: set[int] = set()
+    for step, way in ((corner, -1), (corner + 1, 1)):
+        asked = 0
+        while 0 < step < len(steps.bin):
+            size = steps.false[step] - steps.false[step - 1]
+            if steps.bin[step] >= 0:
+                asked += int(size)
+                found.add(int(steps.bin[step]))
+            if steps.true[step] > steps.true[step - 1] or asked > LOOK_AROUND:
+                break
+            step += way
+    return found
+
+
+def equal_error(steps: Steps) -> tuple[float, float, set[int]]:
+    """EER and its threshold: where the ROC, straight between corners, meets FAR = 1 - TAR.
+
+    The threshold is that of the corner nearest to the crossing. Signs are decided in whole numbers.
+    """
+    N, G = steps.impostors, steps.genuine
+
+    def excess(i: int) -> int:  # (FAR - FRR) · N · G
+        return int(steps.false[i]) * G - (G - int(steps.true[i])) * N
+
+    i = bisect.bisect_right(range(len(steps.false)), 0, key=excess) - 1  # excess rises from -N·G to N·G
+    before, after = excess(i), excess(i + 1)
+    rise = int(steps.false[i + 1]) - int(steps.false[i])
+    rate = (int(steps.false[i]) + rise * (-before / (after - before))) / N
+    corner = i if -before < after and i > 0 else i + 1
+    return rate, float(steps.threshold[corner]), _closed(steps, i, i + 1)
+
+
+def area(steps: Steps) -> tuple[float, float]:
+    """Area under the ROC and a bound on its error: half of what coarse steps leave open, 0.0 without any."""
+    N, G = steps.impostors, steps.genuine
+    wide = 2 * N * G >= 1 << 62  # whole numbers as long as they fit, then 64-bit mantissas
+    kind: Any = np.longdouble if wide else np.int64
+    rise, up = np.diff(steps.false).astype(kind), steps.true.astype(kind)
+    twice = (rise * (up[1:] + up[:-1])).sum()
+    open_ = (rise * np.diff(up))[steps.bin[1:] >= 0].sum()
+    if wide:
+        return float(twice / 2 / N / G), float(open_ / 2 / N / G)
+    return int(twice) / (2 * N * G), int(open_) / (2 * N * G)
+
+
+def far_point(steps: Steps, target: float, rule: str) -> tuple[FarPoint, set[int]]:
+    """TAR at a target FAR by the named rule, and the bins that must be opened before it is final."""
+    if rule not in RULES:
+        raise UsageError(f"rule: {rule!r} is not one of {', '.join(RULES)}")
+    i, missing = (conservative if rule == "conservative" else nearest)(steps, target)
+    false, true = int(steps.false[i]), int(steps.true[i])
+    threshold = float(steps.threshold[i])
+    if i == 0:  # nothing may be accepted: just above the largest score
+        threshold = float(np.nextafter(np.float32(steps.threshold[1]), np.float32(np.inf)))
+    N, G = steps.impostors, steps.genuine
+    return FarPoint(target, true / G, false / N, threshold, true, false, rule, target * N < 10), missing
+
+
+def curve(steps: Steps, points: int = 200) -> Curve:
+    """About `points` exact corners, at the last corner below each of the log-spaced rates from 1 / N to 1."""
+    N, G = steps.impostors, steps.genuine
+    wanted = np.floor(np.geomspace(1.0, N, points) + 1e-6).astype(np.int64) if N > 1 else np.array([1])
+    index = np.searchsorted(steps.false, np.unique(np.concatenate([[0], wanted])), side="right") - 1
+    index = np.unique(np.concatenate([[0], index]))
+    return Curve(
+        tuple((steps.false[index] / N).tolist()),
+        tuple((steps.true[index] / G).tolist()),
+        tuple(steps.threshold[index].tolist()),
+    )

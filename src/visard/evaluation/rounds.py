@@ -1,0 +1,85 @@
+"""What is tested during and after a run: the generic model here, the clients' own models where they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from visard.core import Method, Network, ScoreRequest
+from visard.engines.seeds import derive
+from visard.engines.world import World
+from visard.evaluation.embedding import embed
+from visard.evaluation.generic import flat, identification, verification
+from visard.evaluation.summary import summarise
+from visard.ops.training import load_weights
+
+if TYPE_CHECKING:
+    from visard.config import EvaluationSettings, Settings
+
+
+def figures_of_round(
+    settings: Settings, method: Method[Any], world: World, server: Any, net: Network
+) -> dict[str, Any]:
+    """The figures of an `evaluation` event: flat, quick, without confidence intervals."""
+    quick = settings.evaluation.model_copy(update={"bootstrap": 0})
+    generic = {name: flat(test) for name, test in _generic(settings, quick, method, world, server).items()}
+    return {"generic": generic, "clients": _clients(settings, method, world, server, net)["summary"]}
+
+
+def final_metrics(
+    settings: Settings, method: Method[Any], world: World, server: Any, net: Network
+) -> dict[str, Any]:
+    """`metrics.json`, but for the traffic that the event log knows."""
+    generic = _generic(settings, settings.evaluation, method, world, server)
+    for test in generic.values():
+        test["headline"] = headline(test)
+    return {
+        "name": settings.name,
+        "method": method.name,
+        "seed": settings.seed,
+        "generic": generic,
+        "clients": _clients(settings, method, world, server, net),
+    }
+
+
+def _generic(
+    settings: Settings, evaluation: EvaluationSettings, method: Method[Any], world: World, server: Any
+) -> dict[str, dict[str, Any]]:
+    theta = method.backbone(server)
+    if theta is None:
+        return {}
+    model = world.network()
+    load_weights(model, theta)
+    tests = {}
+    for name, view in world.benchmarks.items():
+        features = embed(model, view, flip=evaluation.flip)
+        seed = derive(settings.seed, "test", name) % 2**32
+        tests[name] = {
+            "verification": verification(features, view.identity, evaluation, seed),
+            "identification": identification(features, view.identity, evaluation, seed),
+        }
+    return tests
+
+
+def _clients(
+    settings: Settings, method: Method[Any], world: World, server: Any, net: Network
+) -> dict[str, Any]:
+    if not settings.evaluation.clients or method.pools:
+        return {"figures": {}, "summary": {}}
+    public = tuple(world.benchmarks) if settings.evaluation.client_benchmarks else ()
+    request = ScoreRequest(method.basis(server), public)
+    scores = net.ask(method.score, {c: request for c in net.clients}, min_replies=0)
+    figures = {c: s.figures for c, s in scores.items()}
+    summary = {name: s.to_dict() for name, s in summarise(figures).items()} if figures else {}
+    return {"figures": figures, "summary": summary}
+
+
+def headline(test: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the table at the end of a run: figure, value, 95 % interval as text."""
+    intervals = test.get("verification", {}).get("intervals") or {}
+    rows = []
+    for name, value in flat(test).items():
+        key = f"tar/{name.removeprefix('tar@far=')}" if name.startswith("tar@") else name
+        span = intervals.get(key)
+        text = f"{span['low']:.4f} to {span['high']:.4f}" if span and span.get("low") is not None else ""
+        rows.append({"figure": name, "value": value, "interval": text})
+    return rows

@@ -1,0 +1,299 @@
+"""Exact ROC of all comparisons of a face set, streamed through matrix products in bounded memory.
+
+One pass over the tiles counts scores in 2^16 bins (bins.py) and keeps, exactly, the scores in narrow ranges
+where a random sample of pairs says the wanted thresholds will lie. The bin counts then tell in which bins
+they do lie; another pass is made only if a guess was wrong. So TAR at FAR and EER are exact at any size.
+The area under the curve is exact up to `exact_auc_pairs` comparisons (chunks of scores are sorted, every
+genuine score is ranked in each); above, it comes from the bins with a bound on its error: half the share of
+genuine-impostor pairings that fall into one bin, 1e-5 with poor features and 1e-7 with good ones.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from visard.errors import VisardError
+from visard.evaluation.bins import BINS, bin_of, distinct, edges
+from visard.evaluation.grid import Grid
+from visard.evaluation.inputs import Floats, Ints, shares
+from visard.evaluation.results import Result
+from visard.evaluation.roc import Curve, FarPoint, Steps, area, curve, equal_error, far_point
+from visard.evaluation.sweep import (
+    Counted,
+    Progress,
+    Ranker,
+    every_score,
+    genuine_scores,
+    one_thread_each,
+    sweep,
+)
+
+FAR = (1e-1, 1e-2, 1e-3, 1e-4)
+DRAWN = 200  # bars of the score histograms
+SURE = 4.5  # standard errors on either side of a guessed threshold
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to keep, when to stream. No figure depends on it, but for the area above `exact_auc_pairs`."""
+
+    keep_all: int = 1 << 22  # comparisons up to which all scores are simply kept
+    keep_genuine: int = 1 << 25  # genuine scores up to which they are kept (128 MB)
+    keep_guessed: int = 1 << 23  # distinct scores that a thread may keep in guessed ranges (about 100 MB)
+    exact_auc_pairs: int = 1 << 31
+    tile: int = 1024
+    chunk: int = 1 << 23
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Histogram(Result):
+    """Score counts in equal bins from -1 to 1, for drawing."""
+
+    genuine: tuple[int, ...]
+    impostor: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Roc(Result):
+    """Figures of one ROC. `auc_error` bounds |auc - true area|, 0.0 = exact; `passes` over all pairs."""
+
+    genuine: int
+    impostors: int
+    rule: str
+    tar: tuple[FarPoint, ...]
+    eer: float
+    eer_threshold: float
+    auc: float
+    auc_error: float
+    curve: Curve
+    histogram: Histogram
+    passes: int = 1
+
+
+def roc_of(
+    genuine: Any,
+    impostor: Any,
+    *,
+    far: tuple[float, ...] = FAR,
+    rule: str = "conservative",
+    points: int = 200,
+) -> Roc:
+    """Exact ROC of scores that are at hand, larger = more alike."""
+    gen, imp = np.asarray(genuine).ravel(), np.asarray(impostor).ravel()
+    _both_kinds(len(gen), len(imp))
+    if not (np.isfinite(gen).all() and np.isfinite(imp).all()):
+        raise VisardError("scores: some are not finite")
+    steps = Steps.of(gen, imp)
+    bars = [np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp)]
+    return _read(steps, shares(far, "far"), rule, points, _histogram(*bars), 1)[0]
+
+
+def stream_roc(
+    features: Any,
+    identity: Any,
+    *,
+    against: tuple[Any, Any] | None = None,
+    exclude: Any = None,
+    far: tuple[float, ...] = FAR,
+    rule: str = "conservative",
+    points: int = 200,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Roc:
+    """Exact ROC of cosine scores: all pairs of one set, or of a set `against` another (features, identity).
+
+    Genuine = equal identity. `exclude`: one integer per row (two arrays with `against`); rows with the same
+    number are not compared at all. `progress(done, total)` is called after each tile, from any thread.
+    """
+    limits = limits or Limits()
+    targets = shares(far, "far")
+    grid = Grid.build(features, identity, against, exclude, limits.tile)
+    G, N = grid.counts
+    _both_kinds(G, N)
+    with one_thread_each() as available:
+        if limits.keep_all >= G + N:
+            every, genuine = every_score(grid)
+            steps = _steps(_per_bin(every), _per_bin(genuine), *_values(every, genuine), set(range(BINS)))
+            bars = _histogram(_bars(_per_bin(genuine)), _bars(_per_bin(every) - _per_bin(genuine)))
+            return _read(steps, targets, rule, points, bars, 1)[0]
+        return _stream(grid, targets, rule, points, limits, limits.threads or available, progress)
+
+
+def _stream(
+    grid: Grid,
+    targets: tuple[float, ...],
+    rule: str,
+    points: int,
+    limits: Limits,
+    threads: int,
+    progress: Progress | None,
+) -> Roc:
+    G, N = grid.counts
+    genuine = genuine_scores(grid) if limits.keep_genuine >= G else None
+    ranker = Ranker(genuine) if genuine is not None and limits.exact_auc_pairs >= G + N else None
+    opened = _guess(grid, genuine, targets) if limits.keep_guessed else set()
+    found = sweep(grid, _ranges(opened), threads, ranker, limits.chunk, limits.keep_guessed, progress)
+    if found.all_kept.over or found.genuine_kept.over:
+        opened = set()
+    bars = _histogram(_bars(found.genuine_bins), _bars(found.all_bins - found.genuine_bins))
+    area_found = None
+    if ranker is not None and genuine is not None:
+        area_found = (found.below - ranker.below(genuine)) / (2 * G * N)
+    kept, have, passes = found, set[int](), 1
+    while True:
+        part = _pick(kept, have)
+        steps = _steps(found.all_bins, found.genuine_bins, *part, have)
+        roc, missing = _read(steps, targets, rule, points, bars, passes, area_found)
+        if not missing:
+            return roc
+        have |= missing
+        if not have <= opened:
+            opened, passes = _bridge(have, found.all_bins), passes + 1
+            kept = sweep(grid, _ranges(opened), threads, progress=progress)
+
+
+def _read(
+    steps: Steps,
+    targets: tuple[float, ...],
+    rule: str,
+    points: int,
+    bars: Histogram,
+    passes: int,
+    area_found: float | None = None,
+) -> tuple[Roc, set[int]]:
+    """All figures off a staircase, and the bins that must be opened before they are final."""
+    answers = [far_point(steps, target, rule) for target in targets]
+    rate, threshold, missing = equal_error(steps)
+    auc, auc_error = area(steps) if area_found is None else (area_found, 0.0)
+    roc = Roc(
+        genuine=steps.genuine,
+        impostors=steps.impostors,
+        rule=rule,
+        tar=tuple(point for point, _ in answers),
+        eer=rate,
+        eer_threshold=threshold,
+        auc=auc,
+        auc_error=auc_error,
+        curve=curve(steps, points),
+        histogram=bars,
+        passes=passes,
+    )
+    return roc, missing.union(*(m for _, m in answers))
+
+
+def _both_kinds(genuine: int, impostors: int) -> None:
+    if not genuine:
+        raise VisardError("no genuine pairs: no identity has two pictures to compare")
+    if not impostors:
+        raise VisardError("no impostor pairs: there is only one identity to compare")
+
+
+def _steps(
+    all_bins: Ints, genuine_bins: Ints, value: Floats, every: Ints, genuine: Ints, opened: set[int]
+) -> Steps:
+    """Staircase: opened bins as single values (`value`, counts of all and of genuine), the rest as bins."""
+    closed = all_bins > 0
+    closed[list(opened)] = False
+    rest = np.flatnonzero(closed)
+    threshold = np.concatenate([edges()[rest], value])
+    order = np.argsort(threshold)
+    gen = np.concatenate([genuine_bins[rest], genuine])
+    imp = np.concatenate([all_bins[rest], every]) - gen
+    bins = np.concatenate([rest, np.full(len(value), -1, np.int64)])
+    return Steps.build(threshold[order], imp[order], gen[order], bins[order])
+
+
+def _values(every: Floats, genuine: Floats) -> tuple[Floats, Ints, Ints]:
+    """Distinct values of sorted scores with counts of all and of genuine."""
+    value, count = distinct(every)
+    ends = np.searchsorted(genuine, value, side="right")
+    return value, count, np.diff(ends, prepend=0)
+
+
+def _pick(kept: Counted, bins: set[int]) -> tuple[Floats, Ints, Ints]:
+    """Distinct values in the given bins with counts of all and of genuine, from what a pass has kept."""
+    inside = np.isin(bin_of(kept.all_kept.value), list(bins))
+    value, every = kept.all_kept.value[inside], kept.all_kept.count[inside]
+    inside = np.isin(bin_of(kept.genuine_kept.value), list(bins))
+    genuine = np.zeros(len(value), np.int64)
+    genuine[np.searchsorted(value, kept.genuine_kept.value[inside])] = kept.genuine_kept.count[inside]
+    return value, every, genuine
+
+
+def _bridge(bins: set[int], sizes: Ints) -> set[int]:
+    """The bins and those between them where few scores lie: few wide ranges are faster to test than many."""
+    before = np.concatenate([[0], np.cumsum(sizes)])
+    ordered = sorted(bins)
+    found = set(bins)
+    for one, two in zip(ordered, ordered[1:], strict=False):
+        if before[two] - before[one + 1] <= before[-1] // 1000:
+            found |= set(range(one, two))
+    return found
+
+
+def _ranges(bins: set[int]) -> list[tuple[float, float]]:
+    """Half-open value ranges that cover the bins, neighbours joined."""
+    found: list[tuple[float, float]] = []
+    ordered = sorted(bins)
+    for begin, end in zip(
+        [b for b in ordered if b - 1 not in bins], [b for b in ordered if b + 1 not in bins], strict=True
+    ):
+        found.append((float(edges()[begin]), float(edges()[end + 1]) if end + 1 < BINS else math.inf))
+    return found
+
+
+def _guess(grid: Grid, genuine: Floats | None, targets: tuple[float, ...]) -> set[int]:
+    """Bins where the thresholds for the targets and the EER very probably lie, from a sample of impostors."""
+    N = grid.counts[1]
+    sample = grid.sample_impostors(min(1 << 21, max(4096, N >> 11)))
+    m = len(sample)
+    if not m:
+        return set()
+    spans: list[tuple[float, float]] = []  # false-accept rates from, to
+    for target in targets:
+        slack = SURE * math.sqrt(target * (1 - target) / m) + SURE / m
+        spans.append((target - slack, target + slack))
+    if genuine is not None:
+        far = np.arange(m, 0, -1) / m
+        excess = far - np.searchsorted(genuine, sample) / len(genuine)  # FAR - FRR, falls along the sample
+        rate = float(far[np.argmin(np.abs(excess))])
+        slack = SURE * math.sqrt(rate * (1 - rate) / m) + SURE / m
+        ends = np.searchsorted(-excess, [-slack, slack])  # where FAR - FRR is within ± slack
+        spans.append((1 - (float(ends[1]) + SURE) / m, 1 - (float(ends[0]) - SURE) / m))
+    bins: set[int] = set()
+    for least, most in _join(spans):
+        low = sample[max(0, m - 1 - math.ceil(most * m))]
+        high = sample[m - 1 - math.floor(least * m)] if least > 0 else np.float32(2)
+        first, last = (int(b) for b in bin_of(np.array([low, high], np.float32)))
+        bins |= set(range(max(0, first - 1), min(BINS - 1, last + 1) + 1))
+    return bins
+
+
+def _join(spans: list[tuple[float, float]], gap: float = 2e-3) -> list[tuple[float, float]]:
+    """Spans of false-accept rates, joined over small gaps: more scores kept cost less than one more test."""
+    joined = [(-1.0, 0.0)]
+    for least, most in sorted(spans):
+        if least - joined[-1][1] <= gap:
+            joined[-1] = (joined[-1][0], max(most, joined[-1][1]))
+        else:
+            joined.append((least, most))
+    return joined
+
+
+def _per_bin(scores: Floats) -> Ints:
+    return np.bincount(bin_of(scores), minlength=BINS)
+
+
+def _bars(bins: Ints) -> Ints:
+    """2^16 bins gathered into the bars that are drawn."""
+    bar = np.clip((edges().astype(np.float64) + 1) / 2 * DRAWN, 0, DRAWN - 1).astype(np.int64)
+    return np.bincount(bar, weights=bins, minlength=DRAWN).astype(np.int64)
+
+
+def _histogram(genuine: Ints, impostor: Ints) -> Histogram:
+    return Histogram(tuple(genuine.tolist()), tuple(impostor.tolist()))

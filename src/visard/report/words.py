@@ -1,0 +1,90 @@
+"""How the page writes things: hostile text made safe, figures with their units."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from typing import Any
+
+# Controls, surrogates and the marks that reverse the direction of text: invisible, so they could mislead.
+_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+NO_VALUE = "–"
+NBSP = "\N{NO-BREAK SPACE}"
+
+
+def visible(value: Any, limit: int | None = None) -> str:
+    """Text in which every character shows; at most `limit` characters."""
+    text = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
+    return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def esc(value: Any, limit: int | None = None) -> str:
+    """Text for HTML, in content and in quoted attributes. Chart labels need it too: they know some HTML."""
+    return html.escape(visible(value, limit), quote=True)
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a script element: ASCII (so no U+2028) and without the characters of a tag."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """0.943 -> 94.3 %."""
+    return NO_VALUE if value is None else f"{100 * value:.{digits}f}{NBSP}%"
+
+
+def share(value: float) -> str:
+    """A small share in full, as rates of false accepts are written: 0.0001 -> 0.01 %."""
+    return f"{100 * value:.10f}".rstrip("0").rstrip(".") + f"{NBSP}%"
+
+
+def plain(value: float | None, digits: int = 4) -> str:
+    """A number without a unit, to `digits` significant digits."""
+    if value is None:
+        return NO_VALUE
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.{digits}g}"
+
+
+def count(value: float | None) -> str:
+    """4000 -> 4,000."""
+    return NO_VALUE if value is None else f"{round(value):,}"
+
+
+def size(value: float | None) -> str:
+    """Bytes in decimal units: 2450000 -> 2.45 MB."""
+    if value is None:
+        return NO_VALUE
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{NBSP}{unit}" if unit != "B" else f"{value:.0f}{NBSP}B"
+        value /= 1000
+    return f"{value:,.3g}{NBSP}TB"
+
+
+def duration(seconds: float | None) -> str:
+    """75 -> 1 min 15 s."""
+    if seconds is None:
+        return NO_VALUE
+    if seconds < 0.1:
+        return f"{1000 * seconds:.3g}{NBSP}ms"
+    if seconds < 59.95:
+        return f"{seconds:.3g}{NBSP}s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours:,}{NBSP}h {minutes}{NBSP}min"
+    return f"{minutes}{NBSP}min {rest}{NBSP}s"
+
+
+def plural(n: float | None, word: str, words: str | None = None) -> str:
+    """1 client, 20 clients."""
+    return f"{count(n)} {word if n == 1 else words or word + 's'}"
+
+
+def listing(items: list[str]) -> str:
+    """a, b and c."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else "nothing"

@@ -1,0 +1,283 @@
+"""A run from settings to a finished run folder: data, partition, rounds, figures, files, report."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visard import __version__, models
+from visard.config import Settings, load, parse
+from visard.core import Method, Network
+from visard.data.faces import FaceSet, Federation, describe
+from visard.data.locate import open_faces
+from visard.data.partition import Manifest, partition
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.local import LocalNetwork
+from visard.engines.loop import Silent, Watcher, run_rounds
+from visard.engines.network import EngineNetwork
+from visard.engines.pool import PoolNetwork, Recipe
+from visard.engines.world import World, pooled
+from visard.errors import UsageError, VisardError
+from visard.evaluation.rounds import final_metrics, figures_of_round
+from visard.files import read_json, write_atomically, write_json
+from visard.models.files import save_model
+from visard.privacy.ledger import Ledger
+from visard.report.events import EventLog, read_events, rounds
+from visard.report.html import build_report
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    metrics: dict[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The HTML page of the run."""
+        return self.folder / "report.html"
+
+
+def run(
+    source: str | Path | Settings | dict[str, Any],
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Run a preset, a TOML file or settings, and leave a complete run folder behind.
+
+    >>> import visard
+    >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
+    >>> result.metrics["generic"]["test"]["verification"]   # doctest: +SKIP
+    """
+    settings = _settings(source, overrides)
+    folder = Path(out) if out is not None else Path("runs") / settings.name
+    _prepare(folder, settings, resume, overwrite)
+    watcher = watcher or Silent()
+    with _only_writer(folder), _threads(settings.numerics.threads_per_step):
+        return _run(settings, folder, watcher)
+
+
+def resume(out: str | Path, watcher: Watcher | None = None) -> Run:
+    """Continue the run in folder `out` with its own settings."""
+    config = Path(out) / "config.toml"
+    if not config.exists():
+        raise UsageError(f"{out} holds no run to resume (there is no config.toml)")
+    return run(config, out=out, resume=True, watcher=watcher)
+
+
+def _settings(source: str | Path | Settings | dict[str, Any], overrides: Sequence[str]) -> Settings:
+    if isinstance(source, Settings):
+        return source
+    return parse(source) if isinstance(source, dict) else load(source, overrides)
+
+
+def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
+    """Make the folder of a new run, or check that there is one to resume; never touch anything else."""
+    config = folder / "config.toml"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder for a run")
+    if resume:
+        if not config.exists():
+            raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
+        if load(config).fingerprint() != settings.fingerprint():
+            raise UsageError(f"{folder} was run with other settings: resume it with its own {config}")
+        return
+    if folder.exists() and any(folder.iterdir()):
+        if not overwrite:
+            raise UsageError(
+                f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out"
+            )
+        if not config.exists():
+            raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+    write_atomically(config, settings.to_toml())
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Refuse a second process on the same run folder."""
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise VisardError(f"{folder} is being written by another visard") from None
+        yield
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> World:
+    """The parties and rules of a run."""
+    embedding = settings.model.embedding or models.default_embedding(settings.model.name)
+    build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
+    return World(
+        seed=settings.seed,
+        clients=federation.clients,
+        training=tuple(federation.training),
+        benchmarks=federation.unseen,
+        classes=federation.identities,
+        embedding=embedding,
+        build=build,
+        numerics=settings.numerics,
+        timeout=settings.engine.timeout,
+        min_replies=settings.engine.min_replies,
+        start_from=models.start_weights(settings.model.weights, build) if settings.model.weights else None,
+    )
+
+
+def world_of_run(folder: str) -> tuple[World, Method[Any]]:
+    """The world of a run folder, built anew in a worker process of the pool."""
+    settings = load(Path(folder) / "config.toml")
+    faces = open_faces(settings.data)
+    federation = Manifest.load(Path(folder) / "partition.json").federation(faces)
+    return pooled(make_world(settings, faces, federation), settings.method)[0], settings.method
+
+
+def make_network(
+    settings: Settings, folder: Path, world: World, states: Checkpoint, ledger: Ledger | None
+) -> EngineNetwork:
+    """The engine that the settings ask for."""
+    engine = settings.engine
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = engine.workers or max(1, cores // settings.numerics.threads_per_step)
+    if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
+        recipe = Recipe("visard.runs:world_of_run", {"folder": str(folder.absolute())})
+        return PoolNetwork(world, states, ledger, recipe, workers)
+    return LocalNetwork(world, states, ledger)
+
+
+def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
+    begun = time.perf_counter()
+    method = settings.method
+    faces = open_faces(settings.data, watcher)
+    manifest = partition(faces, settings.partition, settings.seed)
+    federation = manifest.federation(faces)
+    manifest.save(folder / "partition.json")
+    world, left = pooled(make_world(settings, faces, federation), method)
+    states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash)
+    resumed = states.resume()
+    events = EventLog(folder / "events.jsonl")
+    ledger = Ledger(states.ledger, states.committed.ledger_bytes)
+    if not states.committed.ledger_bytes:
+        for client, sizes in left.items():
+            ledger.record_pooled(client, sizes)
+    events.write(
+        "run_started", name=settings.name, method=method.name, seed=settings.seed, version=__version__,
+        machine=machine(settings), clients=len(federation.training), classes=federation.identities,
+        parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
+        resumed=resumed, data=describe(faces) | {"name": settings.data.source, "path": faces.path.name},
+        stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
+    )  # fmt: skip
+
+    def evaluate(server: Any, net: Network) -> dict[str, Any]:
+        return figures_of_round(settings, method, world, server, net)
+
+    network = make_network(settings, folder, world, states, None if method.pools else ledger)
+    try:
+        server = run_rounds(
+            method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher
+        )  # fmt: skip
+        network.begin("final", 0)
+        metrics = final_metrics(settings, method, world, server, network)
+    except KeyboardInterrupt:
+        events.write("run_stopped", reason="interrupted")
+        raise VisardError(f"interrupted; continue with: visard run --resume --out {folder}") from None
+    except VisardError as error:
+        events.write("run_stopped", reason=str(error))
+        raise
+    finally:
+        network.close()
+    _save_models(settings, folder, world, states, server)
+    ledger.save(folder / "ledger.json", method.pools)
+    events.write("run_finished", seconds=time.perf_counter() - begun)
+    write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl"))
+    samples = faces.pixels[:: max(1, len(faces) // 12)][:12] if faces.synthetic else None
+    build_report([folder], samples=samples)
+    return read_run(folder)
+
+
+def _of_events(path: Path) -> dict[str, Any]:
+    """The parts of `metrics.json` that the event log knows: last training figures, and what was sent."""
+    done = rounds(read_events(path))
+    return {
+        "training": done[-1].figures if done else {},
+        "communication": {
+            "rounds": len(done),
+            "bytes_up": sum(r.bytes_up or 0 for r in done),
+            "bytes_down": sum(r.bytes_down or 0 for r in done),
+        },
+    }
+
+
+def _save_models(settings: Settings, folder: Path, world: World, states: Checkpoint, server: Any) -> None:
+    """`model.safetensors`, and `clients/<id>.safetensors` where a client's own model differs from it."""
+    method = settings.method
+    size = next(iter(world.clients.values())).train.faces.size
+    spec = {"model": settings.model.name, "embedding": str(world.embedding), "size": str(size)}
+    generic = method.backbone(server)
+    if generic is not None:
+        save_model(folder / "model.safetensors", generic, spec)
+    basis = method.basis(server)
+    for client in world.training:
+        own = method.personal(states.client_state(client), basis)
+        if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
+            continue
+        (folder / "clients").mkdir(exist_ok=True)
+        save_model(folder / "clients" / f"{client}.safetensors", own, spec)
+
+
+def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(a[k] is b[k] or torch.equal(a[k], b[k]) for k in a)
+
+
+def machine(settings: Settings) -> dict[str, Any]:
+    """What a reader of figures wants to know of the machine."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": settings.numerics.threads_per_step,
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run from its folder."""
+    return Run(folder, read_json(folder / "metrics.json"))
