@@ -49,8 +49,10 @@ class ModelSettings(Section):
 class EngineSettings(Section):
     """`[engine]`: where client steps run; never changes results."""
 
-    kind: Literal["auto", "local", "pool"] = "auto"  # auto: a pool where there are cores and clients for it
-    workers: int | None = Field(default=None, ge=1)  # of the pool; None: cores / numerics.threads_per_step
+    kind: Literal["auto", "local", "pool", "flower"] = "auto"  # auto: a pool where there are cores and clients for it
+    workers: int | None = Field(default=None, ge=1)  # of pool and flower; None: cores / numerics.threads_per_step
+    server: str | None = None  # flower: state folder of the `visard server` whose parties do the steps; None: simulated
+    wait: float = Field(default=300.0, ge=0)  # seconds to wait for parties that are not connected
     timeout: float = Field(default=3600.0, gt=0)  # seconds of one client step
     min_replies: float = Field(default=0.5, ge=0, le=1)  # share of the asked clients that a round needs
 

@@ -33,24 +33,20 @@ def direction(x: Tensor) -> Tensor:
 
 
 def cosine(features: Tensor, weight: Tensor) -> Tensor:
-    """cos theta (B, classes), clamped to ±(1 - 1e-7), where rounding would give |cos| > 1 and a NaN sine.
-
-    The clamp acts on the value only: the gradient passes as if it were not there, so that a class vector
-    exactly opposite to its features is still pulled back.
-    """
-    cos = direction(features) @ direction(weight).t()
-    return cos + (cos.clamp(-1 + EPS, 1 - EPS) - cos).detach()
+    """cos theta (B, classes); rounding may carry it past ±1 by 1e-7, which the uses below clamp away."""
+    return direction(features) @ direction(weight).t()
 
 
 def arc_margin(cos: Tensor, margin: float, past_pi: PastPi = "monotone") -> Tensor:
     """cos(theta + m) from cos theta = cos, elementwise; m in radians.
 
     Written as cos theta cos m - sin theta sin m with sin theta = sqrt((1 - cos)(1 + cos)): no arccos, and no
-    cancellation in 1 - cos^2; |cos| must be below 1 (`cosine` sees to it) or the root's gradient is infinite.
+    cancellation in 1 - cos^2. Under the root cos is clamped to ±(1 - 1e-7): at ±1 its gradient is infinite.
     Past theta + m = pi the curve would turn and reward a worse angle: `monotone` continues with
     cos theta - m sin m, `plain` lets it turn (as InsightFace does), `easy` adds m only where theta < pi/2.
     """
-    sin = torch.sqrt((1 - cos) * (1 + cos))
+    inner = cos.clamp(-1 + EPS, 1 - EPS)
+    sin = torch.sqrt((1 - inner) * (1 + inner))
     moved = cos * math.cos(margin) - sin * math.sin(margin)
     match past_pi:
         case "plain":
@@ -62,8 +58,11 @@ def arc_margin(cos: Tensor, margin: float, past_pi: PastPi = "monotone") -> Tens
 
 
 def spread(cos: Tensor, t: float) -> Tensor:
-    """g(z) = 2((z + 1)/2)^t - 1: widens the gap between high cosines and the crowd around 0."""
-    return 2 * ((cos + 1) / 2) ** t - 1
+    """g(z) = 2((z + 1)/2)^t - 1: widens the gap between high cosines and the crowd around 0.
+
+    The clamp at z = -1 keeps a base of -1e-8 from becoming NaN under a broken power t.
+    """
+    return 2 * ((cos + 1) / 2).clamp_min(0) ** t - 1
 
 
 def balanced_bias(classes: int, scale: float, margin: float, t: float, balance: float) -> float:
@@ -122,14 +121,10 @@ class Head(nn.Module):
             raise VisardError("head got an empty batch: a mean over nothing is undefined")
         low, high = (int(v) for v in torch.aminmax(labels))
         if low < lowest or high >= self.classes:
-            raise VisardError(
-                f"label {low if low < lowest else high} outside the head's {self.classes} classes"
-            )
+            raise VisardError(f"label {low if low < lowest else high} outside the head's {self.classes} classes")
         if mask is not None:
             if mask.dtype != torch.bool or mask.shape != (self.classes,):
-                raise VisardError(
-                    f"mask must be bool ({self.classes},), got {mask.dtype} {tuple(mask.shape)}"
-                )
+                raise VisardError(f"mask must be bool ({self.classes},), got {mask.dtype} {tuple(mask.shape)}")
             absent = labels[(labels >= 0) & ~mask[labels]]
             if len(absent):
                 raise VisardError(f"label {int(absent[0])} belongs to a class that the mask says is absent")
@@ -142,9 +137,7 @@ class MarginHead(Head):
     as InsightFace does); False differentiates through it.
     """
 
-    def __init__(
-        self, classes: int, embedding: int, scale: float, margin: float, detach_margin: bool = False
-    ) -> None:
+    def __init__(self, classes: int, embedding: int, scale: float, margin: float, detach_margin: bool = False) -> None:
         super().__init__(classes, embedding)
         _check_scale(scale)
         self.scale, self.margin, self.detach_margin = scale, margin, detach_margin
@@ -155,9 +148,7 @@ class MarginHead(Head):
             return self.scale * cos
         target = cos.gather(1, labels[:, None])
         shift = self._phi(target) - target
-        return self.scale * cos.scatter_add(
-            1, labels[:, None], shift.detach() if self.detach_margin else shift
-        )
+        return self.scale * cos.scatter_add(1, labels[:, None], shift.detach() if self.detach_margin else shift)
 
     def _phi(self, cos: Tensor) -> Tensor:
         raise NotImplementedError
@@ -170,8 +161,8 @@ class ArcFace(MarginHead):
     r"""Additive angular margin (Deng et al., CVPR 2019, Eq. 3); m in radians.
 
     L = -log[e^{s cos(\theta_y + m)} / (e^{s cos(\theta_y + m)} + \sum_{j \ne y} e^{s cos \theta_j})].
-    cos(theta + m) and what happens past pi: see `arc_margin`. The clamp of `cosine` keeps d phi / d cos =
-    sin(theta + m) / sin(theta) below about 2,100 at a perfect match, where it would be infinite.
+    cos(theta + m) and what happens past pi: see `arc_margin`, whose clamp keeps d phi / d cos =
+    sin(theta + m) / sin(theta) below about 1,000 at a perfect match, where it would be infinite.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) ->
         if load(config).fingerprint() != settings.fingerprint():
             raise UsageError(f"{folder} was run with other settings: resume it with its own {config}")
         return
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
         if not overwrite:
             raise UsageError(
                 f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out"

@@ -40,10 +40,7 @@ def arcface_loop(f: Tensor, w: Tensor, y: Tensor, s: float, m: float) -> Tensor:
 
 
 def cosface_loop(f: Tensor, w: Tensor, y: Tensor, s: float, m: float) -> Tensor:
-    rows = [
-        [s * (angle_cos(f[i], w[j]) - (m if j == y[i] else 0.0)) for j in range(len(w))]
-        for i in range(len(f))
-    ]
+    rows = [[s * (angle_cos(f[i], w[j]) - (m if j == y[i] else 0.0)) for j in range(len(w))] for i in range(len(f))]
     return softmax_loop(rows, y)
 
 
@@ -51,9 +48,7 @@ def softmax_plain_loop(f: Tensor, w: Tensor, b: Tensor, y: Tensor) -> Tensor:
     return softmax_loop([[(f[i] * w[j]).sum() + b[j] for j in range(len(w))] for i in range(len(f))], y)
 
 
-def sphereface2_loop(
-    f: Tensor, w: Tensor, b: Tensor, y: Tensor, r: float, m: float, t: float, lam: float
-) -> Tensor:
+def sphereface2_loop(f: Tensor, w: Tensor, b: Tensor, y: Tensor, r: float, m: float, t: float, lam: float) -> Tensor:
     total = torch.zeros((), dtype=torch.float64)
     for i in range(len(f)):
         for j in range(len(w)):
@@ -152,9 +147,7 @@ def test_sphereface2_is_equation_8(batch: tuple[Tensor, Tensor], bias: str, star
 
 
 def test_sphereface2_start_of_the_bias() -> None:
-    assert balanced_bias(classes=100, scale=30.0, margin=0.4, t=3.0, balance=0.7) == pytest.approx(
-        6.78, abs=0.005
-    )
+    assert balanced_bias(classes=100, scale=30.0, margin=0.4, t=3.0, balance=0.7) == pytest.approx(6.78, abs=0.005)
     assert SphereFace2(100, 8).bias.item() == pytest.approx(6.78, abs=0.005)
 
 

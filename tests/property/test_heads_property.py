@@ -22,9 +22,7 @@ def numbers(seed: int, size: tuple[int, int, int]) -> tuple[Tensor, Tensor, torc
 
 @given(seeds, sizes, st.floats(1, 64))
 @settings(max_examples=40, deadline=None)
-def test_without_margin_all_softmax_heads_are_one(
-    seed: int, size: tuple[int, int, int], scale: float
-) -> None:
+def test_without_margin_all_softmax_heads_are_one(seed: int, size: tuple[int, int, int], scale: float) -> None:
     features, labels, _ = numbers(seed, size)
     heads = [
         build_head("arcface", *size[1:], scale=scale, margin=0.0),
@@ -62,7 +60,7 @@ def test_masked_classes_have_no_gradient_and_no_say(kind: str, seed: int, size: 
     mask[labels] = True
     head = build_head(kind, *size[1:])  # type: ignore[arg-type]
     loss = head.loss(features, labels, mask)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert head.weight.grad is not None
     assert torch.isfinite(head.weight.grad).all()
     assert (head.weight.grad[~mask] == 0).all()
@@ -74,22 +72,16 @@ def test_masked_classes_have_no_gradient_and_no_say(kind: str, seed: int, size: 
 @pytest.mark.parametrize("kind", ["arcface", "cosface", "sphereface2"])
 @given(seed=seeds, size=sizes, factor=st.floats(1e-3, 1e3))
 @settings(max_examples=20, deadline=None)
-def test_length_of_features_does_not_matter(
-    kind: str, seed: int, size: tuple[int, int, int], factor: float
-) -> None:
+def test_length_of_features_does_not_matter(kind: str, seed: int, size: tuple[int, int, int], factor: float) -> None:
     features, labels, _ = numbers(seed, size)
     head = build_head(kind, *size[1:])  # type: ignore[arg-type]
-    torch.testing.assert_close(
-        head.loss(features, labels), head.loss(features * factor, labels), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(head.loss(features, labels), head.loss(features * factor, labels), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["arcface", "cosface"])
 @given(seed=seeds, size=sizes, margin=st.floats(0.01, 1.0))
 @settings(max_examples=20, deadline=None)
-def test_a_margin_only_makes_it_harder(
-    kind: str, seed: int, size: tuple[int, int, int], margin: float
-) -> None:
+def test_a_margin_only_makes_it_harder(kind: str, seed: int, size: tuple[int, int, int], margin: float) -> None:
     features, labels, _ = numbers(seed, size)
     head = build_head(kind, *size[1:], margin=margin)  # type: ignore[arg-type]
     plain, hard = head.logits(features), head.logits(features, labels)

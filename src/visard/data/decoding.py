@@ -2,18 +2,16 @@
 
 import io
 import math
-import os
+import threading
 import warnings
-import zipfile
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
-
-from visard.errors import UsageError, VisardError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
@@ -49,45 +47,65 @@ def is_picture(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS)
 
 
-def open_container(path: Path) -> "Container":
-    """The folder or zip at `path`; anything else is a one-line error."""
-    if not path.exists():
-        raise UsageError(f"no such file or folder: {path}")
-    try:
-        return Container(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise VisardError(
-            f"{path} is neither a folder nor a zip file: {' '.join(str(error).split())}"
-        ) from None
-
-
 @lru_cache(maxsize=1)
 def _formats() -> tuple[str, ...]:
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
+class _Quiet:
+    """No warnings while any thread is inside; `warnings.catch_warnings` alone would mix up the threads' filters."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside = threading.Lock(), 0
+        self._catch: warnings.catch_warnings[Any] = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._catch = warnings.catch_warnings()
+                self._catch.__enter__()
+                warnings.simplefilter("ignore")
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._catch.__exit__(kind, error, trace)
+
+
+QUIET = _Quiet()  # damaged metadata makes decoders warn; what matters is raised
+
+
+def upright(data: bytes, shrink: float = 1.0) -> tuple[Image.Image, float]:
+    """Decode to RGB and turn upright (EXIF); also says by how much a JPEG was reduced, at most by `shrink` / 2."""
+    with QUIET, Image.open(io.BytesIO(data), formats=_formats()) as picture:
+        width, height = picture.size
+        if width * height > MAX_PIXELS:
+            raise ValueError(f"{width} x {height} pixels are too many")
+        if picture.format == "JPEG" and shrink > 4:
+            # JPEG can be decoded at 1/2, 1/4, 1/8: much faster, and still twice the size that is needed
+            picture.draft(None, (math.ceil(width * 2 / shrink), math.ceil(height * 2 / shrink)))
+        reduction = width / picture.size[0]
+        ImageOps.exif_transpose(picture, in_place=True)
+        turned = _to_rgb(picture)
+        turned.load()
+        return turned, reduction
+
+
 def decode(data: bytes, size: int, crop: Crop) -> npt.NDArray[np.uint8]:
     """Decode, turn upright (EXIF), crop the centre square and resize to (size, size, 3)."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # damaged metadata; what matters is raised
-        with Image.open(io.BytesIO(data), formats=_formats()) as picture:
-            width, height = picture.size
-            if width * height > MAX_PIXELS:
-                raise ValueError(f"{width} x {height} pixels are too many")
-            shrink = crop.square(width, height) / size
-            if picture.format == "JPEG" and shrink > 4:
-                # JPEG can be decoded at 1/2, 1/4, 1/8: much faster, and still twice the size that is needed
-                picture.draft(None, (math.ceil(width * 2 / shrink), math.ceil(height * 2 / shrink)))
-            reduction = width / picture.size[0]
-            ImageOps.exif_transpose(picture, in_place=True)
-            upright = _to_rgb(picture)
-            upright.load()
-    side = crop.square(width, height) / reduction
-    return np.asarray(_centre(upright, side, size))
+    with Image.open(io.BytesIO(data), formats=_formats()) as picture:
+        side = crop.square(*picture.size)
+    turned, reduction = upright(data, side / size)
+    return np.asarray(centre(turned, side / reduction, size))
 
 
-def _centre(picture: Image.Image, side: float, size: int) -> Image.Image:
+def centre(picture: Image.Image, side: float, size: int) -> Image.Image:
+    """The centre square of `side` pixels, resized to `size`."""
     width, height = picture.size
     if width == height == size == side:
         return picture
@@ -111,69 +129,11 @@ def _to_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
-@dataclass
-class Container:
-    """A folder or a zip file that pictures are read from by name; nothing is ever unpacked to disk."""
-
-    path: Path
-
-    def __post_init__(self) -> None:
-        self._zip = None if self.path.is_dir() else zipfile.ZipFile(self.path)
-
-    def names(self) -> list[str]:
-        """Every file inside, with forward slashes, sorted; hidden files and folders are left out."""
-        found = (
-            self._walk()
-            if self._zip is None
-            else (i.filename for i in self._zip.infolist() if not i.is_dir())
-        )
-        parts_of = ((name, name.split("/")) for name in found)
-        return sorted(
-            n for n, parts in parts_of if not any(p.startswith(".") or p == "__MACOSX" for p in parts)
-        )
-
-    def _walk(self) -> list[str]:
-        found, seen = [], set()
-        for folder, folders, files in os.walk(self.path, followlinks=True):
-            here = os.stat(folder)
-            if (here.st_dev, here.st_ino) in seen:  # a link that leads back
-                folders.clear()
-                continue
-            seen.add((here.st_dev, here.st_ino))
-            relative = Path(folder).relative_to(self.path)
-            found += [(relative / name).as_posix() for name in files]
-        return found
-
-    def read(self, name: str) -> bytes:
-        """The bytes of one file."""
-        if self._zip is None:
-            file = self.path / name
-            length = file.stat().st_size
-        else:
-            length = self._zip.getinfo(name).file_size
-        if length > MAX_BYTES:
-            raise ValueError(f"{length} bytes are too many")
-        if length == 0:
-            raise ValueError("the file is empty")
-        return file.read_bytes() if self._zip is None else self._zip.read(name)
-
-    def close(self) -> None:
-        """Close the zip file, if it is one."""
-        if self._zip is not None:
-            self._zip.close()
-
-
-def decode_file(container: Container, name: str, size: int, crop: Crop) -> npt.NDArray[np.uint8] | str:
-    """The picture `name`, or in one line why it cannot be had."""
-    try:
-        return decode(container.read(name), size, crop)
-    except (FileNotFoundError, KeyError):
+def why_not(error: Exception) -> str:
+    """In one line why a picture could not be decoded; decoders fail in every way there is on damaged data."""
+    if isinstance(error, (FileNotFoundError, KeyError)):
         return "no such file"
-    # decoders fail in every way there is on damaged data; the reason goes into the report
-    except Exception as error:
-        text = " ".join(str(error).split()).replace("<_io.BytesIO object at", "<")
-        return (
-            "not a picture that can be read"
-            if "cannot identify" in text
-            else text[:120] or type(error).__name__
-        )
+    text = " ".join(str(error).split())
+    if isinstance(error, UnidentifiedImageError) or "cannot identify" in text:
+        return "not a picture that can be read"
+    return text[:120] or type(error).__name__

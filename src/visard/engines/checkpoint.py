@@ -47,9 +47,10 @@ class StateFile:
 class Checkpoint:
     """The checkpoint folder of a run, and the only place where client states live."""
 
-    def __init__(self, folder: Path, run_hash: str) -> None:
+    def __init__(self, folder: Path, run_hash: str, remote: bool = False) -> None:
         self.folder = folder
         self.run_hash = run_hash
+        self.remote = remote  # client states live at the parties: here are only their names and digests
         self.committed = Position()
         self._changed: dict[ClientId, StateFile] = {}
         self._names = 0
@@ -78,6 +79,9 @@ class Checkpoint:
             raise VisardError(
                 f"{self.folder} belongs to a run with other settings: resume with its own config.toml"
             )
+        if manifest.get("remote", False) is not self.remote:
+            where = "at the parties" if manifest.get("remote", False) else "in this folder"
+            raise VisardError(f"{self.folder}: the clients' states of this run are {where}: resume it with the same engine")
         self.committed = position
         self._sweep()
         return True
@@ -96,6 +100,8 @@ class Checkpoint:
 
     def client_state(self, client: ClientId) -> State:
         """A fresh copy of a client's state; empty before its first step."""
+        if self.remote:
+            raise VisardError(f"the state of {client} is at its party, not here")
         return read_state(self.folder, self.state_file(client))
 
     def new_state_name(self, client: ClientId) -> str:
@@ -117,9 +123,9 @@ class Checkpoint:
         data = encode(server)
         name = f"server-{step:06d}.bin"
         write_durably(self.folder / name, data)
-        for changed in self._changed.values():
-            _fsync_file(self.folder / changed.name)
-        if self._changed:
+        if self._changed and not self.remote:
+            for changed in self._changed.values():
+                _fsync_file(self.folder / changed.name)
             fsync_folder(self.folder / "clients")
         clients = {**self.committed.clients, **{c: f.name for c, f in self._changed.items()}}
         kept = {*clients.values()}
@@ -127,9 +133,8 @@ class Checkpoint:
         digests |= {f.name: f.digest for f in self._changed.values()}
         digests[name] = hashlib.sha256(data).hexdigest()
         position = Position(step, ledger_bytes, name, clients, digests)
-        write_json(
-            self.folder / "manifest.json", {"version": VERSION, "run": self.run_hash, **vars(position)}
-        )
+        head = {"version": VERSION, "run": self.run_hash, "remote": self.remote}
+        write_json(self.folder / "manifest.json", head | vars(position))
         self.committed = position
         self._changed.clear()
         self._names = 0

@@ -37,7 +37,8 @@ class World:
     def network(self) -> nn.Module:
         """The one backbone of this process, reused by all clients; its weights are whatever the last one left."""
         if self._network is None:
-            self._network = self.numerics.prepare(self.build())
+            with torch.random.fork_rng(devices=[]):  # a step draws the same whether it is the first here or not
+                self._network = self.numerics.prepare(self.build())
             if self.numerics.compile:
                 self._network.compile()  # in place, so that the names of the weights stay
         return self._network

@@ -54,9 +54,7 @@ class Tally:
     More than `most` distinct values are not held: the tally is then `over` and empty.
     """
 
-    def __init__(
-        self, ranges: list[tuple[float, float]], most: int | None = None, fold: int = 1 << 22
-    ) -> None:
+    def __init__(self, ranges: list[tuple[float, float]], most: int | None = None, fold: int = 1 << 22) -> None:
         self.ranges = [(np.float32(low), np.float32(high)) for low, high in ranges]
         self.most, self.fold_at = most, fold
         self.over = False
@@ -71,16 +69,15 @@ class Tally:
         if not self.ranges or self.over:
             return
         if len(scores) > self.masks.shape[1]:
-            self.masks = np.empty(
-                (3, len(scores)), np.bool_
-            )  # made once: fresh pages cost more than the tests
-        inside, here, under = self.masks[:, : len(scores)]
-        inside[:] = False
-        for low, high in self.ranges:
+            self.masks = np.empty((3, len(scores)), np.bool_)  # made once: fresh pages cost more than the tests
+        inside, other, under = self.masks[:, : len(scores)]
+        for number, (low, high) in enumerate(self.ranges):
+            here = other if number else inside
             np.greater_equal(scores, low, out=here)
             if high < np.inf:
                 here &= np.less(scores, high, out=under)
-            inside |= here
+            if number:
+                inside |= here
         self._keep(scores[inside])
 
     def add_sorted(self, scores: Floats) -> None:
@@ -110,6 +107,9 @@ class Tally:
         self._merge(other.value, other.count)
 
     def _merge(self, value: Floats, count: Ints) -> None:
+        if not len(self.value):
+            self.value, self.count = value, count
+            value, count = value[:0], count[:0]
         at = np.searchsorted(self.value, value)
         old = np.zeros(len(value), np.bool_)
         reach = at < len(self.value)

@@ -63,9 +63,7 @@ def pair_weights(same: Bools, owners: Ints | None, replicates: int, seed: int) -
             yield weights
 
 
-def weighted_figures(
-    scores: Floats, same: Bools, weights: Doubles, far: tuple[float, ...]
-) -> dict[str, Doubles]:
+def weighted_figures(scores: Floats, same: Bools, weights: Doubles, far: tuple[float, ...]) -> dict[str, Doubles]:
     """TAR at each FAR (conservative), EER, AUC and best accuracy of weighted pairs, for each row of weights.
 
     Definitions as in roc.py, counts replaced by sums of weights. Keys: tar/<far>, eer, auc, best.

@@ -74,9 +74,7 @@ def identify(
     count = len(matrix(probe_features, "probe features"))
     wanted = labels(probe_identity, count, "probe identity")
     if np.shape(probe_features)[1] != columns.shape[1]:
-        raise VisardError(
-            f"probe features: {np.shape(probe_features)[1]} dimensions, gallery {columns.shape[1]}"
-        )
+        raise VisardError(f"probe features: {np.shape(probe_features)[1]} dimensions, gallery {columns.shape[1]}")
     place = np.minimum(np.searchsorted(names, wanted), len(names) - 1)
     mated = names[place] == wanted
     if not mated.any():
@@ -162,9 +160,7 @@ class GallerySplit(Result):
     unmated: Ints
 
 
-def split_gallery(
-    identity: Any, seed: int = 0, gallery_images: int = 1, unmated: float = 0.2
-) -> GallerySplit:
+def split_gallery(identity: Any, seed: int = 0, gallery_images: int = 1, unmated: float = 0.2) -> GallerySplit:
     """Gallery and probes from a plain set: `gallery_images` random pictures of each person, the rest probes.
 
     A share `unmated` of the persons stays out of the gallery, and all their pictures are non-mated probes. A

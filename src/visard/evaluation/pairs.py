@@ -22,9 +22,7 @@ class PairList(Result):
     disjoint: bool  # no person appears in two folds
 
 
-def make_pairs(
-    identity: Any, count: int, seed: int = 0, same_fraction: float = 0.5, folds: int = 10
-) -> PairList:
+def make_pairs(identity: Any, count: int, seed: int = 0, same_fraction: float = 0.5, folds: int = 10) -> PairList:
     """Draw `count` different pairs, uniformly among genuine and among impostor pairs; the seed decides all.
 
     Persons are dealt to the folds first. If one fold cannot give its share, all folds draw from everyone

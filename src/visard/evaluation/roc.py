@@ -134,19 +134,18 @@ def nearest(steps: Steps, target: float) -> tuple[int, set[int]]:
 
 
 def _around(steps: Steps, corner: int) -> set[int]:
-    """Bins around a corner up to the next ones with genuine scores: equal steps seldom run past those."""
-    found: set[int] = set()
-    for step, way in ((corner, -1), (corner + 1, 1)):
-        asked = 0
-        while 0 < step < len(steps.bin):
-            size = steps.false[step] - steps.false[step - 1]
-            if steps.bin[step] >= 0:
-                asked += int(size)
-                found.add(int(steps.bin[step]))
-            if steps.true[step] > steps.true[step - 1] or asked > LOOK_AROUND:
-                break
-            step += way
-    return found
+    """Bins around a corner up to the next ones with genuine scores: equal steps seldom run past those.
+
+    On either side no further than LOOK_AROUND impostors, but at least one bin.
+    """
+    ups = np.flatnonzero(np.diff(steps.true)) + 1  # steps that hold genuine scores
+    place = int(np.searchsorted(ups, corner, side="right"))
+    first = int(ups[place - 1]) if place else 1
+    last = int(ups[place]) if place < len(ups) else len(steps.bin) - 1
+    near = np.searchsorted(steps.false, steps.false[corner] - LOOK_AROUND)
+    far = np.searchsorted(steps.false, steps.false[corner] + LOOK_AROUND, side="right")
+    begin, end = max(first, min(int(near), corner)), min(last, max(int(far), corner + 1))
+    return {int(b) for b in steps.bin[begin : end + 1]} - {-1}
 
 
 def equal_error(steps: Steps) -> tuple[float, float, set[int]]:

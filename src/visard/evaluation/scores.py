@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ SURE = 4.5  # standard errors on either side of a guessed threshold
 class Limits:
     """When to keep, when to stream. No figure depends on it, but for the area above `exact_auc_pairs`."""
 
-    keep_all: int = 1 << 22  # comparisons up to which all scores are simply kept
+    keep_all: int = 1 << 20  # comparisons up to which all scores are simply kept
     keep_genuine: int = 1 << 25  # genuine scores up to which they are kept (128 MB)
     keep_guessed: int = 1 << 23  # distinct scores that a thread may keep in guessed ranges (about 100 MB)
     exact_auc_pairs: int = 1 << 31
@@ -118,7 +119,8 @@ def stream_roc(
     with one_thread_each() as available:
         if limits.keep_all >= G + N:
             every, genuine = every_score(grid)
-            steps = _steps(_per_bin(every), _per_bin(genuine), *_values(every, genuine), set(range(BINS)))
+            value, count, gen = _values(every, genuine)
+            steps = Steps.build(value, count - gen, gen)
             bars = _histogram(_bars(_per_bin(genuine)), _bars(_per_bin(every) - _per_bin(genuine)))
             return _read(steps, targets, rule, points, bars, 1)[0]
         return _stream(grid, targets, rule, points, limits, limits.threads or available, progress)
@@ -193,9 +195,7 @@ def _both_kinds(genuine: int, impostors: int) -> None:
         raise VisardError("no impostor pairs: there is only one identity to compare")
 
 
-def _steps(
-    all_bins: Ints, genuine_bins: Ints, value: Floats, every: Ints, genuine: Ints, opened: set[int]
-) -> Steps:
+def _steps(all_bins: Ints, genuine_bins: Ints, value: Floats, every: Ints, genuine: Ints, opened: set[int]) -> Steps:
     """Staircase: opened bins as single values (`value`, counts of all and of genuine), the rest as bins."""
     closed = all_bins > 0
     closed[list(opened)] = False
@@ -230,7 +230,7 @@ def _bridge(bins: set[int], sizes: Ints) -> set[int]:
     before = np.concatenate([[0], np.cumsum(sizes)])
     ordered = sorted(bins)
     found = set(bins)
-    for one, two in zip(ordered, ordered[1:], strict=False):
+    for one, two in pairwise(ordered):
         if before[two] - before[one + 1] <= before[-1] // 1000:
             found |= set(range(one, two))
     return found

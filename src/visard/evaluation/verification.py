@@ -60,9 +60,7 @@ def pair_scores(features: Any, pairs: Any) -> Floats:
         raise VisardError(f"pairs: expected integers of shape (pairs, 2), got {index.dtype} {index.shape}")
     outside = ((index < 0) | (index >= len(rows))).any(axis=1)
     if outside.any():
-        raise VisardError(
-            f"pairs: pair {int(np.argmax(outside))} points outside the {len(rows)} rows of features"
-        )
+        raise VisardError(f"pairs: pair {int(np.argmax(outside))} points outside the {len(rows)} rows of features")
     found: Floats = np.empty(len(index), np.float32)
     for start in range(0, len(index), 16384):
         a, b = (rows[index[start : start + 16384, side]].astype(np.float64) for side in (0, 1))

@@ -229,6 +229,8 @@ def number(value: Any) -> float | None:
 
 def whole(value: Any) -> int | None:
     """A whole number, or None for anything else."""
+    if type(value) is int and -(2**63) < value < 2**63:  # nearly always; a ledger has very many of them
+        return value
     value = number(value)
     return None if value is None else int(value)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically
 from visard.report import compare, single
+from visard.report.leaving import add_up
 from visard.report.parts import Section
 from visard.report.runs import Run, read_run
 from visard.report.samples import Samples
@@ -52,14 +53,15 @@ def build_report(runs: Sequence[Path | str], out: Path | str | None = None, samp
 def one_page(run: Run, samples: Samples | None = None) -> str:
     """The page of one run."""
     state, words = run.status
+    leaving = add_up(run)
     facts = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v, 60)}</dd></div>" for k, v in single.facts(run))
     return _page(
         title=f"{run.name}: visard run report",
-        kicker=f'Run report <span class="pill {state}">{esc(words, 200)}</span> {single.privacy(run)}',
+        kicker=f'Run report <span class="pill {state}">{esc(words, 200)}</span> {single.privacy(run, leaving)}',
         heading=run.name,
         lead=single.summary(run),
         facts=f'<dl class="facts">{facts}</dl>' if facts else "",
-        sections=single.sections(run, samples),
+        sections=single.sections(run, leaving, samples),
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from visard.report import curves, scores, tables
 from visard.report.charts import Chart
 from visard.report.events import mapping, number, whole
-from visard.report.leaving import Leaving, add_up, judge
+from visard.report.leaving import Leaving, judge
 from visard.report.parts import Section, cards, figure, flow, fold, grid, notice
 from visard.report.results import Card, client_figures, client_summary, headline, verifications
 from visard.report.runs import Run
@@ -51,9 +51,9 @@ def _data(run: Run) -> str:
     return text + (f" ({', '.join(about)})" if about else "")
 
 
-def privacy(run: Run) -> str:
+def privacy(run: Run, leaving: Leaving | None) -> str:
     """The verdict over the ledger as a link to it."""
-    verdict = judge(add_up(run), run.status[0] == "finished")
+    verdict = judge(leaving, run.status[0] == "finished")
     return f'<a class="pill {verdict.level}" href="#leaving">{esc(verdict.title)}</a>'
 
 
@@ -75,9 +75,8 @@ def facts(run: Run) -> list[tuple[str, str]]:
     return [(k, v) for k, v in found if v]
 
 
-def sections(run: Run, samples: Samples | None = None) -> list[Section]:
+def sections(run: Run, leaving: Leaving | None, samples: Samples | None = None) -> list[Section]:
     """All sections of the page of one run."""
-    leaving = add_up(run)
     heads = headline(run, leaving)
     parts = [
         _headline(run, heads),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .head import View
 from .shapes import Plane, Traits
 
-SHARPEST_TO_BLURRIEST = 1.3  # largest `blur` of any domain, in 64ths of the width
+BLURRIEST = 1.3  # no domain blurs more, in 64ths of the width: fixes the length of the kernel
 
 
 def expose(t: Traits, view: View, canvas: Plane, grain: Plane) -> NDArray[np.uint8]:
@@ -46,7 +46,7 @@ def expose(t: Traits, view: View, canvas: Plane, grain: Plane) -> NDArray[np.uin
 
 def blur(canvas: Plane, sigma: Plane, size: int) -> Plane:
     """Gaussian blur with one sigma (pixels) per picture, borders replicated."""
-    radius = max(2, math.ceil(2.3 * SHARPEST_TO_BLURRIEST * size / 64.0))
+    radius = max(2, math.ceil(2.3 * BLURRIEST * size / 64.0))
     steps = np.arange(radius + 1, dtype=np.float64)
     weights = np.exp(-0.5 * (steps / np.maximum(sigma.astype(np.float64).reshape(-1, 1), 1e-3)) ** 2)
     weights /= weights[:, :1] + 2.0 * weights[:, 1:].sum(axis=1, keepdims=True)

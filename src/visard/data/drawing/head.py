@@ -157,7 +157,8 @@ def meet(view: View, shell: Shell, t: Traits | None, rounds: int) -> Surface:
         np.maximum(dd, 0.02, out=dd)
         wide = np.maximum(ww, 0.003)
         area = wide * (c * c) + dd * (s * s)
-        middle = shell.forward * low * low
+        tip = np.minimum(low, 1.0)  # past the chin the axis stays, or the outline would catch light from above
+        middle = shell.forward * tip * tip
         xr = view.x - h * s
         x0 = xr - middle * s
         gap = area - x0 * x0
@@ -174,7 +175,7 @@ def meet(view: View, shell: Shell, t: Traits | None, rounds: int) -> Surface:
             h = new.copy() if turn == 0 else 0.5 * (h + new)
     z1 = z1 + h * c
     # implicit outline: A - x² with the un-clamped width, over the length of its gradient
-    edge = ww * (c * c) + dd * (s * s) * np.clip(ww * 40.0, 0.0, 1.0) - x0 * x0
+    edge = ww * (c * c) + dd * (s * s) * np.clip(ww * 8.0, 0.0, 1.0) - x0 * x0
     gx, gy = slope(edge, view.pixel)
     margin = edge / (np.sqrt(gx * gx + gy * gy) + 0.05)
     z = v * view.sin_pitch + z1 * view.cos_pitch

@@ -27,6 +27,16 @@ def normals(z: Plane, pixel: Plane, steepest: float = 3.0) -> Normals:
     return Normals(-dx * inverse, -dy * inverse, inverse)
 
 
+def rounded(n: Normals, margin: Plane, pixel: Plane) -> Normals:
+    """Normals that turn outwards on the outline, where those from depth are unreliable; `margin` as in Surface."""
+    gx, gy = slope(margin, pixel)
+    w = ramp(margin, 0.02 + 1.5 * pixel, 0.0)
+    keep = 1.0 - w
+    x, y, z = n.x * keep - gx * w, n.y * keep - gy * w, n.z * keep + 0.3 * w
+    inverse = 1.0 / np.sqrt(x * x + y * y + z * z)
+    return Normals(x * inverse, y * inverse, z * inverse)
+
+
 def level(t: Traits) -> Plane:
     """Light (B, 1, 1) on something that faces the camera: for parts without normals of their own."""
     return np.asarray(t["ambient"] + t["fill"] + t["key"] * (0.25 + 0.5 * t["light_z"]), dtype=np.float32)

@@ -27,7 +27,7 @@ GENES: tuple[str, ...] = (
 CHOICES: tuple[str, ...] = (
     "sex", "age", "hair", "gray", "bald", "long", "fringe", "iris", "beard", "vandyke", "glasses", "hat",
     "smile", "lipstick", "rosy", "freckles", "mole1", "mole1_u", "mole1_v", "mole2", "mole2_u", "mole2_v",
-    "flow", "spare",
+    "flow",
 )  # fmt: skip
 """Uniform directions of the latent vector: kinds and habits."""
 
@@ -52,7 +52,7 @@ def people(domain: str, vectors: Column) -> Person:
     p["age"] = 20.0 + 55.0 * c["age"] ** 2.4
     p["old"] = smooth(p["age"], 34.0, 68.0)
     _colours(p, c, d)
-    _habits(p, c, d)
+    _habits(p, c)
     sign = 2.0 * p["male"] - 1.0
     for gene, by in SEXED.items():
         p[gene] = p[gene] + sign * by
@@ -93,13 +93,13 @@ def _colours(p: Person, c: Person, d: Domain) -> None:
         p[mole + "_v"] = 0.05 + c[mole + "_v"] * 0.75
 
 
-def _habits(p: Person, c: Person, d: Domain) -> None:
+def _habits(p: Person, c: Person) -> None:
     """Hair style, beard and how often this person wears or does things."""
     male = p["male"] > 0.5
     p["bald"] = np.where(male & (c["bald"] < 0.05 + 0.3 * p["old"]), 1.0, 0.0)
     p["recede"] = np.where(male, 0.08 + 0.5 * p["old"], 0.05) * (0.5 + c["bald"])
     p["length"] = np.where(male, np.where(c["long"] < 0.05, 0.9, 0.10 + 0.22 * c["long"]), 0.25 + 1.1 * c["long"])
-    p["fringe"] = (c["fringe"] < np.where(male, 0.10, 0.24)) * 1.0
+    p["fringe"] = (c["fringe"] < np.where(male, 0.08, 0.20)) * 1.0
     style = np.searchsorted([0.52, 0.68, 0.78, 0.89], c["beard"]).astype(np.float64)
     p["beard"] = np.where(male, style, SHAVEN)
     p["vandyke"] = (c["vandyke"] < 0.5) * 1.0

@@ -10,7 +10,7 @@ from .camera import expose
 from .eyes import paint_brows, paint_eyes
 from .hair import grow
 from .head import Surface, face_box, meet, skull, view
-from .light import normals, nose_shadow, shade_skin
+from .light import normals, nose_shadow, rounded, shade_skin
 from .measures import measures
 from .mouth import paint_mouth, paint_nose
 from .person import Person
@@ -71,7 +71,8 @@ def _face(t: Traits, head: Surface, texture: Plane, pixel: Plane, size: int) -> 
     box = window(t, t["nose_v"] - 0.1, 0.95, (0.40, 0.44), size)
     box.paste(shadow, nose_shadow(t, head.through(box)))
     shine = 0.09 + 0.10 * t["bald"] * ramp(head.v, -0.4, -0.8) + gloss * (0.13 + 0.25 * t["lipstick"])
-    face = shade_skin(t, albedo, normals(head.z, pixel), shadow, shine)
+    n = rounded(normals(head.z, pixel), head.margin, pixel)
+    face = shade_skin(t, albedo, n, shadow, shine * ramp(head.margin, 0.0, 0.06))
     face += (gleam * (0.3 + t["key"]))[:, None]
     # ambient light hardly reaches the inner corners of the eyes and the underside of the jaw
     deep = 0.20 * spot(np.abs(head.u) - 0.16, head.v - t["eye_v"] + 0.02, 0.13, 0.15)

@@ -37,7 +37,7 @@ def _panels(t: Traits, view: View, along: Plane, other: Plane, canvas: Plane) ->
 
 
 def _lights(grid: Plane, other: Plane, canvas: Plane) -> None:
-    over(canvas, np.minimum(other * 2.2 + 0.05, 0.95), 0.8 * ramp(stretch(grid, canvas.shape[-1]), 0.05, 0.75))
+    over(canvas, np.minimum(other * 2.2 + 0.05, 0.95), 0.55 * ramp(stretch(grid, canvas.shape[-1]), 0.05, 0.75))
 
 
 def body(t: Traits, view: View, canvas: Plane) -> None:

@@ -41,12 +41,13 @@ def paint_wrinkles(t: Traits, f: Surface, albedo: Plane) -> None:
     side = np.abs(u)
     # nasolabial fold: from the wing of the nose outward past the corner of the mouth
     down = v - t["nose_v"] + 0.04
-    line = side - t["nose_width"] * 0.95 - 0.02 - 0.55 * down - (0.10 * t["smile"]) * down
-    lines = t["fold"] * stroke(line, 0.055) * ramp(down, -0.03, 0.1) * (1.0 - ramp(down, 0.3, 0.46))
+    line = side - t["nose_width"] * 0.95 - 0.045 - 0.55 * down - (0.10 * t["smile"]) * down
+    lines = t["fold"] * stroke(line, 0.055) * ramp(down, -0.03, 0.1) * (1.0 - ramp(down, 0.18, 0.36))
     # forehead
     rows = (v - t["brow_v"] + 0.12 + 0.10 * u * u) * 8.5
     crest = rows - np.floor(rows) - 0.5
-    forehead = ramp(v, t["front"] + 0.05, t["front"] + 0.18) * (1.0 - ramp(v, t["brow_v"] - 0.16, t["brow_v"] - 0.08))
+    top = np.maximum(t["front"], -0.93)
+    forehead = ramp(v, top + 0.05, top + 0.18) * (1.0 - ramp(v, t["brow_v"] - 0.16, t["brow_v"] - 0.08))
     lines = lines + t["furrow"] * bump(crest * crest * 12.0) * forehead * (1.0 - ramp(side, 0.3, 0.5))
     # crow's feet: rays from the outer corner of the eye
     du, dv = side - t["eye_u"] - t["eye_w"], v - t["eye_v"]
@@ -80,8 +81,8 @@ def paint_beard(t: Traits, f: Surface, texture: Plane, albedo: Plane) -> None:
     lips = spot(u, q - 0.3 * t["gap"], t["mouth_w"], t["lip_low"] + t["lip_up"] + 0.5 * t["gap"])
     cheek = v + 0.75 * (side - 0.42) + 0.02 * hairs
     jaw = ramp(cheek, 0.28, 0.40) * ramp(v + 1.5 * np.maximum(side - 0.4, 0.0), 0.36, 0.46)
-    top = t["nose_v"] + 0.10 + 0.28 * side
-    bottom = -0.015 - t["lip_up"] * 0.35 - 0.35 * t["gap"]
+    top = t["nose_v"] + 0.085 + 0.18 * side
+    bottom = -0.012 - 0.35 * t["gap"]
     lip = ramp(v - top, -0.02, 0.03) * (1.0 - ramp(q, bottom, bottom + 0.04))
     lip *= 1.0 - ramp(side, t["mouth_w"] * 0.85, t["mouth_w"] * 1.3)
     drop = ramp(q, t["lip_low"] + t["gap"] - 0.005, t["lip_low"] + t["gap"] + 0.07)

@@ -1,0 +1,112 @@
+"""Overhead of the in-process engine over a bare PyTorch loop that does the same steps on the same data.
+
+Both run in one process, alternately, one torch thread. The bare loop has no checks, ledger, checkpoint or events:
+for each client it loads the global weights, takes the same SGD steps on the same batches, and averages.
+
+    python benchmarks/engine_overhead.py [--clients 20] [--steps 20] [--repeats 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from visard.config import parse
+from visard.core import Weights
+from visard.data.augment import augment, to_float
+from visard.data.locate import open_faces
+from visard.data.partition import partition
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.local import LocalNetwork
+from visard.engines.loop import Silent, run_rounds
+from visard.engines.seeds import generator
+from visard.engines.world import World
+from visard.methods.fedavg import FedAvg
+from visard.ops.training import batches
+from visard.privacy.ledger import Ledger
+from visard.report.events import EventLog
+from visard.runs import make_world
+
+
+def bare_round(world: World, method: FedAvg, theta: Weights) -> Weights:
+    """The same arithmetic, nothing else."""
+    model, training = world.network(), method.training
+    total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in theta.items() if v.is_floating_point()}
+    counters = {k: v for k, v in theta.items() if not v.is_floating_point()}
+    pictures = 0
+    for client in world.training:
+        view = world.clients[client].train
+        model.load_state_dict(theta)
+        head = method.head.build(world.clients[client].n_classes, world.embedding)
+        parameters = [*model.parameters(), *head.parameters()]
+        optimiser = torch.optim.SGD(
+            parameters, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay, foreach=True
+        )
+        rng = generator(0, client)
+        labels = torch.from_numpy(view.labels)
+        model.train()
+        for rows in batches(len(view), training, rng):
+            x = augment(to_float(view.batch(rows), True), rng, training.augment)
+            loss = head.loss(model(x), labels[rows])
+            optimiser.zero_grad(set_to_none=True)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, training.clip, foreach=True)
+            optimiser.step()
+        for key, value in model.state_dict().items():
+            if key in total:
+                total[key].add_(value, alpha=len(view))
+            else:
+                counters[key] = value.clone()
+        pictures += len(view)
+    return {k: (total[k] / pictures).float() if k in total else counters[k] for k in theta}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--clients", type=int, default=20)
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--repeats", type=int, default=5)
+    chosen = options.parse_args()
+    torch.set_num_threads(1)
+    method = {"name": "fedavg", "rounds": 1, "training": {"unit": "iterations", "amount": chosen.steps, "batch_size": 32}}
+    settings = parse(
+        {
+            "method": method,
+            "data": {"identities": 10 * chosen.clients + 10, "images_per_identity": 10},
+            "partition": {"clients": chosen.clients, "test_identities": 10, "split": [1.0, 0.0, 0.0]},
+        }
+    )
+    faces = open_faces(settings.data)
+    world = make_world(settings, faces, partition(faces, settings.partition, 0).federation(faces))
+    fedavg = settings.method
+    assert isinstance(fedavg, FedAvg)
+    theta = world.new_weights()
+    ratios = []
+    for repeat in range(chosen.repeats + 1):
+        begun = time.perf_counter()
+        bare_round(world, fedavg, theta)
+        bare = time.perf_counter() - begun
+        with tempfile.TemporaryDirectory() as folder:
+            states = Checkpoint(Path(folder) / "checkpoint", "x")
+            ledger = Ledger(states.ledger)
+            network = LocalNetwork(world, states, ledger)
+            events = EventLog(Path(folder) / "events.jsonl")
+            begun = time.perf_counter()
+            run_rounds(fedavg, network, states, ledger, events, lambda s, n: {}, 0, Silent())
+            engine = time.perf_counter() - begun
+        if repeat:  # the first pair warms up
+            ratios.append(engine / bare)
+            print(f"bare loop {bare:.2f} s, engine {engine:.2f} s, ratio {engine / bare:.3f}")
+    print(
+        f"{chosen.clients} clients x {chosen.steps} steps: engine / bare loop = {statistics.median(ratios):.3f} "
+        f"(median of {len(ratios)}, {min(ratios):.3f} to {max(ratios):.3f}); limit 1.05"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Flower as the way to the clients: the only package that imports flwr, which is pinned because parts are private API.
+
+`link` carries requests over a Flower grid, `simulation` runs the clients on Flower's Ray backend, `superlink` and
+`driver` are the server's side of a deployment, `fleet` is a party's side.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+
+from visard.errors import UsageError
+
+PINNED = "1.41.0"
+
+# Flower reads these when it is imported: nothing phones home and nothing is installed at run time.
+SILENCE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "FLWR_LOG_LEVEL": "ERROR",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+os.environ.update(SILENCE)
+
+
+def require() -> None:
+    """One clear line where Flower is missing or another version."""
+    try:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise UsageError("this needs Flower: pip install 'visard[flower]'") from None
+    if found != PINNED:
+        raise UsageError(f"this needs Flower {PINNED}, not {found}: pip install 'visard[flower]'")

@@ -1,0 +1,194 @@
+"""A party's side of a run: it does the steps that requests name, on its own data, and keeps its own state."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from visard.core import Method, State
+from visard.engines.checkpoint import StateFile, read_state, write_state
+from visard.engines.codec import decode, encode
+from visard.engines.perform import Place, perform
+from visard.engines.wire import Answer, Request, check_names, pack, step_of, unpack
+from visard.engines.world import World
+from visard.errors import VisardError
+from visard.files import fsync_folder, write_atomically, write_durably
+
+MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
+
+
+class States(Protocol):
+    """Where the states of a party's clients live."""
+
+    def read(self, request: Request) -> State: ...
+
+    def write(self, request: Request, state: State) -> StateFile | None: ...
+
+
+@dataclass(frozen=True)
+class SharedStates:
+    """States in the checkpoint folder of the run itself, where server and clients share a file system."""
+
+    folder: Path
+
+    def read(self, request: Request) -> State:
+        return read_state(self.folder, StateFile(*request.state) if request.state else None)
+
+    def write(self, request: Request, state: State) -> StateFile | None:
+        before = StateFile(*request.state) if request.state else None
+        return write_state(self.folder, request.new_state, state, before)
+
+
+class OwnStates:
+    """States on the party's own disk: the server knows their names and a keyed digest, never their content.
+
+    The request names the present state and the one of the last committed round. A state is written before the
+    answer leaves and nothing names it until the server commits, so a lost or refused reply moves nothing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        key = folder / "digest.key"
+        if not key.exists():
+            write_atomically(key, secrets.token_bytes(32))
+            key.chmod(0o600)
+        self._key = key.read_bytes()
+
+    def home(self, run: str) -> Path:
+        """The folder of a run."""
+        return self.folder / run
+
+    def digest(self, data: bytes) -> str:
+        """Keyed, so that the server cannot guess small states by hashing guesses."""
+        return hmac.new(self._key, data, hashlib.sha256).hexdigest()
+
+    def read(self, request: Request) -> State:
+        self.sweep(request)
+        if request.state is None:
+            return {}
+        name, digest = request.state
+        path = self.home(request.run) / name
+        try:
+            data = path.read_bytes()
+        except OSError:
+            raise VisardError(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
+        if not hmac.compare_digest(self.digest(data), digest):
+            raise VisardError(f"its state {name} of run {request.run[:8]} is damaged")
+        state: State = decode(data, dict)
+        return state
+
+    def write(self, request: Request, state: State) -> StateFile | None:
+        if not state and request.state is None:
+            return None
+        data = encode(state)
+        digest = self.digest(data)
+        if request.state is not None and digest == request.state[1]:
+            return None
+        path = self.home(request.run) / request.new_state
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, data)
+        fsync_folder(path.parent)
+        return StateFile(request.new_state, digest)
+
+    def sweep(self, request: Request) -> None:
+        """Keep the present state and the last two committed ones; the rest is debris of lost and refused replies."""
+        folder = self.home(request.run) / "clients"
+        if not folder.is_dir():
+            return
+        prefix = request.new_state.rsplit("-", 2)[0] + "-"
+        mine = [name for p in folder.iterdir() if (name := f"clients/{p.name}").startswith(prefix)]
+        kept = {request.committed, request.state[0] if request.state else ""}
+        older = [n for n in mine if step_of(n) < step_of(request.committed)]
+        kept |= set(sorted(older, key=step_of)[-1:])
+        for name in set(mine) - kept:
+            (self.home(request.run) / name).unlink(missing_ok=True)
+
+
+@dataclass
+class Party:
+    """Answers requests; failures come back as one line, never as an exception."""
+
+    make_world: MakeWorld
+    states: States
+    tell_traceback: bool = False  # a traceback may quote local paths: it leaves the process only where all is local
+    models: Path | None = None  # where the party keeps its own finished models
+    worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
+
+    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        """Header and payload of the answer to a request."""
+        request = unpack(header, Request)  # a malformed request has no place to answer to: it raises
+        try:
+            check_names(request)
+            world, method = self.world(request.settings)
+            if request.client not in world.clients:
+                raise VisardError(f"{request.client!r} is not a role of this party")
+            if request.keep:
+                return pack(self.keep(request, method, payload)), b""
+            answer, reply = self.step(request, world, method, payload)
+            return pack(answer), reply
+        except Exception as error:
+            return pack(failed(request, error, self.tell_traceback)), b""
+
+    def world(self, settings: dict[str, Any]) -> tuple[World, Method[Any]]:
+        """The world of a run; only the latest one is kept."""
+        key = json.dumps(settings, sort_keys=True)
+        if key not in self.worlds:
+            self.worlds.clear()
+            self.worlds[key] = self.make_world(settings)
+            torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
+        return self.worlds[key]
+
+    def step(self, request: Request, world: World, method: Method[Any], payload: bytes) -> tuple[Answer, bytes]:
+        """Do a step and write the state that it leaves."""
+        if request.step not in method.steps():
+            raise VisardError(f"{method.name} has no client step {request.step!r}")
+        step = getattr(method, request.step)
+        message = decode(payload, step.types[0])
+        place = Place(request.stage, request.round, request.ask)
+        done = perform(world, step, request.client, message, self.states.read(request), place)
+        reply = encode(done.reply)
+        after = self.states.write(request, done.state)
+        state = (after.name, after.digest) if after else None
+        return Answer(*request.place, state=state, seconds=done.seconds), reply
+
+    def keep(self, request: Request, method: Method[Any], payload: bytes) -> Answer:
+        """Save the client's own model at the party; only the fact leaves."""
+        from visard.models.files import save_model
+
+        if self.models is None:
+            raise VisardError("this party keeps no models")
+        theta = decode(payload, Basis).theta
+        own = method.personal(self.states.read(request), theta)
+        if own is not None:
+            self.models.mkdir(parents=True, exist_ok=True)
+            spec = {k: str(request.settings["spec"][k]) for k in ("model", "embedding", "size")}
+            save_model(self.models / f"{request.keep}.safetensors", own, spec)
+        return Answer(*request.place)
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a party makes its own model from."""
+
+    theta: dict[str, torch.Tensor] | None
+
+
+def failed(request: Request, error: Exception, tell_traceback: bool) -> Answer:
+    """The answer of a step that raised: one line."""
+    text = " ".join(str(error).splitlines()) or type(error).__name__
+    if isinstance(error, VisardError):
+        return Answer(*request.place, failure=text)
+    trace = traceback.format_exc() if tell_traceback else None
+    if trace is None:
+        traceback.print_exc()
+    return Answer(*request.place, failure=f"{type(error).__name__}: {text}", traceback=trace)

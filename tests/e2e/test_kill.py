@@ -1,0 +1,18 @@
+"""`kill -9` at 20 random moments, also inside checkpoints: the final weights, figures and ledger keep their bits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.killing", str(tmp_path), "7", "20"],
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "20 kills" in done.stdout
