@@ -1,0 +1,92 @@
+"""Every command that the documentation shows works, on smaller jobs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.e2e.smoke import SMOKE
+from visard.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_HERE = {"results"}  # pages that report long runs on data that a reader may not have
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = [line for block in blocks(page, "sh") for line in block.replace("\\\n", " ").splitlines()]
+    words = [shlex.split(line, comments=True) for line in lines]
+    return [w for w in words if w and w[0] == "visard"]
+
+
+def run_command(words: list[str]) -> None:
+    """Run one command in process; runs are made small unless the page itself says how large."""
+    if words[1] == "run" and "--resume" not in words and not any(w.endswith(".toml") for w in words):
+        given = {w.partition("=")[0] for w in words}
+        small = [s for s in SMOKE if s.partition("=")[0] not in given - {"method.rounds", "partition.clients"}]
+        size = [s for s in small if not s.startswith("data.size") and not s.startswith("model.")]
+        if any("data.source" in w for w in words):
+            size = [s for s in size if not s.startswith(("data.", "partition."))]
+            size += ["partition.clients=3", "partition.test_identities=6"]
+        words = [*words, *(part for s in size for part in ("--set", s))]
+    sys.argv = words
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, f"{' '.join(words)} ended with {stop.code}"
+
+
+@pytest.fixture
+def desk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a reader has: a folder of photos with a folder for each person."""
+    monkeypatch.setattr(sys, "argv", [])
+    rng = np.random.default_rng(0)
+    for person in range(30):
+        folder = here / "photos" / f"person-{person}"
+        folder.mkdir(parents=True)
+        colour = rng.integers(0, 255, 3)
+        for k in range(5):
+            noise = rng.integers(-30, 30, (64, 64, 3))
+            Image.fromarray(np.clip(colour + noise, 0, 255).astype(np.uint8)).save(folder / f"{k}.png")
+    return here
+
+
+PAGES_WITH_COMMANDS = [p for p in PAGES if not NOT_HERE & set(p.parts) and commands(p)]
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_COMMANDS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_of_the_page(page: Path, desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if page.name == "README.md":  # its run is made by `make demo` before
+        run_command(["visard", "run", "demo", "--out", "runs/demo"])
+    for words in commands(page):
+        run_command(words)
+    capsys.readouterr()
+
+
+def test_python_of_the_quickstart(desk: Path) -> None:
+    run_command(shlex.split("visard data import folder photos --out data/mine --size 64"))
+    run_command(["visard", "run", "fedavg", "--out", "runs/python"])
+    for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
+        for block in blocks(page, "python"):
+            small = ", ".join(repr(s) for s in SMOKE if "size" not in s and "model." not in s)
+            code = block.replace('overrides=["', f'overrides=[{small}, "').replace("rounds=10", "rounds=1")
+            shutil.rmtree("runs", ignore_errors=True)
+            exec(compile(code, str(page), "exec"), {})
+
+
+def test_relative_links_lead_somewhere() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
