@@ -73,7 +73,11 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    method = {"name": "fedavg", "rounds": 1, "training": {"unit": "iterations", "amount": chosen.steps, "batch_size": 32}}
+    method = {
+        "name": "fedavg",
+        "rounds": 1,
+        "training": {"unit": "iterations", "amount": chosen.steps, "batch_size": 32},
+    }
     settings = parse(
         {
             "method": method,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,8 @@ def noise_faces(out: Path, identities: int = 12, images: int = 6, seed: int = 0)
     names = [f"person-{i:03d}" for i in range(identities)]
     n = identities * images
     with FaceSetWriter(
-        out, count=n, size=SIZE, names=names, domains=["noise"], attributes=["Male"], info={"kind": "synthetic", "name": "noise"}
+        out, count=n, size=SIZE, names=names, domains=["noise"], attributes=["Male"],
+        info={"kind": "synthetic", "name": "noise"},
     ) as writer:  # fmt: skip
         identity = np.repeat(np.arange(identities), images)
         noise = rng.integers(-40, 40, (n, SIZE, SIZE, 3))
@@ -162,8 +163,14 @@ def _break(fault: str, up: ToyUp) -> ToyUp:
     return wrong[fault]  # type: ignore[return-value]
 
 
-def pool_world(
-    folder: str, clients: int = 3, seed: int = 0, faults: dict[str, str] | None = None
-) -> tuple[World, Toy]:
+def pool_world(folder: str, clients: int = 3, seed: int = 0, faults: dict[str, str] | None = None) -> tuple[World, Toy]:
     """What a worker process of the pool builds in these tests."""
     return toy_world(Path(folder), clients, seed), Toy(faults=faults or {})
+
+
+def party_world(run: dict[str, Any], folder: str, roles: list[str]) -> tuple[World, Toy]:
+    """What a party of a deployment builds in these tests; the run says who misbehaves."""
+    if run.get("method") != "toy":
+        raise VisardError("only toys are played here")
+    world = toy_world(Path(folder), int(run["clients"]))
+    return replace(world, clients={role: world.clients[role] for role in roles}), Toy(faults=run["faults"])

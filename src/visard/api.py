@@ -48,9 +48,7 @@ def open_data(data: Data) -> FaceView:
     return data.all() if isinstance(data, FaceSet) else FaceSet.open(find_set(str(data))).all()
 
 
-def embed(
-    model: FaceModel, data: Data | npt.NDArray[np.uint8], *, flip: bool = False
-) -> npt.NDArray[np.float32]:
+def embed(model: FaceModel, data: Data | npt.NDArray[np.uint8], *, flip: bool = False) -> npt.NDArray[np.float32]:
     """Features (n, E), not normalised, of a face set or of pictures (n, size, size, 3) uint8."""
     if isinstance(data, np.ndarray):
         if data.dtype != np.uint8 or data.ndim != 4 or data.shape[1:] != (model.size, model.size, 3):

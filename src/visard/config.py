@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from visard import methods
 from visard.core import Method
@@ -56,6 +56,12 @@ class EngineSettings(Section):
     timeout: float = Field(default=3600.0, gt=0)  # seconds of one client step
     min_replies: float = Field(default=0.5, ge=0, le=1)  # share of the asked clients that a round needs
 
+    @model_validator(mode="after")
+    def _fits_together(self) -> EngineSettings:
+        if self.server is not None and self.kind != "flower":
+            raise ValueError(f"a server needs kind = flower, not {self.kind}")
+        return self
+
 
 class EvaluationSettings(Section):
     """`[evaluation]`: what is tested, and how often."""
@@ -88,7 +94,8 @@ class Settings(Section):
         """Plain values, without what is None (TOML has no word for it)."""
         plain = self.model_dump(mode="json", exclude={"method"})
         plain["method"] = {"name": self.method.name, **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
-        return _tidy({k: plain[k] for k in type(self).model_fields})
+        tidy: dict[str, Any] = _tidy({k: plain[k] for k in type(self).model_fields})
+        return tidy
 
     def to_toml(self) -> str:
         """The complete `config.toml`, which reproduces the run."""

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 ClientId = str
 Weights = dict[str, Tensor]
-State = dict[
-    str, Any
-]  # what a client keeps between steps: tensors, numbers, text, nested dicts and lists of these
+State = dict[str, Any]  # what a client keeps between steps: tensors, numbers, text, nested dicts and lists of these
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -64,7 +62,7 @@ class Client:
 class Replies(dict[ClientId, R], Generic[R]):
     """Replies by client, in the order asked; `missing` says who did not answer and why."""
 
-    def __init__(self, replies: Mapping[ClientId, R] = {}, missing: Mapping[ClientId, str] = {}) -> None:  # noqa: B006
+    def __init__(self, replies: Mapping[ClientId, R] = {}, missing: Mapping[ClientId, str] = {}) -> None:
         super().__init__(replies)
         self.missing = dict(missing)
 
@@ -158,9 +156,7 @@ class Setup:
     clients: tuple[ClientId, ...]
     classes: int  # identities over all clients
     embedding: int  # length of a feature
-    new_weights: Callable[[], Weights] = field(
-        repr=False
-    )  # a freshly initialised backbone, from the run's seed
+    new_weights: Callable[[], Weights] = field(repr=False)  # a freshly initialised backbone, from the run's seed
     seed: int = 0
 
 
@@ -190,9 +186,7 @@ class Method(ABC, Generic[S]):
     title: ClassVar[str]  # one line for people
     paper: ClassVar[str] = ""
     leaves: ClassVar[frozenset[Leaves]]  # every kind that may leave a client; the engine refuses others
-    pools: ClassVar[frozenset[Leaves]] = (
-        frozenset()
-    )  # kinds that the method moves to one place before it starts
+    pools: ClassVar[frozenset[Leaves]] = frozenset()  # kinds that the method moves to one place before it starts
 
     @abstractmethod
     def start(self, setup: Setup) -> S:
@@ -226,9 +220,7 @@ class Method(ABC, Generic[S]):
     def steps(cls) -> dict[str, ClientStep[Any, Any]]:
         """The client steps by name: nothing else of a method can be asked for."""
         names = {name for base in cls.__mro__ for name, v in vars(base).items() if isinstance(v, ClientStep)}
-        return {
-            name: value for name in sorted(names) if isinstance(value := _attribute(cls, name), ClientStep)
-        }
+        return {name: value for name in sorted(names) if isinstance(value := _attribute(cls, name), ClientStep)}
 
 
 def _attribute(cls: type, name: str) -> Any:

@@ -18,9 +18,7 @@ class Numerics(BaseModel):
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = True
     compile: bool = False  # torch.compile: about 40 s once, worth it for runs of more than ten minutes
-    threads_per_step: int = Field(
-        default=1, ge=1, le=64
-    )  # torch threads of one client step; bits depend on it
+    threads_per_step: int = Field(default=1, ge=1, le=64)  # torch threads of one client step; bits depend on it
 
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which a training forward pass runs."""

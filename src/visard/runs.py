@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from visard import __version__, models
@@ -23,13 +24,12 @@ from visard.data.faces import FaceSet, Federation, describe
 from visard.data.locate import open_faces
 from visard.data.partition import Manifest, partition
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.local import LocalNetwork
+from visard.engines.choose import connect, make_network, run_id
 from visard.engines.loop import Silent, Watcher, run_rounds
-from visard.engines.network import EngineNetwork
-from visard.engines.pool import PoolNetwork, Recipe
+from visard.engines.remote import Link, RemoteNetwork
 from visard.engines.world import World, pooled
 from visard.errors import UsageError, VisardError
-from visard.evaluation.rounds import final_metrics, figures_of_round
+from visard.evaluation.rounds import figures_of_round, final_metrics
 from visard.files import read_json, write_atomically, write_json
 from visard.models.files import save_model
 from visard.privacy.ledger import Ledger
@@ -100,9 +100,7 @@ def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) ->
         return
     if folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
         if not overwrite:
-            raise UsageError(
-                f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out"
-            )
+            raise UsageError(f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out")
         if not config.exists():
             raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
         shutil.rmtree(folder)
@@ -161,20 +159,16 @@ def world_of_run(folder: str) -> tuple[World, Method[Any]]:
     return pooled(make_world(settings, faces, federation), settings.method)[0], settings.method
 
 
-def make_network(
-    settings: Settings, folder: Path, world: World, states: Checkpoint, ledger: Ledger | None
-) -> EngineNetwork:
-    """The engine that the settings ask for."""
-    engine = settings.engine
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = engine.workers or max(1, cores // settings.numerics.threads_per_step)
-    if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
-        recipe = Recipe("visard.runs:world_of_run", {"folder": str(folder.absolute())})
-        return PoolNetwork(world, states, ledger, recipe, workers)
-    return LocalNetwork(world, states, ledger)
-
-
 def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
+    link = connect(settings, watcher.problem)
+    try:
+        return _run_over(link, settings, folder, watcher)
+    finally:
+        if link is not None:
+            link.close()
+
+
+def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watcher) -> Run:
     begun = time.perf_counter()
     method = settings.method
     faces = open_faces(settings.data, watcher)
@@ -182,31 +176,41 @@ def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
     world, left = pooled(make_world(settings, faces, federation), method)
-    states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash)
+    states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash, remote=link is not None)
     resumed = states.resume()
     events = EventLog(folder / "events.jsonl")
     ledger = Ledger(states.ledger, states.committed.ledger_bytes)
     if not states.committed.ledger_bytes:
         for client, sizes in left.items():
             ledger.record_pooled(client, sizes)
+    told = None
+    if link is None and settings.partition.kind == "parties":
+        raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
+    if link is not None:
+        from visard.parties import join
+
+        world, told = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
     events.write(
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=__version__,
-        machine=machine(settings), clients=len(federation.training), classes=federation.identities,
+        machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
         parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
-        resumed=resumed, data=describe(faces) | {"name": settings.data.source, "path": faces.path.name},
+        resumed=resumed, data=describe(faces) | {"name": "synthetic" if faces.synthetic else faces.path.name, "path": faces.path.name},
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
 
     def evaluate(server: Any, net: Network) -> dict[str, Any]:
         return figures_of_round(settings, method, world, server, net)
 
-    network = make_network(settings, folder, world, states, None if method.pools else ledger)
+    network = make_network(settings, folder, world, states, None if method.pools else ledger, link, told)
     try:
         server = run_rounds(
             method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher
         )  # fmt: skip
         network.begin("final", 0)
         metrics = final_metrics(settings, method, world, server, network)
+        if isinstance(network, RemoteNetwork) and states.remote:
+            for client, failure in network.keep(method.basis(server), f"{settings.name}-{network.run[:8]}").items():
+                watcher.problem(f"{client} did not keep its own model: {failure}")
     except KeyboardInterrupt:
         events.write("run_stopped", reason="interrupted")
         raise VisardError(f"interrupted; continue with: visard run --resume --out {folder}") from None
@@ -215,12 +219,13 @@ def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
         raise
     finally:
         network.close()
-    _save_models(settings, folder, world, states, server)
+    _save_models(settings, folder, world, states, server, faces.size)
     ledger.save(folder / "ledger.json", method.pools)
     events.write("run_finished", seconds=time.perf_counter() - begun)
     write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl"))
-    samples = faces.pixels[:: max(1, len(faces) // 12)][:12] if faces.synthetic else None
-    build_report([folder], samples=samples)
+    if faces.synthetic:  # nobody's picture, so the report may show some
+        np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
+    build_report([folder])
     return read_run(folder)
 
 
@@ -237,16 +242,18 @@ def _of_events(path: Path) -> dict[str, Any]:
     }
 
 
-def _save_models(settings: Settings, folder: Path, world: World, states: Checkpoint, server: Any) -> None:
-    """`model.safetensors`, and `clients/<id>.safetensors` where a client's own model differs from it."""
+def _save_models(settings: Settings, folder: Path, world: World, states: Checkpoint, server: Any, size: int) -> None:
+    """`model.safetensors`, and `clients/<id>.safetensors` where a client's own model differs from it.
+
+    In a deployment a client's own model stays with its party.
+    """
     method = settings.method
-    size = next(iter(world.clients.values())).train.faces.size
     spec = {"model": settings.model.name, "embedding": str(world.embedding), "size": str(size)}
     generic = method.backbone(server)
     if generic is not None:
         save_model(folder / "model.safetensors", generic, spec)
     basis = method.basis(server)
-    for client in world.training:
+    for client in () if states.remote else world.training:
         own = method.personal(states.client_state(client), basis)
         if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
             continue

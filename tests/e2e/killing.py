@@ -15,9 +15,9 @@ import time
 from pathlib import Path
 
 import torch
+from tests.e2e.smoke import SMOKE
 
 import visard
-from tests.e2e.smoke import SMOKE
 from visard.runs import make_network  # noqa: F401  (everything is imported before the first fork)
 
 OVERRIDES = [*SMOKE, "method.rounds=6", "evaluation.bootstrap=0"]

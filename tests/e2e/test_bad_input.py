@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.e2e.smoke import SMOKE
 
 import visard
-from tests.e2e.smoke import SMOKE
 from visard.cli import main
 from visard.models import build, save_model
 
@@ -31,7 +31,9 @@ def run_copy(finished: Path, here: Path) -> Path:
     return here / "run"
 
 
-def visard_says(arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+def visard_says(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str]:
     """Exit code and standard error of a command."""
     monkeypatch.delenv("VISARD_DEBUG", raising=False)
     monkeypatch.setattr(sys, "argv", ["visard", *arguments])
@@ -124,7 +126,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
     "settings without a method": (written("a.toml", "seed = 1", ["run", "a.toml"]), 2, "[method] needs a name"),
     "a folder as settings": (lambda h: (h / "d").mkdir() or ["run", "d"], 2, "is a folder"),
     "unknown method": (args(*run("method.name=fedagv")), 2, "unknown method 'fedagv' (did you mean 'fedavg'?)"),
-    "unknown setting": (args(*run("method.traning.lr=1")), 2, "unknown setting method.traning (did you mean 'training'?)"),
+    "unknown setting": (args(*run("method.traning.lr=1")), 2, "method.traning (did you mean 'training'?)"),
     "unknown nested setting": (args(*run("method.training.lrr=1")), 2, "method.training.lrr (did you mean 'lr'?)"),
     "unknown section": (args(*run("modell.name=tiny")), 2, "unknown setting modell"),
     "wrong type": (args(*run("method.rounds=many")), 2, "method.rounds = 'many'"),
@@ -172,7 +174,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
     ),
     "model for other pictures": (other_size_model, 2, "32 pixels, the model takes 64"),
     "rates that are no numbers": (
-        lambda h: other_size_model(h) + ["--far", "often"], 2, "--far often",
+        lambda h: [*other_size_model(h), "--far", "often"], 2, "--far often",
     ),
     "report of no run": (args("report", "gone"), 2, "gone"),
     "unknown command": (args("trian"), 2, "trian"),
@@ -196,7 +198,7 @@ def test_one_clear_line(
         assert len(text.strip().splitlines()) == 1, text
     for path, content in before.items():
         assert path.read_bytes() == content, f"{path} was changed"
-    assert not [p for p in here.rglob("*.partial-*")], "nothing half-imported"
+    assert not list(here.rglob("*.partial-*")), "nothing half-imported"
 
 
 def damage_manifest(folder: Path) -> None:

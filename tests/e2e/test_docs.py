@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-
 from tests.e2e.smoke import SMOKE
+
 from visard.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from tests.e2e.smoke import SMOKE
 
 import visard
-from tests.e2e.smoke import SMOKE
 from visard.config import load, presets
 from visard.core import declared_kinds
 from visard.methods import METHODS
@@ -56,14 +56,19 @@ def test_declarations_are_complete(name: str) -> None:
     assert name in presets(), "a preset"
     assert presets()[name].splitlines()[0] == f"# visard run {name}"
     card = (DOCS / f"{name.replace('_', '-')}.md").read_text()
-    for heading in ("What it does", "What leaves a client", "Settings", "Run it", "Expected results", "Where we differ"):
+    for heading in (
+        "What it does",
+        "What leaves a client",
+        "Settings",
+        "Run it",
+        "Expected results",
+        "Where we differ",
+    ):
         assert f"## {heading}" in card
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_config_toml_reproduces_the_run_on_the_pool(
-    finished: dict[str, visard.Run], name: str, tmp_path: Path
-) -> None:
+def test_config_toml_reproduces_the_run_on_the_pool(finished: dict[str, visard.Run], name: str, tmp_path: Path) -> None:
     first = finished[name]
     text = (first.folder / "config.toml").read_text().replace('kind = "local"', 'kind = "pool"\nworkers = 2')
     (tmp_path / "again.toml").write_text(text)

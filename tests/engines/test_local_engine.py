@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.toys import Toy, ToyDown, toy_engine, toy_world
+
 from visard.errors import VisardError
 
 CLIENTS = ("client-000", "client-001", "client-002")
@@ -106,9 +106,7 @@ def test_the_ledger_counts_every_field(tmp_path: Path) -> None:
 
 def test_an_undeclared_kind_is_refused(tmp_path: Path) -> None:
     class Narrow(Toy):
-        leaves = frozenset(
-            {*Toy.leaves} - {*Toy.leaves}.intersection({k for k in Toy.leaves if k.value == "weights"})
-        )
+        leaves = frozenset({*Toy.leaves} - {*Toy.leaves}.intersection({k for k in Toy.leaves if k.value == "weights"}))
 
     net = toy_engine(tmp_path, toy_world(tmp_path))
     with pytest.raises(VisardError, match="kind weights, which toy does not declare"):

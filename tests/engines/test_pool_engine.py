@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.toys import Toy, ToyServer, toy_engine, toy_world
+
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.pool import PoolNetwork, Recipe
 from visard.errors import VisardError
@@ -46,9 +46,7 @@ def test_same_bits_states_and_ledger_as_local(tmp_path: Path) -> None:
     with pool(tmp_path) as net:
         got = rounds(net, Toy())
         assert torch.equal(got.w, expected.w)
-        assert (
-            net.states.client_state("client-003") == local.states.client_state("client-003") == {"steps": 3}
-        )
+        assert net.states.client_state("client-003") == local.states.client_state("client-003") == {"steps": 3}
         local.ledger.flush()  # type: ignore[union-attr]
         net.ledger.flush()  # type: ignore[union-attr]
         assert net.states.ledger.read_bytes() == local.states.ledger.read_bytes()

@@ -30,6 +30,4 @@ def test_stays_in_the_hull(parts: list[tuple[list[float], int]]) -> None:
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), st.integers(1, 9), st.integers(1, 9))
 def test_equal_clients_give_themselves(w: list[float], n: int, m: int) -> None:
-    assert torch.equal(
-        weighted_mean([({"w": torch.tensor(w)}, n), ({"w": torch.tensor(w)}, m)])["w"], torch.tensor(w)
-    )
+    assert torch.equal(weighted_mean([({"w": torch.tensor(w)}, n), ({"w": torch.tensor(w)}, m)])["w"], torch.tensor(w))

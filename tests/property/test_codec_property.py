@@ -36,9 +36,7 @@ class Message:
 def tensors(draw: st.DrawFn) -> Tensor:
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     dtype = draw(st.sampled_from(DTYPES))
-    return (torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) * 9).to(
-        dtype
-    )
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))) * 9).to(dtype)
 
 
 @st.composite

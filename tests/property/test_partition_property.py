@@ -101,9 +101,7 @@ def test_hash_sees_any_move(counts: tuple[int, ...], seed: int, data: st.DataObj
     name = data.draw(st.sampled_from(sorted(clients)))
     own = clients[name]
     row = data.draw(st.sampled_from(own.train))
-    clients[name] = own.model_copy(
-        update={"train": [r for r in own.train if r != row], "test": [*own.test, row]}
-    )
+    clients[name] = own.model_copy(update={"train": [r for r in own.train if r != row], "test": [*own.test, row]})
     assert Manifest(manifest.content.model_copy(update={"clients": clients})).hash != manifest.hash
 
 
@@ -170,9 +168,7 @@ def test_dirichlet_gives_each_picture_once(counts: list[int], clients: int, alph
 
 TREES = st.recursive(
     st.sampled_from(["A", "B", "C"]),
-    lambda t: st.one_of(
-        t.map(lambda x: ("!", x)), st.tuples(st.just("&"), t, t), st.tuples(st.just("|"), t, t)
-    ),
+    lambda t: st.one_of(t.map(lambda x: ("!", x)), st.tuples(st.just("&"), t, t), st.tuples(st.just("|"), t, t)),
     max_leaves=12,
 )
 
@@ -195,8 +191,6 @@ def truth(tree: object, row: dict[str, int]) -> int:
 @given(TREES, SEEDS)
 @settings(max_examples=100, deadline=None)
 def test_expressions_are_kleene_logic(tree: object, seed: int) -> None:
-    table = dict(
-        zip("ABC", np.random.default_rng(seed).integers(-1, 2, (3, 20)).astype(np.int8), strict=True)
-    )
+    table = dict(zip("ABC", np.random.default_rng(seed).integers(-1, 2, (3, 20)).astype(np.int8), strict=True))
     got = evaluate(shown(tree), ["A", "B", "C"], table.__getitem__)
     assert got.tolist() == [truth(tree, {name: int(table[name][i]) for name in "ABC"}) for i in range(20)]

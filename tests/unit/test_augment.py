@@ -81,9 +81,7 @@ def test_jitter_is_affine_and_bounded() -> None:
         assert 0.7 - 1e-4 <= slope <= 1.3 + 1e-4
         shift = float(after.mean() - before.mean())
         assert abs(shift) <= 0.3 + 1e-4
-        np.testing.assert_allclose(
-            design @ torch.tensor([slope, offset]).double(), after.flatten(), atol=1e-5
-        )
+        np.testing.assert_allclose(design @ torch.tensor([slope, offset]).double(), after.flatten(), atol=1e-5)
     assert augment(torch.ones(8, 3, 4, 4), rng(), Augment(jitter=0.9)).abs().max() <= 1
 
 

@@ -20,9 +20,7 @@ class Reply:
     n: int
 
 
-def craft(
-    tree: object, tensors: dict[str, Tensor] | None = None, version: int = 1, magic: bytes = b"VSRD"
-) -> bytes:
+def craft(tree: object, tensors: dict[str, Tensor] | None = None, version: int = 1, magic: bytes = b"VSRD") -> bytes:
     header = json.dumps(tree).encode()
     return struct.pack("<4sBI", magic, version, len(header)) + header + save(tensors or {})
 

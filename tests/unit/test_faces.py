@@ -127,9 +127,7 @@ def test_a_killed_writer_leaves_no_set_and_its_rest_is_cleared(tmp_path: Path) -
         "import os, sys; sys.path.insert(0, sys.argv[2]); from pathlib import Path; import test_faces as t;"
         "w = t.writer(Path(sys.argv[1])); t.fill(w); os._exit(9)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "set", Path(__file__).parent], check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "set", Path(__file__).parent], check=False)
     assert done.returncode == 9
     (rest,) = tmp_path.iterdir()
     assert ".partial-" in rest.name
@@ -301,9 +299,7 @@ def test_extra_arrays(tmp_path: Path) -> None:
 def test_a_million_pictures_open_at_once_without_memory(tmp_path: Path) -> None:
     """A sparse file of 12 GB: opening must neither read nor allocate it."""
     n = 1_000_000
-    w = FaceSetWriter(
-        tmp_path / "big", count=n, size=64, names=["x"], domains=["d"], attributes=["A"] * 1, info={}
-    )
+    w = FaceSetWriter(tmp_path / "big", count=n, size=64, names=["x"], domains=["d"], attributes=["A"] * 1, info={})
     w._written[:] = True
     w.close()
     program = (
@@ -314,9 +310,7 @@ def test_a_million_pictures_open_at_once_without_memory(tmp_path: Path) -> None:
     )
     if not Path("/proc/self/statm").exists():
         pytest.skip("no /proc on this system")
-    run = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "big"], check=True, capture_output=True, text=True
-    )
+    run = subprocess.run([sys.executable, "-c", program, tmp_path / "big"], check=True, capture_output=True, text=True)
     seconds, memory, count = run.stdout.split()
     assert int(count) == n
     assert float(seconds) < 1

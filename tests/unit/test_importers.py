@@ -163,9 +163,7 @@ def test_min_images_and_limit(people: Path, tmp_path: Path) -> None:
 def test_domains_from_folders(tmp_path: Path) -> None:
     for name in ("north/ann/1.png", "north/bob/1.png", "south/ann/1.png"):
         put(tmp_path / "src" / name, encoded(plain()))
-    faces = FaceSet.open(
-        import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, domains=True).path
-    )
+    faces = FaceSet.open(import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, domains=True).path)
     assert faces.domains == ["north", "south"]
     assert faces.names == ["north/ann", "north/bob", "south/ann"]
     assert faces.domain.tolist() == [0, 0, 1]

@@ -7,30 +7,43 @@ import sys
 
 import typer
 
-from visard.cli import data, evaluate, listing, report, run
 from visard.errors import VisardError
 
-app = typer.Typer(
-    name="visard",
-    help="Federated face recognition: train and adapt across parties whose pictures may not leave home.\n\n"
-    "Start with: visard run demo",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
-app.command("methods")(listing.methods)
-app.command("presets")(listing.presets)
-app.add_typer(data.app, name="data")
-app.command("run")(run.run)
-app.command("eval")(evaluate.evaluate)
-app.command("report")(report.report)
+DEPLOYMENT = ("keys", "server", "client")
+
+
+def commands(first: str) -> typer.Typer:
+    """The application for a command line; those of a deployment do not load torch, which takes seconds and memory."""
+    app = typer.Typer(
+        name="visard",
+        help="Federated face recognition: train and adapt across parties whose pictures may not leave home.\n\n"
+        "Start with: visard run demo",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        rich_markup_mode="rich",
+    )
+    if first not in DEPLOYMENT:
+        from visard.cli import data, evaluate, listing, report, run
+
+        app.command("methods")(listing.methods)
+        app.command("presets")(listing.presets)
+        app.add_typer(data.app, name="data")
+        app.command("run")(run.run)
+        app.command("eval")(evaluate.evaluate)
+        app.command("report")(report.report)
+    from visard.cli import deploy
+
+    app.add_typer(deploy.keys, name="keys")
+    app.command("server")(deploy.server)
+    app.command("client")(deploy.client)
+    return app
 
 
 def main() -> None:
     """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
     try:
-        app()
+        commands(sys.argv[1] if len(sys.argv) > 1 else "")()
     except VisardError as error:
         _say(str(error))
         sys.exit(error.exit_code)

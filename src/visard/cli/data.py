@@ -1,18 +1,20 @@
-"""`visard data make | import | list | show`."""
+"""`visard data make | import | export | list | show`."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from PIL import Image
 
 from visard.cli.console import bar, console, table
+from visard.data.exporting import export
 from visard.data.faces import FaceSet, describe, list_sets
 from visard.data.importing import import_faces
 from visard.data.locate import data_folder, find_set
+from visard.data.sources import SOURCES
 from visard.data.synthetic import SyntheticSpec, make
 from visard.errors import UsageError
 from visard.report.samples import contact_sheet
@@ -36,9 +38,7 @@ def make_set(
     Example: visard data make --identities 500 --domains north,south --out faces
     """
     spec = SyntheticSpec(identities, images, size, tuple(domains.split(",")), seed)
-    folder = (
-        out or data_folder() / f"synthetic-{identities}x{images}-{size}-{domains.replace(',', '+')}-{seed}"
-    )
+    folder = out or data_folder() / f"synthetic-{identities}x{images}-{size}-{domains.replace(',', '+')}-{seed}"
     with bar("drawing faces", identities * images) as shown:
         made = make(spec, folder, progress=shown.update)
     console.print(f"face set: {made}", highlight=False, soft_wrap=True)
@@ -46,13 +46,27 @@ def make_set(
 
 @app.command("import")
 def import_set(
-    kind: Annotated[str, typer.Argument(help="celeba, folder or lfw")],
-    source: Annotated[Path, typer.Argument(help="the folder with the files")],
+    kind: Annotated[str, typer.Argument(help=", ".join(SOURCES))],
+    source: Annotated[Path, typer.Argument(help="the file, or the folder with the files")],
     out: Out = None,
-    size: Annotated[int, typer.Option(help="pixels of a side")] = 64,
+    size: Annotated[
+        int | None,
+        typer.Option(help="pixels of a side (default: 64; 112 for bin, recordio, rfw and ijb)", show_default=False),
+    ] = None,
     min_images: Annotated[int, typer.Option(help="leave out people with fewer pictures")] = 1,
     limit: Annotated[int | None, typer.Option(help="at most so many people")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing set")] = False,
+    align: Annotated[
+        str | None, typer.Option(help="none, landmarks or haar (default: what suits the source)", show_default=False)
+    ] = None,
+    cascade: Annotated[Path | None, typer.Option(help="haar: another cascade file than OpenCV's own")] = None,
+    crop: Annotated[int | None, typer.Option(help="celeba, folder, lfw: centre square to keep, in pixels")] = None,
+    domains: Annotated[bool, typer.Option("--domains", help="folder: the outer folders are domains")] = False,
+    landmarks: Annotated[Path | None, typer.Option(help="folder, lfw: lines 'file x y x y x y x y x y'")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="folder: file_a,file_b,same as CSV; lfw: pairs.txt")] = None,
+    image: Annotated[str | None, typer.Option(help="parquet: column of pictures; webdataset: ending")] = None,
+    label: Annotated[str | None, typer.Option(help="parquet: column of people; webdataset: ending")] = None,
+    split: Annotated[str | None, typer.Option(help="parquet: only the files of this split")] = None,
 ) -> None:
     """Import pictures into a face set. Unreadable pictures are skipped, counted and listed.
 
@@ -61,8 +75,12 @@ def import_set(
       visard data import celeba downloads/celeba
 
       visard data import folder photos --out data/staff --size 112
+
+      visard data import bin lfw.bin --out lfw
     """
     folder = out or data_folder() / (kind if kind != "folder" else source.resolve().name)
+    given: dict[str, Any] = {"crop": crop, "domains": domains or None, "landmarks": landmarks, "pairs": pairs}
+    given |= {"image": image, "label": label, "split": split}
     with bar(f"importing {kind}", 1) as shown:
 
         def progress(done: int, total: int) -> None:
@@ -70,8 +88,9 @@ def import_set(
             shown.update(done)
 
         report = import_faces(
-            kind, source, folder, size=size, min_images=min_images, limit_identities=limit,
-            progress=progress, overwrite=overwrite,
+            kind, source, folder, size=size, min_images=min_images, limit_identities=limit, align=align,
+            cascade=cascade, progress=progress, overwrite=overwrite,
+            **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     console.print(f"{report.pictures} pictures of {report.identities} people", highlight=False)
     for file, reason in report.skipped[:10]:
@@ -79,6 +98,21 @@ def import_set(
     if len(report.skipped) > 10:
         console.print(f"[yellow]skipped[/yellow] {len(report.skipped) - 10} more", highlight=False)
     console.print(f"face set: {report.path}", highlight=False, soft_wrap=True)
+
+
+@app.command("export")
+def export_set(
+    name: Annotated[str, typer.Argument(metavar="DATASET", help="a folder, or a name in the data folder")],
+    file: Annotated[Path, typer.Argument(help="the file to write: .bin (pairs) or .rec (all pictures, with .idx)")],
+    pairs: Annotated[int, typer.Option(help=".bin of a set without pairs: how many to draw")] = 6000,
+    seed: Annotated[int, typer.Option(help="the same seed draws the same pairs")] = 0,
+) -> None:
+    """Write a face set as a verification set (.bin) or training set (.rec and .idx) for other tools.
+
+    Example: visard data export faces faces.bin --pairs 600
+    """
+    count = export(FaceSet.open(find_set(name)), file, pairs=pairs, seed=seed)
+    console.print(f"{count} pictures in {file}", highlight=False, soft_wrap=True)
 
 
 @app.command("list")
@@ -94,9 +128,7 @@ def list_all(
         raise UsageError(f"{folder} is not a folder")
     sets = [describe(FaceSet.open(path)) for path in list_sets(where)]
     if not sets:
-        console.print(
-            f"no face sets in {where} (make one: visard data make)", highlight=False, soft_wrap=True
-        )
+        console.print(f"no face sets in {where} (make one: visard data make)", highlight=False, soft_wrap=True)
         return
     rows = [(Path(s["path"]).name, s["kind"], s["pictures"], s["identities"], s["size"]) for s in sets]
     table(f"Face sets in {where}", ("name", "kind", "pictures", "people", "size"), rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from visard.cli.console import share, table
 from visard.config import DataSettings, EvaluationSettings
 
 
-class Protocol(str, Enum):
+class Protocol(StrEnum):
     """What can be tested."""
 
     verification = "verification"
@@ -49,9 +49,7 @@ def evaluate(
         rates = tuple(float(f) for f in far.split(","))
         settings = EvaluationSettings(pairs=pairs, far=rates, flip=flip)
     except ValueError:
-        raise UsageError(
-            f"--far {far} --pairs {pairs}: rates must be numbers in (0, 1), pairs at least 20"
-        ) from None
+        raise UsageError(f"--far {far} --pairs {pairs}: rates must be numbers in (0, 1), pairs at least 20") from None
     loaded = load_model(model)
     faces = open_faces(DataSettings(size=loaded.size)) if data == "synthetic" else open_data(data)
     protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
@@ -59,7 +57,5 @@ def evaluate(
     if as_json:
         print(json.dumps(figures, indent=1))
         return
-    rows = [
-        (r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None
-    ]
+    rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None]
     table(f"{model.name} on {data}", ("figure", "value", "95 % interval"), rows)

@@ -18,15 +18,14 @@ def run(
     source: Annotated[
         str | None, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")
     ] = None,
-    sets: Annotated[
-        list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")
+    sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")] = None,
+    engine: Annotated[str | None, typer.Option(help="where client steps run: auto, local, pool, flower")] = None,
+    server: Annotated[
+        Path | None, typer.Option(help="with --engine flower: the state folder of a running visard server")
     ] = None,
-    engine: Annotated[str | None, typer.Option(help="where client steps run: auto, local, pool")] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder (default: runs/<name>)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="replace an earlier run in the folder")
-    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
 ) -> None:
     """Train with a method and leave a run folder with figures, models, ledger and report.
 
@@ -42,12 +41,11 @@ def run(
     try:
         if source is None:
             if not (resume and out):
-                raise UsageError(
-                    "give a preset or a TOML file (visard presets lists them), or --resume with --out"
-                )
+                raise UsageError("give a preset or a TOML file (visard presets lists them), or --resume with --out")
             result = resume_run(out, watcher)
         else:
             overrides = [*(sets or []), *([f"engine.kind={engine}"] if engine else [])]
+            overrides += [f"engine.server={str(server.absolute())!r}"] if server else []
             result = run_settings(
                 source, out=out, overrides=overrides, resume=resume, overwrite=overwrite, watcher=watcher
             )  # fmt: skip
@@ -67,14 +65,12 @@ def show(result: Run) -> None:
         table(
             "Clients on their own held-out pictures",
             ("figure", "mean", "std", "worst", "worst client"),
-            [
-                (k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"])
-                for k, v in summary.items()
-            ],
+            [(k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"]) for k, v in summary.items()],
         )
     traffic = metrics["communication"]
     console.print(
-        f"{traffic['rounds']} rounds, {size(traffic['bytes_up'])} left the clients, {size(traffic['bytes_down'])} went to them",
+        f"{traffic['rounds']} rounds, {size(traffic['bytes_up'])} left the clients, "
+        f"{size(traffic['bytes_down'])} went to them",
         highlight=False,
     )
     console.print(f"report: {result.report}", highlight=False, soft_wrap=True)

@@ -88,6 +88,8 @@ class Container:
         if self._zip is not None:
             check_length(self._zip.getinfo(name).file_size)
             return self._zip.read(name)
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError("the file lies outside the folder")
         file = self.path / name
         check_length(file.stat().st_size)
         return file.read_bytes()
@@ -129,7 +131,7 @@ class Slices:
         check_length(length)
         with self.paths[self.path[item]].open("rb") as file:
             file.seek(int(self.start[item]))
-            data = file.read(length)
+            data: bytes = file.read(length)
         if len(data) != length:
             raise ValueError("the file is cut short")
         return data

@@ -47,9 +47,7 @@ def lognormal(
     return _by_counts(faces, identities, lognormal_counts(len(identities), clients, mu, sigma, rng))
 
 
-def dirichlet(
-    faces: FaceSet, identities: Ints, clients: int, alpha: float, rng: np.random.Generator
-) -> list[Ints]:
+def dirichlet(faces: FaceSet, identities: Ints, clients: int, alpha: float, rng: np.random.Generator) -> list[Ints]:
     """Label skew: the pictures of each identity are shared out as p ~ Dirichlet(alpha, ..., alpha)."""
     rows = rows_of(faces, identities)
     client = deal_by_dirichlet(faces.identity[rows].astype(np.int64), clients, alpha, rng)

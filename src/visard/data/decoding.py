@@ -80,28 +80,33 @@ class _Quiet:
 QUIET = _Quiet()  # damaged metadata makes decoders warn; what matters is raised
 
 
-def upright(data: bytes, shrink: float = 1.0) -> tuple[Image.Image, float]:
-    """Decode to RGB and turn upright (EXIF); also says by how much a JPEG was reduced, at most by `shrink` / 2."""
+def upright(data: bytes) -> Image.Image:
+    """The whole picture in RGB, turned upright (EXIF)."""
+    return _upright(data, None, 1)[0]
+
+
+def decode(data: bytes, size: int, crop: Crop) -> npt.NDArray[np.uint8]:
+    """Decode, turn upright (EXIF), crop the centre square and resize to (size, size, 3)."""
+    picture, side = _upright(data, crop, size)
+    return np.asarray(centre(picture, side, size))
+
+
+def _upright(data: bytes, crop: Crop | None, size: int) -> tuple[Image.Image, float]:
+    """The picture, reduced where `crop` to `size` allows it, and the side of the crop in its pixels."""
     with QUIET, Image.open(io.BytesIO(data), formats=_formats()) as picture:
         width, height = picture.size
         if width * height > MAX_PIXELS:
             raise ValueError(f"{width} x {height} pixels are too many")
-        if picture.format == "JPEG" and shrink > 4:
+        side = crop.square(width, height) if crop else min(width, height)
+        shrink = side / size
+        if crop and picture.format == "JPEG" and shrink > 4:
             # JPEG can be decoded at 1/2, 1/4, 1/8: much faster, and still twice the size that is needed
             picture.draft(None, (math.ceil(width * 2 / shrink), math.ceil(height * 2 / shrink)))
         reduction = width / picture.size[0]
         ImageOps.exif_transpose(picture, in_place=True)
         turned = _to_rgb(picture)
         turned.load()
-        return turned, reduction
-
-
-def decode(data: bytes, size: int, crop: Crop) -> npt.NDArray[np.uint8]:
-    """Decode, turn upright (EXIF), crop the centre square and resize to (size, size, 3)."""
-    with Image.open(io.BytesIO(data), formats=_formats()) as picture:
-        side = crop.square(*picture.size)
-    turned, reduction = upright(data, side / size)
-    return np.asarray(centre(turned, side / reduction, size))
+        return turned, side / reduction
 
 
 def centre(picture: Image.Image, side: float, size: int) -> Image.Image:

@@ -136,9 +136,7 @@ class FaceView:
 
     def __post_init__(self) -> None:
         if self.index.shape != self.labels.shape or self.index.ndim != 1:
-            raise VisardError(
-                f"view of {self.faces.path.name}: {len(self.index)} rows, {len(self.labels)} labels"
-            )
+            raise VisardError(f"view of {self.faces.path.name}: {len(self.index)} rows, {len(self.labels)} labels")
         if len(self.index) and not (self.index[0] >= 0 and self.index[-1] < len(self.faces)):
             raise VisardError(f"view of {self.faces.path.name}: a row is out of range")
         if (np.diff(self.index) < 0).any():

@@ -1,30 +1,32 @@
 """Import pictures from outside into a face set: decoded in parallel, bad ones skipped and listed."""
 
 import inspect
-import multiprocessing
 import os
-import sys
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.decoding import Container, Crop, decode_file
+from visard.data import align as alignment
+from visard.data.containers import Stream
+from visard.data.decoding import why_not
 from visard.data.faces import FaceSetWriter
+from visard.data.framing import ALIGNMENTS, Framing
 from visard.data.sources import SOURCES, Listing
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError
 from visard.names import did_you_mean
 
-CHUNK = 256  # pictures a worker decodes at a time
+CHUNK = 64  # pictures a thread decodes at a time
 LISTED = 1000  # skipped files that the set itself remembers
 Progress = Callable[[int, int], None]
-Decoded = tuple[npt.NDArray[np.uint8], list[str | None]]  # readable pictures; for each file None or why not
+Decoded = list[tuple[alignment.Pixels, alignment.Points | None] | str]  # a picture and its landmarks, or why not
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,11 @@ def import_faces(
     source: Path | str,
     out: Path | str,
     *,
-    size: int = 64,
+    size: int | None = None,
     min_images: int = 1,
     limit_identities: int | None = None,
+    align: str | None = None,
+    cascade: Path | str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
@@ -53,35 +57,40 @@ def import_faces(
     """Import `source` with importer `kind` into a new face set at `out`.
 
     Identities with fewer than `min_images` readable pictures are left out; `limit_identities` keeps the first
-    so many. `workers` processes decode (one per core by default) and `progress(done, total)` follows them.
+    so many. `size` is 64 or, for formats of aligned faces, 112 by default. `align` is none, landmarks or haar (with
+    another `cascade` file than OpenCV's own), by default what suits the source. `workers` threads decode (one per
+    core by default: decoders let other threads run) and `progress(done, total)` follows them.
     """
-    if size < 8 or min_images < 1 or (limit_identities is not None and limit_identities < 1):
-        raise UsageError("an import needs size >= 8, min_images >= 1 and limit_identities >= 1")
+    if (size is not None and not 8 <= size <= 4096) or min_images < 1 or (limit_identities or 1) < 1:
+        raise UsageError("an import needs size >= 8 and <= 4096, min_images >= 1 and limit_identities >= 1")
     listing = _read(kind, Path(source), options)
-    chosen = _choose(listing, min_images, limit_identities)
-    if not chosen:
-        raise UsageError(f"{source}: no identity has {min_images} pictures")
-    domains = sorted(set(listing.domains)) if listing.domains else [kind]
-    writer = FaceSetWriter(
-        Path(out),
-        count=len(chosen),
-        size=size,
-        names=sorted({printable(listing.identity[i]) for i in chosen}),
-        domains=domains,
-        attributes=listing.attribute_names,
-        info={"kind": kind, "source": printable(Path(source).name), **listing.info},
-        overwrite=overwrite,
-    )
-    with writer:
-        keeper = _Keeper(writer, listing, domains, min_images)
-        files = [listing.files[i] for i in chosen]
-        done = 0
-        for pictures, reasons in _decode_all(listing.container, files, size, listing.crop, workers):
-            keeper.add(chosen[done : done + len(reasons)], pictures, reasons)
-            done += len(reasons)
-            if progress is not None:
-                progress(done, len(files))
-        return keeper.finish(source)
+    try:
+        chosen = _choose(listing, min_images, limit_identities)
+        if not len(chosen):
+            raise UsageError(f"{source}: no identity has {min_images} pictures")
+        framing = _framing(kind, listing, align, Path(cascade) if cascade else None)
+        domains = sorted(set(listing.domains)) if listing.domains else [kind]
+        writer = FaceSetWriter(
+            Path(out),
+            count=len(chosen),
+            size=size or listing.size,
+            names=[printable(name) for name in listing.names],
+            domains=domains,
+            attributes=listing.attribute_names,
+            info={"kind": kind, "source": printable(Path(source).name), "align": framing.align, **listing.info},
+            overwrite=overwrite,
+        )
+        with writer:
+            keeper = _Keeper(writer, listing, domains, size or listing.size)
+            done = 0
+            for results in _decode_all(listing, framing, chosen, size or listing.size, workers):
+                keeper.add(chosen[done : done + len(results)].tolist(), results)
+                done += len(results)
+                if progress is not None:
+                    progress(done, len(chosen))
+            return keeper.finish(source, min_images)
+    finally:
+        listing.pictures.close()
 
 
 def _read(kind: str, source: Path, options: dict[str, Any]) -> Listing:
@@ -94,90 +103,94 @@ def _read(kind: str, source: Path, options: dict[str, Any]) -> Listing:
     return SOURCES[kind](source, **options)
 
 
-def _choose(listing: Listing, min_images: int, limit: int | None) -> list[int]:
-    """Items of the identities that are wanted, one identity after the other."""
-    groups: dict[str, list[int]] = {}
-    for i, name in enumerate(listing.identity):
-        groups.setdefault(name, []).append(i)
-    wanted = [items for items in groups.values() if len(items) >= min_images][:limit]
-    return [i for items in wanted for i in items]
+def _choose(listing: Listing, min_images: int, limit: int | None) -> npt.NDArray[np.int64]:
+    """The items of the identities that are wanted, in the order of the source."""
+    enough = np.bincount(listing.identity, minlength=len(listing.names)) >= min_images
+    enough[np.flatnonzero(enough)[limit:] if limit is not None else []] = False
+    return np.flatnonzero(enough[listing.identity])
+
+
+def _framing(kind: str, listing: Listing, align: str | None, cascade: Path | None) -> Framing:
+    wanted = align or listing.align
+    if wanted not in ALIGNMENTS:
+        raise UsageError(f"no alignment {wanted!r}{did_you_mean(wanted, ALIGNMENTS)}")
+    if wanted == "landmarks" and listing.landmarks is None and listing.boxes is None:
+        raise UsageError(f"alignment by landmarks: importer {kind} found no landmarks in this source")
+    if cascade is not None and wanted != "haar":
+        raise UsageError("a cascade is used only with alignment haar")
+    detect = alignment.Haar(cascade) if wanted == "haar" else None
+    if wanted == "landmarks":
+        listing.info["warp"] = alignment.warp_engine()
+    return Framing(listing.crop, wanted, listing.landmarks, listing.boxes, detect)
 
 
 class _Keeper:
-    """Writes readable pictures one after the other, and takes an identity back if too few were readable."""
+    """Writes readable pictures one after the other; at the end takes identities back that have too few."""
 
-    def __init__(self, writer: FaceSetWriter, listing: Listing, domains: list[str], min_images: int) -> None:
-        self.writer, self.listing, self.min_images = writer, listing, min_images
+    def __init__(self, writer: FaceSetWriter, listing: Listing, domains: list[str], size: int) -> None:
+        self.writer, self.listing, self.size = writer, listing, size
         self.domain_of = {name: number for number, name in enumerate(domains)}
-        self.names: list[str] = []
-        self.files: list[str] = []  # kept so far; row = position
-        self.start = 0  # first row of the identity at hand
+        self.items = array("q")  # that were kept; row = position
+        self.points: list[npt.NDArray[np.float32]] = []
         self.skipped: list[tuple[str, str]] = []
 
-    def add(self, items: list[int], pictures: npt.NDArray[np.uint8], reasons: list[str | None]) -> None:
-        """Store what was decoded of `items`, which continue where the last call ended."""
-        at = 0
-        for run in _runs([self.listing.identity[i] for i in items]):
-            if not self.names or self.names[-1] != self.listing.identity[items[run.start]]:
-                self._end_identity()
-                self.names.append(self.listing.identity[items[run.start]])
-                self.start = len(self.files)
-            good = [items[j] for j in range(run.start, run.stop) if reasons[j] is None]
-            for j in range(run.start, run.stop):
-                reason = reasons[j]
-                if reason is not None:
-                    self.skipped.append((printable(self.listing.files[items[j]]), reason))
-            self._write(good, pictures[at : at + len(good)])
-            at += len(good)
-
-    def _write(self, items: list[int], pictures: npt.NDArray[np.uint8]) -> None:
-        if not items:
+    def add(self, items: list[int], results: Decoded) -> None:
+        """Store what was decoded of `items`."""
+        good = []
+        for item, result in zip(items, results, strict=True):
+            if isinstance(result, str):
+                self._skip(item, result)
+            else:
+                good.append((item, *result))
+        if not good:
             return
-        marks = self.listing.attributes
-        domains = self.listing.domains
+        rows = [item for item, _, _ in good]
+        marks, domains = self.listing.attributes, self.listing.domains
         self.writer.write(
-            len(self.files),
-            pictures,
-            np.full(len(items), len(self.names) - 1),
-            [self.domain_of[domains[i]] if domains else 0 for i in items],
-            marks[items] if marks is not None else np.zeros((len(items), 0), np.int8),
-            [self.listing.files[i] for i in items],
+            len(self.items),
+            np.stack([picture for _, picture, _ in good]),
+            self.listing.identity[rows],
+            [self.domain_of[domains[i]] if domains else 0 for i in rows],
+            marks[rows] if marks is not None else np.zeros((len(rows), 0), np.int8),
+            [self.listing.files[i] for i in rows],
         )
-        self.files += [self.listing.files[i] for i in items]
+        self.items.extend(rows)
+        if self.listing.landmarks is not None:
+            self.points.append(np.array([points for _, _, points in good], np.float32))
 
-    def _end_identity(self) -> None:
-        kept = len(self.files) - self.start
-        if self.names and kept < self.min_images:
-            reason = f"only {kept} readable pictures of {printable(self.names.pop())}"
-            self.skipped += [(printable(file), reason) for file in self.files[self.start :]]
-            del self.files[self.start :]
+    def _skip(self, item: int, reason: str) -> None:
+        self.skipped.append((printable(self.listing.files[item]), reason))
 
-    def finish(self, source: Path | str) -> ImportReport:
+    def finish(self, source: Path | str, min_images: int) -> ImportReport:
         """Close the set with what is left."""
-        self._end_identity()
-        if not self.files:
+        items = np.array(self.items, np.int64)
+        identity = self.listing.identity[items]
+        counts = np.bincount(identity, minlength=len(self.listing.names))
+        keep = counts[identity] >= min_images
+        for item in items[~keep].tolist():
+            k = self.listing.identity[item]
+            self._skip(item, f"only {counts[k]} readable pictures of {printable(self.listing.names[k])}")
+        if not keep.any():
             file, reason = self.skipped[0]
-            raise VisardError(
-                f"{source}: not one of {len(self.skipped)} pictures could be used ({file}: {reason})"
-            )
-        if self.listing.extras is not None:
-            rows = {file: row for row, file in enumerate(self.files)}
-            for name, values in self.listing.extras(rows).items():
-                self.writer.attach(name, values)
+            raise UsageError(f"{source}: not one of {len(self.skipped)} pictures could be used ({file}: {reason})")
+        if not keep.all():
+            self.writer.drop(keep)
+        left = counts >= min_images
+        self.writer.renumber(np.cumsum(left) - 1)
+        self._attach(items[keep], keep)
         self.writer.info.update(self.listing.info)
         self.writer.info["skipped_count"] = len(self.skipped)
         self.writer.info["skipped"] = [list(entry) for entry in self.skipped[:LISTED]]
-        path = self.writer.close(len(self.files), [printable(name) for name in self.names])
-        return ImportReport(path, len(self.files), len(self.names), self.skipped)
+        names = [printable(name) for name, there in zip(self.listing.names, left, strict=True) if there]
+        count = int(keep.sum())
+        return ImportReport(self.writer.close(count, names), count, len(names), self.skipped)
 
-
-def _runs(names: list[str]) -> Iterator[slice]:
-    """Slices of equal neighbours."""
-    start = 0
-    for i in range(1, len(names) + 1):
-        if i == len(names) or names[i] != names[start]:
-            yield slice(start, i)
-            start = i
+    def _attach(self, items: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]) -> None:
+        if self.points:
+            self.writer.attach(alignment.LANDMARKS, np.concatenate(self.points)[keep])
+        if self.listing.extras is not None:
+            for name, values in self.listing.extras(items).items():
+                self.writer.attach(name, values)
 
 
 def printable(name: str) -> str:
@@ -185,56 +198,43 @@ def printable(name: str) -> str:
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
-_open: dict[Path, Container] = {}  # of a worker process: a zip's directory is read once, not for every chunk
-
-
-def _decode_chunk(path: Path, files: list[str], size: int, crop: Crop) -> Decoded:
-    container = _open.get(path) or _open.setdefault(path, Container(path))
-    results = [decode_file(container, name, size, crop) for name in files]
-    good = [result for result in results if not isinstance(result, str)]
-    pictures = np.stack(good) if good else np.zeros((0, size, size, 3), np.uint8)
-    return pictures, [result if isinstance(result, str) else None for result in results]
-
-
 def _decode_all(
-    path: Path, files: list[str], size: int, crop: Crop, workers: int | None
+    listing: Listing, framing: Framing, items: npt.NDArray[np.int64], size: int, workers: int | None
 ) -> Iterator[Decoded]:
     """Decode in order, a few chunks ahead of what is taken, so that memory stays bounded."""
-    chunks = [files[i : i + CHUNK] for i in range(0, len(files), CHUNK)]
-    workers = min(workers or os.cpu_count() or 1, len(chunks))
-    if workers <= 1 or not _main_can_be_imported():
+    pictures = listing.pictures
+
+    def decode_one(item: int, data: bytes | None) -> tuple[alignment.Pixels, alignment.Points | None] | str:
         try:
-            for chunk in chunks:
-                yield _decode_chunk(path, chunk, size, crop)
-        finally:
-            _close(path)
+            if data is None:
+                assert not isinstance(pictures, Stream)
+                data = pictures.read(item)
+            if not data:
+                return "the file is empty"
+            return framing(data, item, size)
+        except Exception as error:  # the reason goes into the report
+            return why_not(error)
+
+    def decode_chunk(chunk: list[tuple[int, bytes | None]]) -> Decoded:
+        return [decode_one(item, data) for item, data in chunk]
+
+    numbers = items.tolist()
+    # what is not a stream is read by the threads: a slow disk or network answers several at once
+    encoded: Iterator[bytes | None] = pictures.stream(numbers) if isinstance(pictures, Stream) else repeat(None)
+    pairs = zip(numbers, encoded, strict=False)
+    chunks = iter(lambda: list(islice(pairs, CHUNK)), [])
+    workers = workers or os.cpu_count() or 1
+    if workers <= 1:
+        yield from map(decode_chunk, chunks)
         return
-    start = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context(start))
+    pool = ThreadPoolExecutor(workers, "visard-decode")
     waiting: deque[Future[Decoded]] = deque()
     try:
         for chunk in chunks:
-            waiting.append(pool.submit(_decode_chunk, path, chunk, size, crop))
+            waiting.append(pool.submit(decode_chunk, chunk))
             if len(waiting) > 2 * workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except BrokenProcessPool:
-        raise VisardError(
-            f"{path}: a decoding process died (a script must import under `if __name__ == '__main__'`); "
-            "workers = 1 decodes without other processes"
-        ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _close(path: Path) -> None:
-    container = _open.pop(path, None)
-    if container is not None:
-        container.close()
-
-
-def _main_can_be_imported() -> bool:
-    """Worker processes load the main module again, which a program from standard input does not have."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return file is None or Path(file).exists()

@@ -44,6 +44,4 @@ def open_faces(data: DataSettings, progress: Progress | None = None) -> FaceSet:
         return FaceSet.open(find_set(data.source))
     spec = SyntheticSpec(data.identities, data.images_per_identity, data.size, data.domains, data.seed)
     total = data.identities * data.images_per_identity
-    return FaceSet.open(
-        cached(spec, progress=(lambda done: progress.rendering(done, total)) if progress else None)
-    )
+    return FaceSet.open(cached(spec, progress=(lambda done: progress.rendering(done, total)) if progress else None))

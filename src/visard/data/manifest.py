@@ -55,9 +55,7 @@ class Manifest:
         groups = self._groups()
         for number, (name, rows) in enumerate(groups):
             if len(rows) and rows.max() >= self.content.count:
-                raise VisardError(
-                    f"partition: row {rows.max()} of {name} is beyond {self.content.count} pictures"
-                )
+                raise VisardError(f"partition: row {rows.max()} of {name} is beyond {self.content.count} pictures")
             if len(np.unique(rows)) != len(rows):
                 raise VisardError(f"partition: {name} has a picture twice")
             taken = rows[owner[rows] >= 0]
@@ -124,9 +122,7 @@ class Manifest:
             )
         clients = {name: _client(faces, rows) for name, rows in self.content.clients.items()}
         unseen = {name: FaceView.of(faces, rows) for name, rows in self.content.unseen.items()}
-        check_disjoint(
-            (view for data in clients.values() for view in (data.train, data.val, data.test)), unseen
-        )
+        check_disjoint((view for data in clients.values() for view in (data.train, data.val, data.test)), unseen)
         return Federation(clients, unseen, tuple(self.content.hold_out), len(faces.names), self.hash)
 
 

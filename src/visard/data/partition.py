@@ -26,7 +26,8 @@ class PartitionSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["equal", "lognormal", "attribute", "one_identity", "domains", "dirichlet"] = "equal"
+    # parties: real clients bring their own pictures, and all of this set are test pictures
+    kind: Literal["equal", "lognormal", "attribute", "one_identity", "domains", "dirichlet", "parties"] = "equal"
     clients: Count | None = None  # number of clients; of target clients for kind = domains
     identities: Count | None = None  # given out in total (by domains: to the target clients); None = all
     test_identities: int = Field(0, ge=0)  # set aside as unseen test set, of each domain if there are several
@@ -74,6 +75,8 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     groups = domain_groups(faces, enough)
     if settings.kind == "domains":
         groups = _test_groups(faces, settings, source, target)
+    if settings.kind == "parties":
+        return _only_tests(faces, settings, seed, groups)
     unseen = _choose_unseen(groups, pictures, settings.test_identities, rng)
     taken = np.concatenate([np.zeros(0, np.int64), *unseen.values()])
     source, target = np.setdiff1d(source, taken), np.setdiff1d(target, taken)
@@ -96,6 +99,24 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         hold_out=list(owned)[len(owned) - settings.hold_out :],
     )
     return Manifest(content)
+
+
+def _only_tests(faces: FaceSet, settings: PartitionSettings, seed: int, groups: dict[str, Ints]) -> Manifest:
+    """A partition without clients: every picture is in the test set of its domain."""
+    unseen = {name: dealing.rows_of(faces, group).tolist() for name, group in groups.items()}
+    plain = settings.model_dump(mode="json")
+    return Manifest(
+        Content(
+            kind=settings.kind,
+            settings=plain,
+            seed=seed,
+            faces=faces.fingerprint(),
+            count=len(faces),
+            clients={},
+            unseen=unseen,
+            hold_out=[],
+        )
+    )
 
 
 def _sides(faces: FaceSet, settings: PartitionSettings, enough: Ints) -> tuple[Ints, Ints]:
@@ -126,9 +147,7 @@ def _test_groups(faces: FaceSet, settings: PartitionSettings, source: Ints, targ
     return groups
 
 
-def _choose_unseen(
-    groups: dict[str, Ints], pictures: Ints, wanted: int, rng: np.random.Generator
-) -> dict[str, Ints]:
+def _choose_unseen(groups: dict[str, Ints], pictures: Ints, wanted: int, rng: np.random.Generator) -> dict[str, Ints]:
     """`wanted` identities of each group, each with at least two pictures to compare."""
     if not wanted:
         return {}
@@ -161,14 +180,10 @@ def _deal(
         return dealing.named(dealing.by_attribute(faces, given, settings.attributes, settings.cap, rng))
     origin = dealing.pick(source, settings.source_identities, rng, "source_identities")
     targets = dealing.equal(faces, given, clients)
-    return {"source": dealing.rows_of(faces, origin)} | {
-        f"target-{i}": rows for i, rows in enumerate(targets)
-    }
+    return {"source": dealing.rows_of(faces, origin)} | {f"target-{i}": rows for i, rows in enumerate(targets)}
 
 
-def _split(
-    faces: FaceSet, rows: Ints, fractions: tuple[float, float, float], rng: np.random.Generator
-) -> ClientRows:
+def _split(faces: FaceSet, rows: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> ClientRows:
     part = split_by_identity(faces.identity[rows].astype(np.int64), fractions, rng)
     train, val, test = (rows[part == number].tolist() for number in range(3))
     return ClientRows(train=train, val=val, test=test)

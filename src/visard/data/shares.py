@@ -46,9 +46,7 @@ def position_in_group(group: Ints, rng: np.random.Generator) -> tuple[Ints, Ints
     return order, position.astype(np.int64), np.repeat(size, size).astype(np.int64)
 
 
-def split_by_identity(
-    identity: Ints, fractions: tuple[float, float, float], rng: np.random.Generator
-) -> Ints:
+def split_by_identity(identity: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> Ints:
     """0 train, 1 validation or 2 test for each picture, so that every identity is split like `fractions`.
 
     Picture j of n falls where (j + u) / n lies among the cumulated fractions, u ~ U(0, 1) per identity: each

@@ -74,7 +74,8 @@ def load_templates(faces: FaceSet, split: int | None = None) -> Templates:
         raise VisardError(f"{faces.path / f'scores_{k}.npy'} does not fit the templates")
     if table[:, 0].min(initial=0) < 0 or table[:, 0].max(initial=0) >= len(faces):
         raise VisardError(f"{faces.path / f'templates_{k}.npy'} has a row that is not in the set")
-    return Templates(*np.ascontiguousarray(table.T), score=scores)
+    row, template, media, subject = np.ascontiguousarray(table.T)
+    return Templates(row, template, media, subject, scores)
 
 
 def load_template_pairs(faces: FaceSet, split: int | None = None) -> TemplatePairs:

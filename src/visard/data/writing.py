@@ -2,15 +2,34 @@
 
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from visard.data.layout import ARRAYS, FILES, HEADER, array_path, flush_to_disk, make_header
 from visard.errors import UsageError, VisardError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write beside `path`, which takes its place only if the block ends well."""
+    beside = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise VisardError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
 
 
 class FaceSetWriter:
@@ -77,9 +96,7 @@ class FaceSetWriter:
         """Write the .npy header for `count` pictures and return its length."""
         shape = (count, self._header.size, self._header.size, 3)
         self._images.seek(0)
-        np.lib.format.write_array_header_1_0(
-            self._images, {"descr": "|u1", "fortran_order": False, "shape": shape}
-        )
+        np.lib.format.write_array_header_1_0(self._images, {"descr": "|u1", "fortran_order": False, "shape": shape})
         return self._images.tell()
 
     def write(
@@ -101,15 +118,8 @@ class FaceSetWriter:
                 f"{self.out}: pictures are {images.dtype} {images.shape}, not uint8 of size {header.size}"
             )
         if start < 0 or start + n > header.count:
-            raise VisardError(
-                f"{self.out}: rows {start} to {start + n - 1} do not fit {header.count} pictures"
-            )
-        if (
-            ids.shape != (n,)
-            or doms.shape != (n,)
-            or marks.shape != (n, len(header.attributes))
-            or len(files) != n
-        ):
+            raise VisardError(f"{self.out}: rows {start} to {start + n - 1} do not fit {header.count} pictures")
+        if ids.shape != (n,) or doms.shape != (n,) or marks.shape != (n, len(header.attributes)) or len(files) != n:
             raise VisardError(f"{self.out}: labels do not fit {n} pictures at row {start}")
         if n and not (ids.min() >= 0 and ids.max() < len(header.names)):
             raise VisardError(f"{self.out}: identity out of range at row {start}")
@@ -135,6 +145,28 @@ class FaceSetWriter:
             flush_to_disk(array_path(self.folder, name))
         except OSError as error:
             raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    def drop(self, keep: npt.NDArray[np.bool_]) -> int:
+        """Of the first len(keep) rows leave those where `keep` is true, moved together; returns how many there are."""
+        rows = np.flatnonzero(keep)
+        try:
+            for row, old in enumerate(rows):
+                if row != old:
+                    self._images.seek(self._offset + int(old) * self._picture_bytes)
+                    picture = self._images.read(self._picture_bytes)
+                    self._images.seek(self._offset + row * self._picture_bytes)
+                    self._images.write(picture)
+        except OSError as error:
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+        for labels in (self._identity, self._domain, self._attributes, self._written):
+            labels[: len(rows)] = labels[rows]
+        self._written[len(rows) :] = False
+        self._files[: len(rows)] = [self._files[row] for row in rows]
+        return len(rows)
+
+    def renumber(self, identity: npt.NDArray[np.integer[Any]]) -> None:
+        """Replace identity number k by identity[k] everywhere; `close` checks that it has a name."""
+        self._identity = identity.astype(np.int32)[self._identity]
 
     def close(self, count: int | None = None, names: list[str] | None = None) -> Path:
         """Finish with the first `count` rows (all by default) and move the set to its place.

@@ -68,20 +68,18 @@ class Checkpoint:
         manifest = read_json(self.folder / "manifest.json")
         try:
             version, run_hash = manifest["version"], manifest["run"]
-            position = Position(
-                **{k: manifest[k] for k in ("step", "ledger_bytes", "server", "clients", "digests")}
-            )
+            position = Position(**{k: manifest[k] for k in ("step", "ledger_bytes", "server", "clients", "digests")})
         except (KeyError, TypeError):
             raise VisardError(f"{self.folder / 'manifest.json'} is not a checkpoint of visard") from None
         if version != VERSION:
             raise VisardError(f"{self.folder} is of checkpoint format {version}, this visard reads {VERSION}")
         if run_hash != self.run_hash:
-            raise VisardError(
-                f"{self.folder} belongs to a run with other settings: resume with its own config.toml"
-            )
+            raise VisardError(f"{self.folder} belongs to a run with other settings: resume with its own config.toml")
         if manifest.get("remote", False) is not self.remote:
             where = "at the parties" if manifest.get("remote", False) else "in this folder"
-            raise VisardError(f"{self.folder}: the clients' states of this run are {where}: resume it with the same engine")
+            raise VisardError(
+                f"{self.folder}: the clients' states of this run are {where}: resume it with the same engine"
+            )
         self.committed = position
         self._sweep()
         return True

@@ -108,11 +108,7 @@ def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) 
         tensors[key := str(len(tensors))] = value.detach().contiguous()
         return {"t": key}
     if isinstance(value, bytes | bytearray):
-        buffer = (
-            torch.frombuffer(bytearray(value), dtype=torch.uint8)
-            if value
-            else torch.zeros(0, dtype=torch.uint8)
-        )
+        buffer = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.zeros(0, dtype=torch.uint8)
         tensors[key := str(len(tensors))] = buffer
         return {"b": key}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -127,9 +123,7 @@ def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) 
     raise CodecError(f"{where} is a {type(value).__name__}, which cannot be sent")
 
 
-def _build(
-    tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str
-) -> Any:
+def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str) -> Any:
     """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
     if depth > MAX_DEPTH:
         raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")

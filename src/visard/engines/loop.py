@@ -62,7 +62,7 @@ def run_rounds(
     """Run what is left of a method, from the last committed round on; returns the final server state."""
     plan = rounds_of(method)
     if states.committed.step:
-        server = states.server_state(get_type_hints(type(method).start)["return"])
+        server: S = states.server_state(get_type_hints(type(method).start)["return"])
     else:
         server = method.start(network.world.setup())
     for step in range(states.committed.step, len(plan)):
@@ -102,9 +102,7 @@ def _evaluate(
     begun = time.perf_counter()
     figures = evaluate(server, network)
     _tell_problems(events, watcher, f"{stage}/evaluation", round, network.traffic)
-    events.write(
-        "evaluation", stage=stage, round=round, step=step, seconds=time.perf_counter() - begun, **figures
-    )
+    events.write("evaluation", stage=stage, round=round, step=step, seconds=time.perf_counter() - begun, **figures)
     watcher.evaluation(figures)
 
 

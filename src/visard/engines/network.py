@@ -58,7 +58,7 @@ class EngineNetwork(ABC):
     ) -> Iterator[Outcome]:
         """One outcome for each message, in the order of `messages`."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Let go of processes and connections."""
 
     def begin(self, stage: str, round: int) -> None:

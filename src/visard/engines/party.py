@@ -130,6 +130,8 @@ class Party:
         try:
             check_names(request)
             world, method = self.world(request.settings)
+            if not request.client:
+                return pack(Answer(*request.place, roles=presence(world, bool(request.settings.get("own"))))), b""
             if request.client not in world.clients:
                 raise VisardError(f"{request.client!r} is not a role of this party")
             if request.keep:
@@ -174,6 +176,16 @@ class Party:
             spec = {k: str(request.settings["spec"][k]) for k in ("model", "embedding", "size")}
             save_model(self.models / f"{request.keep}.safetensors", own, spec)
         return Answer(*request.place)
+
+
+def presence(world: World, own: bool) -> dict[str, dict[str, int]]:
+    """The roles of a party; what it says of its data only where the server cannot know it."""
+    if not own:
+        return {role: {} for role in world.clients}
+    return {
+        role: {"identities": data.n_classes, "pictures": len(data.train) + len(data.val) + len(data.test)}
+        for role, data in world.clients.items()
+    }
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ class Done(Generic[R]):
     seconds: float
 
 
-def perform(
-    world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place
-) -> Done[R]:
+def perform(world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place) -> Done[R]:
     """Run `step` at `client`; reply and state share no memory with anything that lives on."""
     path = (place.stage, place.round, place.ask, client)
     torch.manual_seed(derive(world.seed, *path, "default"))  # for layers that draw by themselves

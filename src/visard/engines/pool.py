@@ -80,9 +80,7 @@ class Task:
 class PoolNetwork(EngineNetwork):
     """Runs client steps in worker processes."""
 
-    def __init__(
-        self, world: World, states: Checkpoint, ledger: Ledger | None, recipe: Recipe, workers: int
-    ) -> None:
+    def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None, recipe: Recipe, workers: int) -> None:
         super().__init__(world, states, ledger)
         self.recipe = recipe
         self.memory = memory_folder()
@@ -191,9 +189,7 @@ class PoolNetwork(EngineNetwork):
             results += self._lost(worker, [], "no reply before the time limit")
         return results
 
-    def _lost(
-        self, worker: Worker, retries: list[Task], why: str
-    ) -> list[tuple[Worker, tuple[int, Outcome]]]:
+    def _lost(self, worker: Worker, retries: list[Task], why: str) -> list[tuple[Worker, tuple[int, Outcome]]]:
         """Replace a worker; its step is tried once more if it just died."""
         if not worker.ready:
             code = worker.process.wait()
@@ -210,9 +206,7 @@ class PoolNetwork(EngineNetwork):
 
     def _read(self, step: BoundStep[M, R], task: Task, answer: dict[str, Any]) -> tuple[int, Outcome]:
         if "failure" in answer:
-            return task.position, Outcome(
-                task.client, failure=answer["failure"], traceback=answer.get("traceback")
-            )
+            return task.position, Outcome(task.client, failure=answer["failure"], traceback=answer.get("traceback"))
         path = Path(task.request["reply"])
         try:
             reply = read(answer["reply"], step.types[1], path)

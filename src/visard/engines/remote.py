@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
-from visard.core import BoundStep, ClientId, M, R
+from visard.core import BoundStep, ClientId, M, R, Weights
 from visard.engines.checkpoint import Checkpoint, StateFile
 from visard.engines.codec import CodecError, decode, encode
 from visard.engines.network import EngineNetwork, Outcome
+from visard.engines.party import Basis
 from visard.engines.perform import Place
 from visard.engines.wire import Answer, Request, WireError, pack, unpack
 from visard.engines.world import World
@@ -52,6 +54,14 @@ class Link(ABC):
     def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
         """Answers that have come in for these requests."""
 
+    def introduce(self, run: str, told: dict[str, Any]) -> None:
+        """Set what parties are told of the run when they are asked for their roles."""
+        raise NotImplementedError
+
+    def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
+        """Wait for `count` roles to be taken; returns what each party says of its data."""
+        raise NotImplementedError
+
     def close(self) -> None:
         """Let go of connections and processes."""
 
@@ -61,9 +71,12 @@ class Sent:
     """A request on its way."""
 
     position: int
-    client: ClientId
     request: Request
     deadline: float
+
+    @property
+    def client(self) -> ClientId:
+        return self.request.client
 
 
 class RemoteNetwork(EngineNetwork):
@@ -90,28 +103,44 @@ class RemoteNetwork(EngineNetwork):
         self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
     ) -> Iterator[Outcome]:
         self.link.gather(list(messages), self.world.replies_needed(len(messages)))
-        line = iter(enumerate(messages.items()))
+        requests = ((self.request(c, step.name, place, timeout), m) for c, m in messages.items())
+        for sent, reply in self._exchange(requests, len(messages)):
+            yield read(step, sent, reply)
+
+    def keep(self, theta: Weights | None, name: str) -> dict[ClientId, str]:
+        """Let every client make its own model from `theta` and keep it at its party; returns who failed and why."""
+        place, basis = Place("keep", 0, 1), Basis(theta)
+        self.link.gather(self.clients, 0)
+        timeout = self.world.timeout
+        requests = ((self.request(c, "", place, timeout, f"{name}-{quote(c, safe='')}"), basis) for c in self.clients)
+        answers = self._exchange(requests, len(self.clients))
+        failures = {sent.client: failure_of(sent, reply) for sent, reply in answers}
+        return {client: failure for client, failure in failures.items() if failure is not None}
+
+    def _exchange(self, requests: Iterator[tuple[Request, Any]], count: int) -> Iterator[tuple[Sent, Reply]]:
+        """Send requests with their messages and hand over the replies in the same order."""
         sent: dict[str, Sent] = {}
-        finished: dict[int, Outcome] = {}
-        given, last = 0, (object(), b"")
-        while given < len(messages):
-            while len(sent) + len(finished) < self.link.window and (entry := next(line, None)) is not None:
-                position, (client, message) = entry
+        finished: dict[int, tuple[Sent, Reply]] = {}
+        given, position, last = 0, 0, (object(), b"")
+        while given < count:
+            while len(sent) + len(finished) < self.link.window and (entry := next(requests, None)) is not None:
+                request, message = entry
                 if message is not last[0]:
                     last = (message, encode(message))
-                request = self.request(client, step.name, place, timeout)
-                number = self.link.send(client, pack(request), last[1], timeout)
+                deadline = time.monotonic() + request.timeout * self.link.queue
+                now = Sent(position, request, deadline)
+                number = self.link.send(request.client, pack(request), last[1], request.timeout)
                 if number is None:
-                    finished[position] = Outcome(client, failure="its node is not connected")
+                    finished[position] = now, Reply(failure="its node is not connected")
                 else:
-                    deadline = time.monotonic() + timeout * self.link.queue
-                    sent[number] = Sent(position, client, request, deadline)
+                    sent[number] = now
+                position += 1
             for number, reply in self.link.receive(list(sent)).items():
                 done = sent.pop(number)
-                finished[done.position] = read(step, done, reply)
+                finished[done.position] = done, reply
             for number in [n for n, s in sent.items() if time.monotonic() > s.deadline]:
                 late = sent.pop(number)
-                finished[late.position] = Outcome(late.client, failure=LATE)
+                finished[late.position] = late, Reply(failure=LATE)
             if given not in finished and sent:
                 time.sleep(self.link.poll)
             while given in finished:
@@ -142,21 +171,29 @@ def plain(text: str) -> str:
     return "".join(c for c in text if c.isprintable())[:500]
 
 
-def read(step: BoundStep[Any, Any], sent: Sent, reply: Reply) -> Outcome:
-    """The outcome of a reply; one that does not belong to its request, or is malformed, is refused."""
+def failure_of(sent: Sent, reply: Reply) -> str | None:
+    """Why a reply does not count: it failed, is malformed, or does not belong to its request."""
     if reply.failure is not None:
-        return Outcome(sent.client, failure=reply.failure)
+        return plain(reply.failure)
     try:
         answer = unpack(reply.header, Answer)
     except WireError as error:
-        return Outcome(sent.client, failure=f"reply refused: {error}")
+        return f"reply refused: {plain(str(error))}"
     if answer.place != sent.request.place:
-        stage, number, ask = plain(answer.stage), answer.round, answer.ask
-        return Outcome(sent.client, failure=f"reply refused: it belongs to {stage} round {number}, ask {ask}")
+        return f"reply refused: it belongs to {plain(answer.stage)} round {answer.round}, ask {answer.ask}"
     if answer.failure is not None:
-        return Outcome(sent.client, failure=plain(answer.failure), traceback=answer.traceback)
+        return plain(answer.failure)
     if answer.state is not None and answer.state[0] != sent.request.new_state:
-        return Outcome(sent.client, failure="reply refused: its state has another name than asked for")
+        return "reply refused: its state has another name than asked for"
+    return None
+
+
+def read(step: BoundStep[Any, Any], sent: Sent, reply: Reply) -> Outcome:
+    """The outcome of a reply."""
+    if failure := failure_of(sent, reply):
+        trace = unpack(reply.header, Answer).traceback if reply.header and "refused" not in failure else None
+        return Outcome(sent.client, failure=failure, traceback=trace)
+    answer = unpack(reply.header, Answer)
     try:
         value = decode(reply.payload, step.types[1])
     except CodecError as error:

@@ -6,20 +6,20 @@ A tensor that many messages of one ask carry (the global weights) is written onc
 from __future__ import annotations
 
 import os
-import socket
-import struct
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from visard.engines.codec import build, flatten
+from visard.engines.frames import receive, send
 
-_LENGTH = struct.Struct("<Q")
+__all__ = ["Bundle", "Mapped", "memory_folder", "read", "receive", "send"]
+
 MEMORY = Path("/dev/shm")
 
 
@@ -66,7 +66,7 @@ class Mapped(Mapping[str, Tensor]):
     """The tensors of a bundle, read when asked for."""
 
     def __init__(self, path: Path) -> None:
-        self._file = safe_open(path, framework="pt")
+        self._file = cast(Any, safe_open(path, framework="pt"))
         self._keys = set(self._file.keys())
 
     def __getitem__(self, key: str) -> Tensor:
@@ -98,27 +98,3 @@ def _rename(tree: Any, names: dict[str, str]) -> Any:
         if mark in ("d", "m"):
             return {mark: {k: _rename(v, names) for k, v in body.items()}}
     return tree
-
-
-def send(channel: socket.socket, frame: bytes) -> None:
-    """Send one frame."""
-    channel.sendall(_LENGTH.pack(len(frame)) + frame)
-
-
-def receive(channel: socket.socket) -> bytes | None:
-    """The next frame, or None when the other side is gone."""
-    head = _exactly(channel, _LENGTH.size)
-    return None if head is None else _exactly(channel, _LENGTH.unpack(head)[0])
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        try:
-            part = channel.recv(min(count - len(parts), 1 << 20))
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)

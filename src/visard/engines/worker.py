@@ -5,6 +5,7 @@ Started by `engines.pool` as `python -m visard.engines.worker FD`; frames of JSO
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -45,9 +46,7 @@ def answer(world: World, method: Method[Any], task: dict[str, Any]) -> dict[str,
         before = StateFile(*task["state"]) if task["state"] else None
         states = Path(task["states"])
         message = read(task["message"], step.types[0], Path(task["bundle"]))
-        done = perform(
-            world, step, task["client"], message, read_state(states, before), Place(*task["place"])
-        )
+        done = perform(world, step, task["client"], message, read_state(states, before), Place(*task["place"]))
         after = write_state(states, task["new_state"], done.state, before)
         bundle = Bundle(Path(task["reply"]))
         tree = bundle.tree(done.reply)
@@ -68,8 +67,5 @@ def answer(world: World, method: Method[Any], task: dict[str, Any]) -> dict[str,
 if __name__ == "__main__":
     os.environ["VISARD_WORKER"] = "1"
     torch.set_num_threads(1)
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        try:
-            serve(connection)
-        except (BrokenPipeError, KeyboardInterrupt):
-            pass
+    with socket.socket(fileno=int(sys.argv[1])) as connection, contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
+        serve(connection)

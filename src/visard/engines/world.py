@@ -71,9 +71,7 @@ def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dic
     def merge(views: list[FaceView]) -> FaceView:
         return FaceView.of(views[0].faces, np.concatenate([v.index for v in views]), classes)
 
-    pool = ClientData(
-        merge([p.train for p in parts]), merge([p.val for p in parts]), merge([p.test for p in parts])
-    )
+    pool = ClientData(merge([p.train for p in parts]), merge([p.val for p in parts]), merge([p.test for p in parts]))
     return replace(world, clients={**world.clients, "pool": pool}, training=("pool",), _network=None), left
 
 

@@ -15,9 +15,7 @@ from visard.ops.training import load_weights
 FAR = (0.1, 0.01)
 
 
-def score_client(
-    client: Client, theta: Weights | None, benchmarks: tuple[str, ...]
-) -> tuple[dict[str, float], int]:
+def score_client(client: Client, theta: Weights | None, benchmarks: tuple[str, ...]) -> tuple[dict[str, float], int]:
     """Figures of the client's test pictures and of the named public test sets, and the number of test pictures.
 
     Verification: all pairs of its test pictures. Identification: gallery = mean features of its training

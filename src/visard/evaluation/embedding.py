@@ -15,9 +15,7 @@ from visard.data.faces import FaceView
 BATCH = 256
 
 
-def embed(
-    model: nn.Module, view: FaceView, *, flip: bool = False, batch: int = BATCH
-) -> npt.NDArray[np.float32]:
+def embed(model: nn.Module, view: FaceView, *, flip: bool = False, batch: int = BATCH) -> npt.NDArray[np.float32]:
     """Features (n, E) of the pictures of a view; with `flip` the sum over picture and mirror image."""
     chunks = (view.batch(np.arange(i, min(i + batch, len(view)))) for i in range(0, len(view), batch))
     return _embed(model, chunks, flip, view.faces.size)
@@ -31,9 +29,7 @@ def embed_pictures(
     return _embed(model, chunks, flip, pictures.shape[1])
 
 
-def _embed(
-    model: nn.Module, chunks: Iterable[npt.NDArray[np.uint8]], flip: bool, size: int
-) -> npt.NDArray[np.float32]:
+def _embed(model: nn.Module, chunks: Iterable[npt.NDArray[np.uint8]], flip: bool, size: int) -> npt.NDArray[np.float32]:
     model.eval()
     parts = []
     with torch.inference_mode():
@@ -45,5 +41,6 @@ def _embed(
                 features = features + model.forward(x.flip(3))
             parts.append(features.float().numpy())
         if not parts:  # the width of the features is known to the network alone
-            return model.forward(torch.zeros(2, 3, size, size)).numpy()[:0]
+            width = model.forward(torch.zeros(2, 3, size, size)).shape[1]
+            return np.zeros((0, width), np.float32)
     return np.concatenate(parts)

@@ -29,9 +29,7 @@ class Settings(Protocol):
 
 def verification(features: Features, identity: Identity, settings: Settings, seed: int = 0) -> dict[str, Any]:
     """TAR at FAR, EER and AUC over all pairs, and the ten-fold accuracy over balanced pairs, as plain values."""
-    every = verify_all(
-        features, identity, far=settings.far, bootstrap=settings.bootstrap, seed=seed
-    ).to_dict()
+    every = verify_all(features, identity, far=settings.far, bootstrap=settings.bootstrap, seed=seed).to_dict()
     chosen = make_pairs(identity, _pairs(identity, settings.pairs), seed)
     folds = verify_pairs(
         features, chosen.pairs, chosen.same, identity=identity, bootstrap=settings.bootstrap, seed=seed
@@ -59,15 +57,11 @@ def _pairs(identity: Identity, wanted: int) -> int:
     impostors = len(identity) * (len(identity) - 1) // 2 - genuine
     possible = 2 * min(genuine, impostors)
     if possible < 20:
-        raise VisardError(
-            f"the test set has {genuine} genuine and {impostors} impostor pairs: too few for ten folds"
-        )
+        raise VisardError(f"the test set has {genuine} genuine and {impostors} impostor pairs: too few for ten folds")
     return min(wanted, possible // 2 * 2)
 
 
-def identification(
-    features: Features, identity: Identity, settings: Settings, seed: int = 0
-) -> dict[str, Any]:
+def identification(features: Features, identity: Identity, settings: Settings, seed: int = 0) -> dict[str, Any]:
     """Rank-k and TPIR at FPIR: one picture of most people as gallery, the rest as probes, as plain values."""
     parts = split_gallery(identity, seed)
     result = identify(

@@ -94,6 +94,13 @@ def allowed(target: float, total: int) -> int:
     return k
 
 
+def known_rule(rule: str) -> str:
+    """The rule, if there is such a one."""
+    if rule not in RULES:
+        raise UsageError(f"rule: {rule!r} is not one of {', '.join(RULES)}")
+    return rule
+
+
 def _closed(steps: Steps, *corners: int) -> set[int]:
     """The bins that the steps into these corners cross: what hides the exact scores there."""
     return {int(steps.bin[i]) for i in corners if i < len(steps.bin)} - {-1}
@@ -181,9 +188,7 @@ def area(steps: Steps) -> tuple[float, float]:
 
 def far_point(steps: Steps, target: float, rule: str) -> tuple[FarPoint, set[int]]:
     """TAR at a target FAR by the named rule, and the bins that must be opened before it is final."""
-    if rule not in RULES:
-        raise UsageError(f"rule: {rule!r} is not one of {', '.join(RULES)}")
-    i, missing = (conservative if rule == "conservative" else nearest)(steps, target)
+    i, missing = (conservative if known_rule(rule) == "conservative" else nearest)(steps, target)
     false, true = int(steps.false[i]), int(steps.true[i])
     threshold = float(steps.threshold[i])
     if i == 0:  # nothing may be accepted: just above the largest score

@@ -25,9 +25,7 @@ def figures_of_round(
     return {"generic": generic, "clients": _clients(settings, method, world, server, net)["summary"]}
 
 
-def final_metrics(
-    settings: Settings, method: Method[Any], world: World, server: Any, net: Network
-) -> dict[str, Any]:
+def final_metrics(settings: Settings, method: Method[Any], world: World, server: Any, net: Network) -> dict[str, Any]:
     """`metrics.json`, but for the traffic that the event log knows."""
     generic = _generic(settings, settings.evaluation, method, world, server)
     for test in generic.values():
@@ -60,14 +58,12 @@ def _generic(
     return tests
 
 
-def _clients(
-    settings: Settings, method: Method[Any], world: World, server: Any, net: Network
-) -> dict[str, Any]:
+def _clients(settings: Settings, method: Method[Any], world: World, server: Any, net: Network) -> dict[str, Any]:
     if not settings.evaluation.clients or method.pools:
         return {"figures": {}, "summary": {}}
     public = tuple(world.benchmarks) if settings.evaluation.client_benchmarks else ()
     request = ScoreRequest(method.basis(server), public)
-    scores = net.ask(method.score, {c: request for c in net.clients}, min_replies=0)
+    scores = net.ask(method.score, dict.fromkeys(net.clients, request), min_replies=0)
     figures = {c: s.figures for c, s in scores.items()}
     summary = {name: s.to_dict() for name, s in summarise(figures).items()} if figures else {}
     return {"figures": figures, "summary": summary}

@@ -22,7 +22,7 @@ from visard.evaluation.bins import BINS, bin_of, distinct, edges
 from visard.evaluation.grid import Grid
 from visard.evaluation.inputs import Floats, Ints, shares
 from visard.evaluation.results import Result
-from visard.evaluation.roc import Curve, FarPoint, Steps, area, curve, equal_error, far_point
+from visard.evaluation.roc import Curve, FarPoint, Steps, area, curve, equal_error, far_point, known_rule
 from visard.evaluation.sweep import (
     Counted,
     Progress,
@@ -113,6 +113,7 @@ def stream_roc(
     """
     limits = limits or Limits()
     targets = shares(far, "far")
+    known_rule(rule)  # said before the work, not after it
     grid = Grid.build(features, identity, against, exclude, limits.tile)
     G, N = grid.counts
     _both_kinds(G, N)

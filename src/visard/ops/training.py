@@ -120,11 +120,7 @@ def train(
         weight_decay=training.weight_decay,
         foreach=True,
     )
-    anchored = (
-        [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad]
-        if mu
-        else []
-    )
+    anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
     model.train()
     head.train()
     total, steps, pictures = torch.zeros((), dtype=torch.float64), 0, 0
@@ -165,9 +161,7 @@ def load_weights(model: nn.Module, weights: Weights) -> None:
     with torch.no_grad():
         for key, value in own.items():
             if value.shape != weights[key].shape:
-                raise VisardError(
-                    f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}"
-                )
+                raise VisardError(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
             value.copy_(weights[key])
 
 

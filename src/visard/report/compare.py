@@ -31,7 +31,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 def summary(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Which runs, and whether they used the same data."""
-    each = listing([f"{name} ({run.method})" for name, run in zip(names, runs, strict=True)])
+    said = [n if n == run.method else f"{n} ({run.method})" for n, run in zip(names, runs, strict=True)]
     prints = {mapping(run.started.get("data")).get("fingerprint") for run in runs}
     if None in prints:
         same = ""
@@ -39,7 +39,7 @@ def summary(runs: Sequence[Run], names: Sequence[str]) -> str:
         same = " All on the same data."
     else:
         same = " They used different data: compare their figures with care."
-    return f"{each}.{same} Differences are to the first run."
+    return f"{listing(said)}.{same} Differences are to the first run."
 
 
 def sections(runs: Sequence[Run], names: Sequence[str]) -> list[Section]:

@@ -206,4 +206,13 @@ def leaving_by_round(run: Run, by_round: dict[tuple[str, int], dict[str, int]], 
     layout: Json = {"barmode": "stack", "bargap": 0.25, "hovermode": "x unified", "showlegend": True}
     layout |= {"xaxis": round_axis(last_round(run)), "yaxis": y_axis} | marks(run)
     alt = f"Bytes that left the clients by round and kind: {', '.join(kinds)}."
-    return [Chart("leaving", "What left, by round and kind", alt, data, layout, "All clients together.")]
+    return [
+        Chart(
+            "leaving",
+            "What left, by round and kind",
+            alt,
+            data,
+            layout,
+            "All clients together, with the evaluations between rounds.",
+        )
+    ]

@@ -73,6 +73,8 @@ def describe(key: str) -> Figure:
         return rank(int(match[1]), key)
     if match := TPIR.match(key):
         return tpir_at(float(match[1]), key)
+    if name == "lr":
+        return Figure(key, "Learning rate")
     lower = bool(LOWER.search(key))
     is_share = bool(SHARES.match(key))
     better = False if lower else True if is_share else None

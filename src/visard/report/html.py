@@ -19,7 +19,7 @@ from visard.report import compare, single
 from visard.report.leaving import add_up
 from visard.report.parts import Section
 from visard.report.runs import Run, read_run
-from visard.report.samples import Samples
+from visard.report.samples import Samples, kept_samples
 from visard.report.words import esc, script_json
 
 
@@ -28,6 +28,7 @@ def build_report(runs: Sequence[Path | str], out: Path | str | None = None, samp
 
     Without `out`: `report.html` in the folder of the one run, `comparison.html` here for several. `samples`
     are pictures (N, H, W, 3), or one such array for each client; only a run on synthetic faces may show any.
+    By default the `samples.npy` that such a run leaves in its folder.
     """
     if isinstance(runs, str | Path):
         runs = [runs]
@@ -36,6 +37,8 @@ def build_report(runs: Sequence[Path | str], out: Path | str | None = None, samp
     read = [read_run(folder) for folder in runs]
     if samples is not None and (len(read) > 1 or not read[0].synthetic):
         raise UsageError("sample pictures may be shown only in the report of one run on synthetic faces")
+    if samples is None and len(read) == 1 and read[0].synthetic:
+        samples = kept_samples(read[0].folder)
     page = one_page(read[0], samples) if len(read) == 1 else comparison_page(read)
     target = (
         Path(out) if out is not None else read[0].folder / "report.html" if len(read) == 1 else Path("comparison.html")

@@ -64,8 +64,9 @@ class Leaving:
 
     @property
     def kinds(self) -> list[str]:
-        """All kinds, the largest first."""
-        return sorted(self.bytes, key=lambda kind: (-self.bytes[kind], kind))
+        """All kinds of which something left, the largest first."""
+        sums = self.bytes
+        return sorted((kind for kind in sums if sums[kind]), key=lambda kind: (-sums[kind], kind))
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -155,7 +156,7 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
     if leaving is None:
         text = "This folder has no ledger.json, so the page cannot say what left a client."
         return Verdict("caution", "No ledger", text)
-    sent = {**leaving.rounds.kinds, **leaving.evaluation.kinds}
+    sent = Counter(leaving.rounds.kinds) + Counter(leaving.evaluation.kinds)  # without those of 0 bytes
     left = [kind for kind in PRIVATE if kind in sent]
     if leaving.pooled or left:
         parts = []
@@ -169,6 +170,9 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
     if unknown:
         text = f"This page does not know the kinds {listing(unknown)}. Judge them from the table."
         return Verdict("caution", "Unknown kinds left the clients", text)
+    if declared := [kind for kind in PRIVATE if kind in leaving.bytes]:
+        text = f"Messages of this method have fields for {listing(declared)}; in this run they were empty."
+        return Verdict("caution", "Private kinds are declared", text)
     title = "Pictures, features and labels never left a client"
     partly = "" if finished else " This holds for the rounds that the ledger covers."
     if not leaving.lines:

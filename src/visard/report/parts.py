@@ -126,6 +126,7 @@ def flow(leaving: Leaving, clients: int | None, down: float | None, verdict: Ver
             (leaving.evaluation, "per client and evaluation"),
         )
         for kind in sorted(occasion.kinds, key=lambda k: -occasion.kinds[k])
+        if occasion.kinds[kind]
     ]
     largest = max((n for _, n, *_ in moved), default=0) or 1
     lanes = []

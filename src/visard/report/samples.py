@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 from visard.report.words import esc, plural
 
 Samples = NDArray[np.uint8] | Mapping[str, NDArray[np.uint8]]
@@ -36,6 +37,18 @@ def contact_sheet(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
         y, x = (i // columns) * (h + GAP), (i % columns) * (w + GAP)
         sheet[y : y + h, x : x + w] = picture
     return sheet
+
+
+def kept_samples(folder: Path) -> NDArray[np.uint8] | None:
+    """The sample pictures that a run on synthetic faces left in its folder."""
+    path = folder / "samples.npy"
+    if not path.exists():
+        return None
+    try:
+        pictures: NDArray[np.uint8] = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise VisardError(f"{path}: cannot be read: {error}") from None
+    return pictures
 
 
 def data_uri(sheet: NDArray[np.uint8]) -> str:

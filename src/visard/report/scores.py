@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from visard.report.charts import COLOURS, DASHES, Chart, Json, line, log_axis, offer
-from visard.report.figures import describe
+from visard.report.figures import describe, order
 from visard.report.results import Verification
 from visard.report.words import count, esc, visible
 
@@ -128,13 +129,13 @@ def histograms(sets: Sequence[tuple[str, Verification]]) -> list[Chart]:
     return offer(charts, "Test set")
 
 
-def client_bars(name: str, values: dict[str, float | None], worst: str | None) -> Chart | None:
+def client_bars(name: str, values: dict[str, float | None], worst: str | None, lower: bool) -> Chart | None:
     """Clients from the worst to the best, bars from zero, the mean as a line, the worst named."""
     figure = describe(name)
     known = [(c, v) for c, v in values.items() if v is not None]
     if not known:
         return None
-    known.sort(key=lambda item: (item[1], item[0]), reverse=figure.higher_is_better is False)
+    known.sort(key=lambda item: (item[1], item[0]), reverse=lower)
     worst = worst if worst in dict(known) else known[0][0]
     mean = sum(v for _, v in known) / len(known)
     few = len(known) <= 32
@@ -177,7 +178,14 @@ def client_bars(name: str, values: dict[str, float | None], worst: str | None) -
     return Chart("per-client", "Each client", alt, data, layout, note, max(200, 80 + 22 * len(known)) if few else 340)
 
 
-def per_client(figures: dict[str, dict[str, float | None]], worst: dict[str, str]) -> list[Chart]:
-    """Bars for every figure, with a choice. `figures`: figure -> client -> value."""
-    charts = [(describe(n).label, c) for n, v in figures.items() if (c := client_bars(n, v, worst.get(n)))]
+def per_client(figures: dict[str, dict[str, float | None]], summary: dict[str, dict[str, Any]]) -> list[Chart]:
+    """Bars for every figure, with a choice. `figures`: figure -> client -> value; `summary`: who is the worst."""
+    charts = []
+    for name in sorted(figures, key=order):
+        said = summary.get(name, {})
+        worst = str(said["worst_client"]) if said.get("worst_client") is not None else None
+        lower = said.get("lower_is_better", describe(name).higher_is_better is False) is True
+        chart = client_bars(name, figures[name], worst, lower)
+        if chart is not None:
+            charts.append((describe(name).label, chart))
     return offer(charts, "Figure")

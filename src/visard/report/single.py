@@ -127,10 +127,8 @@ def _recognition(run: Run) -> Section | None:
 
 
 def _clients(run: Run) -> Section | None:
-    figures, spread = client_figures(run), client_summary(run)
-    worst = {n: str(s["worst_client"]) for n, s in spread.items() if s.get("worst_client") is not None}
     listed = fold("Every client as a table", rows) if (rows := tables.clients(run)) else ""
-    charts = scores.per_client(figures, worst)
+    charts = scores.per_client(client_figures(run), client_summary(run))
     return with_charts("clients", "How the clients fare", "Clients", charts, before=tables.spread(run), after=listed)
 
 

@@ -1,68 +1,43 @@
 """Labeled Faces in the Wild (Huang et al. 2007): a folder per person, and the pairs to compare."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from visard.data.decoding import Crop
-from visard.data.faces import FaceSet
+from visard.data.pairs import Pairs, kept_pairs, load_pairs
 from visard.data.sources import folder
-from visard.data.sources.listing import Listing
-from visard.errors import UsageError, VisardError
+from visard.data.sources.listing import Listing, Numbers, fields, rows_of
+from visard.errors import UsageError
+
+__all__ = ["Pairs", "load_pairs", "read", "read_lfw_pairs"]
 
 OFFICIAL_SIZE = (250, 250)
 Pair = tuple[str, str, bool, int]  # name_0001, name_0002, same person, fold
 
 
-@dataclass(frozen=True, eq=False)
-class Pairs:
-    """Pairs of pictures to compare: rows of the set (P,), whether they show one person, fold number."""
-
-    first: npt.NDArray[np.int64]
-    second: npt.NDArray[np.int64]
-    same: npt.NDArray[np.bool_]
-    fold: npt.NDArray[np.int64]
-
-
-def read(source: Path, *, crop: int = 150, pairs: Path | str | None = None) -> Listing:
+def read(
+    source: Path, *, crop: int = 150, pairs: Path | str | None = None, landmarks: Path | str | None = None
+) -> Listing:
     """List `source`/<name>/<name>_0001.jpg; pictures of the official 250 x 250 keep their centre `crop`.
 
     `pairs` is pairs.txt or pairsDevTest.txt; by default pairs.txt in or beside `source` if there is one.
-    Pairs with a picture that was not imported are left out and counted.
+    Pairs with a picture that was not imported are left out and counted. `landmarks` as for a folder.
     """
-    listing = folder.read(source, crop=crop)
+    lines = read_lfw_pairs(_find_pairs(source, pairs))
+    listing = folder.read(source, crop=crop, landmarks=landmarks)
     info: dict[str, Any] = {"crop": crop}
-    lines = _read_pairs(_find_pairs(source, pairs))
+    item_of = {Path(file).stem: item for item, file in enumerate(listing.files)}
+    known = [(item_of.get(a, -1), item_of.get(b, -1), same, k) for a, b, same, k in lines]
+    table = np.array(known, np.int64).reshape(-1, 4)
 
-    def extras(rows: dict[str, int]) -> dict[str, np.ndarray[Any, Any]]:
-        by_name = {Path(file).stem: row for file, row in rows.items()}
-        known = [
-            (by_name[a], by_name[b], same, k) for a, b, same, k in lines if a in by_name and b in by_name
-        ]
-        info["pairs"], info["pairs_dropped"] = len(known), len(lines) - len(known)
-        return {"pairs": np.array(known, np.int64).reshape(-1, 4)} if known else {}
+    def extras(kept: Numbers) -> dict[str, np.ndarray[Any, Any]]:
+        # one more row at the end, so that item -1, a picture that is not there, has row -1
+        return kept_pairs(table, np.append(rows_of(kept, len(listing.files)), -1), info)
 
-    return Listing(
-        container=listing.container,
-        files=listing.files,
-        identity=listing.identity,
-        crop=Crop(crop, OFFICIAL_SIZE),
-        extras=extras,
-        info=info,
-    )
-
-
-def load_pairs(faces: FaceSet) -> Pairs:
-    """The pairs that came with an imported set."""
-    table = faces.extra("pairs")
-    fits = table.ndim == 2 and table.shape[1] == 4 and table.dtype == np.int64
-    if not fits or table.min(initial=0) < 0 or table[:, :2].max(initial=0) >= len(faces):
-        raise VisardError(f"{faces.path / 'pairs.npy'} is no list of pairs of this set")
-    plain = np.array(table)
-    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, plain[:, 3])
+    return replace(listing, crop=Crop(crop, OFFICIAL_SIZE), extras=extras, info=info)
 
 
 def _find_pairs(source: Path, pairs: Path | str | None) -> Path | None:
@@ -74,27 +49,26 @@ def _find_pairs(source: Path, pairs: Path | str | None) -> Path | None:
     return next((path for path in beside if path.is_file()), None)
 
 
-def _read_pairs(path: Path | None) -> list[Pair]:
-    """Lines "name i j" (same) and "name i name j" (different) after "folds pairs" or "pairs"."""
+def read_lfw_pairs(path: Path | None) -> list[Pair]:
+    """Pairs after a first line "folds pairs" or "pairs", which says how many of each kind a fold has."""
     if path is None:
         return []
-    try:
-        lines = path.read_text(encoding="utf-8-sig", errors="replace").splitlines()
-    except OSError as error:
-        raise VisardError(f"cannot read {path}: {error.strerror}") from None
-    head = lines[0].split() if lines else []
-    if len(head) not in (1, 2) or not all(word.isdecimal() and int(word) > 0 for word in head):
-        raise VisardError(f"{path}:1: expected the number of folds and of pairs")
-    per_fold = 2 * int(head[-1])
-    pairs: list[Pair] = []
-    for number, line in enumerate(lines[1:], 2):
-        words = line.split()
-        if not words:
-            continue
+    lines = list(fields(path))
+    head = lines[0][1] if lines else []
+    if len(head) not in (1, 2) or not all(word.isdecimal() and int(word[:9]) > 0 for word in head):
+        raise UsageError(f"{path}:1: expected the number of folds and of pairs")
+    per_fold = 2 * int(head[-1][:9])
+    return [(a, b, same, k // per_fold) for k, (a, b, same) in enumerate(pair_lines(lines[1:]))]
+
+
+def pair_lines(lines: list[tuple[str, list[str]]]) -> list[tuple[str, str, bool]]:
+    """Lines "name i j" (same person) and "name i name j" (different) as file names without ending."""
+    pairs = []
+    for where, words in lines:
         numbers = words[1:] if len(words) == 3 else words[1::2]
-        if len(words) not in (3, 4) or not all(word.isdecimal() for word in numbers):
-            raise VisardError(f"{path}:{number}: expected 'name i j' or 'name i name j'")
+        if len(words) not in (3, 4) or not all(word.isdecimal() and len(word) < 10 for word in numbers):
+            raise UsageError(f"{where}: expected 'name i j' or 'name i name j'")
         other = words[0] if len(words) == 3 else words[2]
         first, second = f"{words[0]}_{int(numbers[0]):04d}", f"{other}_{int(numbers[1]):04d}"
-        pairs.append((first, second, len(words) == 3, len(pairs) // per_fold))
+        pairs.append((first, second, len(words) == 3))
     return pairs

@@ -1,35 +1,18 @@
-"""Requests and answers as Flower messages, and a link that carries them over a Flower grid."""
+"""A link that carries requests and answers over a Flower grid."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from visard.core import ClientId
+from visard.engines.flower.messages import parts, record
 from visard.engines.remote import Link, Reply
 from visard.errors import VisardError
 
 TYPE = "query"  # of all messages: what is asked stands in the header
-
-
-def record(header: bytes, payload: bytes) -> RecordDict:
-    """The content of a message; the payload travels as an array, which Flower cuts into chunks."""
-    array = Array("uint8", (len(payload),), "visard", payload)
-    return RecordDict({"header": ConfigRecord({"header": header}), "payload": ArrayRecord({"payload": array})})
-
-
-def parts(message: Message) -> tuple[bytes, bytes]:
-    """Header and payload of a message that may come from anyone."""
-    try:
-        header = message.content.config_records["header"]["header"]
-        payload = message.content.array_records["payload"]["payload"].data
-    except (KeyError, ValueError, AttributeError, TypeError):
-        raise VisardError("a message without header and payload") from None
-    if not isinstance(header, bytes) or not isinstance(payload, bytes):
-        raise VisardError("a message whose header or payload is not bytes")
-    return header, payload
 
 
 class GridLink(Link):

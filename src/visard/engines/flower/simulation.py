@@ -19,7 +19,8 @@ from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 
 from visard.core import ClientId, Method
-from visard.engines.flower.link import GridLink, parts, record
+from visard.engines.flower.link import GridLink
+from visard.engines.flower.messages import parts, record
 from visard.engines.party import Party, SharedStates
 from visard.engines.pool import Recipe
 from visard.engines.world import World

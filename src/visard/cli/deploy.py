@@ -1,0 +1,130 @@
+"""`visard keys`, `visard server`, `visard client`: a deployment on Flower, with TLS and node keys."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from visard.cli.console import console, table
+from visard.errors import UsageError
+
+keys = typer.Typer(help="Make the keys of a deployment.", no_args_is_help=True)
+
+
+@keys.callback()
+def _keys() -> None:
+    """Make the keys of a deployment."""
+
+
+@keys.command("make")
+def make(
+    out: Annotated[Path, typer.Option(help="an empty or new folder")],
+    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="how many parties")],
+    host: Annotated[list[str], typer.Option(help="name or address that the parties reach the server by (may repeat)")],
+) -> None:
+    """Make a CA, the server's certificate and a key for each party, and say which file goes where.
+
+    Example: visard keys make --out keys --nodes 3 --host server.example
+    """
+    _require()
+    from visard.engines.keys import make_keys
+
+    told = make_keys(out, nodes, host)
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
+
+
+def server(
+    keys: Annotated[Path, typer.Option(help="the folder `server` that visard keys make wrote")],
+    state: Annotated[Path, typer.Option(help="a folder of the server; visard run --server takes it")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the port that the parties reach")],
+    host: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0",
+) -> None:
+    """Let parties connect: TLS and registered node keys only. Runs until Ctrl-C.
+
+    Example: visard server --keys keys/server --port 9443 --state server-state
+    """
+    _require()
+    from visard.engines.flower.superlink import serve
+    from visard.engines.keys import ServerKeys
+
+    loaded = ServerKeys.load(keys)
+    state = _own_folder(state)
+
+    def ready(count: int) -> None:
+        _say(f"listening on {host}:{port} for {count} registered nodes")
+        _say(f"start a run with: visard run PRESET --engine flower --server {state}")
+
+    serve(loaded, state, host, port, ready)
+    _say("stopped")
+
+
+def client(
+    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server")],
+    keys: Annotated[Path, typer.Option(help="the folder `node-N` that visard keys make wrote")],
+    node: Annotated[str, typer.Option(help="the number of this party")],
+    role: Annotated[list[str], typer.Option(help="the client of the run that this party is (may repeat)")],
+    state: Annotated[Path, typer.Option(help="a folder for this party's states and models")],
+    data: Annotated[str, typer.Option(help="the party's face set: a folder or a name, or 'synthetic'")],
+    partition: Annotated[
+        Path | None, typer.Option(help="the partition.json of the run, where all parties share one face set")
+    ] = None,
+    poll: Annotated[float, typer.Option(min=0.05, max=60, help="seconds between looks for work")] = 0.5,
+) -> None:
+    """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
+
+    Example: visard client --server server.example:9443 --keys node-1 --node 1 --role hospital-1 --data faces --state mine
+    """
+    _require()
+    from visard.engines.node import Plan
+
+    data = data if data == "synthetic" or not Path(data).is_dir() else str(Path(data).absolute())
+    file = str(partition.absolute()) if partition else None
+    if file is not None and not Path(file).is_file():
+        raise UsageError(f"no partition at {partition}")
+    plan = Plan("visard.parties:world_of_party", {"data": data, "file": file, "roles": role}, _own_folder(state))
+    take_part(server, keys, node, plan, poll)
+
+
+def take_part(server: str, keys: Path, node: str, plan: object, poll: float) -> None:
+    """Answer requests until SIGINT or SIGTERM."""
+    from visard.engines.flower.fleet import Fleet
+    from visard.engines.keys import NodeKeys
+    from visard.engines.node import Front, Plan
+
+    assert isinstance(plan, Plan)
+    host, _, port = server.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"--server {server}: must look like HOST:PORT")
+    own = NodeKeys.load(keys, node)
+    fleet = Fleet(server, own.ca, own.private, _say)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: fleet.stop())
+    front = Front(plan, _say)
+    try:
+        fleet.serve(front.do, poll)
+    finally:
+        front.close()
+    _say("stopped")
+
+
+def _own_folder(path: Path) -> Path:
+    """A folder that only this account can read."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
+    return path.absolute()
+
+
+def _require() -> None:
+    from visard.engines import flower
+
+    flower.require()
+
+
+def _say(text: str) -> None:
+    console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,134 @@
+"""Verification sets as InsightFace packs them: a pickle of 2 N encoded pictures and N booleans, read without pickle."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from visard.data.containers import check_length
+from visard.data.pairs import consecutive_folds, kept_pairs
+from visard.data.sources.listing import Listing, Numbers, number, rows_of
+from visard.data.unpickle import Array, load_plain
+from visard.data.writing import replacing
+from visard.errors import UsageError, VisardError
+
+Encoded = bytes | memoryview
+
+
+def read(source: Path) -> Listing:
+    """List the pictures of a .bin file, or of every .bin file in a folder (each one a domain, such as a race).
+
+    Pair i is pictures 2 i and 2 i + 1; folds are ten blocks of pairs in order. Who the people are is not in the file:
+    the two pictures of a "same" pair get one identity, those of a "different" pair two.
+    """
+    paths = sorted(source.glob("*.bin")) if source.is_dir() else [source]
+    if not paths:
+        raise UsageError(f"{source} has no .bin files")
+    pictures: list[Encoded] = []
+    files: list[str] = []
+    people: list[str] = []
+    domains: list[str] = []
+    tables: list[Numbers] = []
+    for path in paths:
+        encoded, same = read_bin(path)
+        pair = np.arange(len(same))
+        first = 2 * pair + len(pictures)
+        tables.append(np.stack([first, first + 1, same, consecutive_folds(len(same))], 1))
+        name = path.stem.removesuffix("_test")
+        files += [f"{path.name}:{k}" for k in range(len(encoded))]
+        people += [f"{name}-{k // 2}{'' if same[k // 2] else 'ab'[k % 2]}" for k in range(len(encoded))]
+        domains += [name] * len(encoded)
+        pictures += encoded
+    identity, names = number(people)
+    table, info = np.concatenate(tables), dict[str, Any](identities="unknown")
+
+    def extras(kept: Numbers) -> dict[str, np.ndarray[Any, Any]]:
+        return kept_pairs(table, rows_of(kept, len(files)), info)
+
+    return Listing(
+        pictures=_InMemory(pictures),
+        files=files,
+        identity=identity,
+        names=names,
+        domains=domains,
+        size=112,
+        extras=extras,
+        info=info,
+    )
+
+
+def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:
+    """The encoded pictures (2 N) and whether the two of each pair show one person (N,)."""
+    content = load_plain(map_file(path), str(path))
+    if not isinstance(content, (tuple, list)) or len(content) != 2 or not isinstance(content[0], (list, tuple)):
+        raise UsageError(f"{path} is no verification set: expected (pictures, same)")
+    pictures = [_picture(path, k, value) for k, value in enumerate(content[0])]
+    same = _booleans(path, content[1])
+    if len(pictures) != 2 * len(same) or not pictures:
+        raise UsageError(f"{path} is no verification set: {len(pictures)} pictures for {len(same)} pairs")
+    return pictures, same
+
+
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, mapped: what is not looked at takes no memory."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except FileNotFoundError:
+        raise UsageError(f"no such file: {path}") from None
+    except ValueError:
+        raise UsageError(f"{path} is empty") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+
+
+def write_bin(path: Path, pictures: Iterable[bytes], same: Sequence[bool]) -> None:
+    """Write encoded pictures (2 N) and N booleans as a .bin file that InsightFace reads too (pickle protocol 3)."""
+    count = 0
+    with replacing(path) as file:
+        file.write(b"\x80\x03](")
+        for picture in pictures:
+            if not 0 < len(picture) < 2**32:
+                raise VisardError(f"{path}: picture {count} has {len(picture)} bytes")
+            file.write(b"B" + struct.pack("<I", len(picture)) + picture)
+            count += 1
+        if count != 2 * len(same) or not count:
+            raise VisardError(f"{path}: {count} pictures for {len(same)} pairs")
+        file.write(b"e](" + b"".join(b"\x88" if value else b"\x89" for value in same) + b"e\x86.")
+
+
+class _InMemory:
+    """Pictures that are slices of mapped files."""
+
+    def __init__(self, pictures: list[Encoded]) -> None:
+        self._pictures = pictures
+
+    def read(self, item: int) -> bytes:
+        check_length(len(self._pictures[item]))
+        return bytes(self._pictures[item])
+
+    def close(self) -> None:
+        self._pictures = []
+
+
+def _picture(path: Path, k: int, value: object) -> Encoded:
+    if isinstance(value, Array) and value.kind == "u1" and sum(size > 1 for size in value.shape) <= 1:
+        return value.data
+    if isinstance(value, (bytes, memoryview)):
+        return value
+    what = f"an array of shape {value.shape}" if isinstance(value, Array) else f"a {type(value).__name__}"
+    raise UsageError(f"{path}: picture {k} is {what}, not the bytes of an encoded picture")
+
+
+def _booleans(path: Path, value: object) -> npt.NDArray[np.bool_]:
+    if isinstance(value, Array) and len(value.shape) == 1:
+        value = np.frombuffer(value.data, value.kind).tolist()
+    if not isinstance(value, (list, tuple)) or not all(isinstance(x, int) and x in (0, 1) for x in value):
+        raise UsageError(f"{path} is no verification set: the second part is no list of booleans")
+    return np.array(value, bool)

@@ -1,0 +1,218 @@
+"""The server's side of a run over a deployment: a Flower run without application code, and a link to its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import time
+import zipfile
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from flwr.common.constant import SubStatus
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.fab_pb2 import Fab
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from visard.core import ClientId
+from visard.engines.flower.link import GridLink
+from visard.engines.flower.superlink import SOCKET
+from visard.engines.remote import Reply, plain
+from visard.engines.wire import Answer, Request, WireError, pack, unpack
+from visard.errors import UsageError, VisardError
+
+HELLO_SECONDS = 600.0  # a node may have to load its data first
+TELL_EVERY = 30.0
+C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
+
+# A run needs an application; this one has no code, and no process ever looks for any.
+_APP = """
+[project]
+name = "visard"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "visard"
+[tool.flwr.app.components]
+serverapp = "visard_none:app"
+clientapp = "visard_none:app"
+[tool.flwr.app.config]
+"""
+
+
+class DeploymentLink(GridLink):
+    """The nodes that are connected to a `visard server` on this machine."""
+
+    poll = 0.1
+
+    def __init__(self, server: Path, wait: float, say: Callable[[str], None]) -> None:
+        super().__init__()
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self.where, self.wait, self.say = server, wait, say
+        self._hello = b""
+        self._roles: dict[int, dict[ClientId, dict[str, int]]] = {}  # node -> its roles
+        self._pending: dict[str, int] = {}  # hello on its way -> node
+        self._beat: HeartbeatSender | None = None
+        self._begun = False
+        if not (server / SOCKET).is_socket():
+            raise UsageError(f"no visard server runs with --state {server} (there is no {SOCKET})")
+        with self._reporting():
+            self._start()
+
+    def _start(self) -> None:
+        """Start a Flower run and take its one task, so that this process is what Flower calls the ServerApp."""
+        self._open(ControlHttpClient("http://visard")).StartRun(StartRunRequest(fab=Fab(content=_bundle())))
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
+        runtime = self._open(RuntimeHttpClient("http://visard", interceptors=[version]))
+        task = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        if not task.token:
+            raise VisardError("the server gave this run no task")
+        token = RuntimeTokenHttpInterceptor(token=task.token)
+        self._runtime = self._open(RuntimeHttpClient("http://visard", interceptors=[version, token]))
+        told = self._runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = told.task_id
+        TaskIdentity.run_id = told.run.run_id
+        TaskIdentity.node_id = told.context.node_id
+        self.grid: HttpGrid = HttpGrid(token=task.token)
+        self.grid._client = self._runtime
+        self.grid.set_run(run_from_proto(told.run))
+        self._beat = HeartbeatSender(self._heartbeat)
+        self._beat.start()
+
+    def _open(self, client: C) -> C:
+        """Send a Flower client's calls through the server's Unix socket."""
+        client._client.close()
+        client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(self.where / SOCKET)), timeout=120.0)
+        return client
+
+    def _heartbeat(self) -> bool:
+        try:
+            return bool(self._runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
+        except (httpx.HTTPError, RuntimeError):
+            return False
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            raise VisardError(f"the server at {self.where} refused: {error.response.status_code}") from None
+        except httpx.HTTPError as error:
+            raise VisardError(f"the server at {self.where} does not answer ({type(error).__name__})") from None
+
+    def introduce(self, run: str, told: dict[str, Any]) -> None:
+        """Set what nodes are told when they are asked for their roles."""
+        self._hello = pack(Request(run=run, settings=told, timeout=HELLO_SECONDS))
+
+    def gather(self, clients: Collection[ClientId], needed: int) -> None:
+        """Wait for nodes; at the run's first request for all of them, later only for as many as are needed."""
+        self._wait_for(lambda: set(clients) <= self._placed() or (self._begun and self._enough(clients, needed)))
+        if not self._enough(clients, needed):
+            missing = sorted(set(clients) - self._placed())
+            raise VisardError(
+                f"{len(clients) - len(missing)} of {len(clients)} clients are connected, {needed} are needed; "
+                f"waited {self.wait:g} s for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+            )
+        self._begun = True
+
+    def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
+        """Wait for `count` roles to be taken; returns what each says of its data."""
+        self._wait_for(lambda: len(self._placed()) >= count)
+        found = {role: counts for roles in self._roles.values() for role, counts in roles.items()}
+        if len(found) != count:
+            raise VisardError(f"{len(found)} parties are connected ({', '.join(sorted(found))}), expected {count}")
+        return dict(sorted(found.items()))
+
+    def _enough(self, clients: Collection[ClientId], needed: int) -> bool:
+        return len(set(clients) & self._placed()) >= needed
+
+    def _placed(self) -> set[ClientId]:
+        return {role for roles in self._roles.values() for role in roles}
+
+    def _wait_for(self, met: Callable[[], bool]) -> None:
+        end, tell = time.monotonic() + self.wait, time.monotonic() + 2.0
+        with self._reporting():
+            while True:
+                self._look()
+                if met() or time.monotonic() > end:
+                    return
+                if time.monotonic() > tell:
+                    names = ", ".join(sorted(self._placed())) or "none"
+                    self.say(f"waiting for parties, at most {self.wait:g} s; connected: {names}")
+                    tell = time.monotonic() + TELL_EVERY
+                time.sleep(0.2)
+
+    def _look(self) -> None:
+        """Ask new nodes for their roles, forget those that went away."""
+        online = set(self.grid.get_node_ids())
+        self._roles = {node: roles for node, roles in self._roles.items() if node in online}
+        for node in online - set(self._roles) - set(self._pending.values()):
+            if number := self.push(node, self._hello, b"", HELLO_SECONDS):
+                self._pending[number] = node
+        self._pending = {number: node for number, node in self._pending.items() if node in online}
+        for number, reply in super().receive(list(self._pending)).items():
+            node = self._pending.pop(number)
+            self._roles[node] = self._greeted(node, reply)
+        self.queue = max([1, *(len(roles) for roles in self._roles.values())])
+
+    def _greeted(self, node: int, reply: Reply) -> dict[ClientId, dict[str, int]]:
+        """The roles in a node's answer; one that cannot take part, or claims what another has, gets none."""
+        try:
+            answer = unpack(reply.header, Answer) if reply.failure is None else None
+        except WireError as error:
+            self.say(f"a node cannot take part: {error}")
+            return {}
+        failure = reply.failure if answer is None else answer.failure
+        if answer is None or failure:
+            self.say(f"a node cannot take part: {plain(failure or 'no reason given')}")
+            return {}
+        for role in (taken := set(answer.roles) & self._placed()):
+            self.say(f"two nodes claim to be {plain(role)}: the second is left out")
+        return {role: counts for role, counts in answer.roles.items() if role not in taken}
+
+    def node_of(self, client: ClientId) -> int | None:
+        return next((node for node, roles in self._roles.items() if client in roles), None)
+
+    def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+        with self._reporting():
+            return super().send(client, header, payload, timeout)
+
+    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+        with self._reporting():
+            return super().receive(numbers)
+
+    def close(self) -> None:
+        if self._beat is None:
+            return
+        if self._beat.is_running:
+            self._beat.stop()
+        self._beat = None
+        with contextlib.suppress(httpx.HTTPError):
+            self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+        self._runtime.close()
+
+
+def _bundle() -> bytes:
+    """A Flower application bundle that holds nothing but its description."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("pyproject.toml"), _APP)
+    return data.getvalue()

@@ -1,0 +1,128 @@
+"""Flower's SuperLink inside `visard server`: one application behind two doors.
+
+The outside door speaks TLS and serves nothing but the fleet paths, which ask every caller for the signature of a
+registered node key. The control and runtime paths, which Flower leaves without authentication, are behind a Unix
+socket that only the account of the server can open. No application code is ever run here or sent to a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.superlink.main import create_app
+
+from visard.engines.keys import ServerKeys
+from visard.errors import UsageError, VisardError
+
+SOCKET = "control.sock"
+FLEET = "/v1/fleet/"
+CLOSED = (f"{FLEET}register-node", f"{FLEET}unregister-node")  # nodes are registered from the key folder alone
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def fleet_only(app: App) -> App:
+    """The application with every door but the fleet's walled up."""
+
+    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if scope["type"] == "http" and path.startswith(FLEET) and path not in CLOSED:
+            await app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
+            await send({"type": "http.response.body", "body": b""})
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+
+    return guarded
+
+
+def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[int], None]) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is told how many nodes are registered."""
+    os.environ.pop("FLWR_DATABASE", None)  # in memory: no update of a client touches the server's disk
+    app = create_app()
+    app.state.enable_supernode_auth = True
+    link = app.state.linkstate_factory.state()
+    for node, key in keys.nodes.items():
+        link.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(key), HEARTBEAT_MIN_INTERVAL, name=node)
+    inside, outside = _inside_socket(state / SOCKET), _outside_socket(host, port)
+    quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
+    doors = (
+        (uvicorn.Server(uvicorn.Config(app, **quiet)), inside),
+        (
+            uvicorn.Server(
+                uvicorn.Config(fleet_only(app), ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), **quiet)
+            ),
+            outside,
+        ),
+    )
+    doors[1][0].config.load()
+    context = doors[1][0].config.ssl
+    assert context is not None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        asyncio.run(_serve(doors, lambda: ready(len(keys.nodes))))
+    finally:
+        (state / SOCKET).unlink(missing_ok=True)
+
+
+async def _serve(doors: tuple[tuple[uvicorn.Server, socket.socket], ...], ready: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        for server, _ in doors:
+            server.should_exit = True
+
+    with contextlib.ExitStack() as stack:
+        for server, _ in doors:
+            server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        tasks = [asyncio.create_task(server.serve(sockets=[door])) for server, door in doors]
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop)
+            stack.callback(loop.remove_signal_handler, number)
+        while not all(server.started for server, _ in doors) and not any(t.done() for t in tasks):
+            await asyncio.sleep(0.02)
+        if not any(t.done() for t in tasks):
+            ready()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        stop()
+        await asyncio.gather(*tasks)
+
+
+def _inside_socket(path: Path) -> socket.socket:
+    """The Unix socket of the control and runtime paths; only this account can open it."""
+    if len(str(path)) > 100:
+        raise UsageError(f"--state {path.parent}: the path is too long for a Unix socket")
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        if path.exists() and probe.connect_ex(str(path)) == 0:
+            raise UsageError(f"a server is already running with --state {path.parent}")
+    path.unlink(missing_ok=True)
+    before = os.umask(0o177)
+    try:
+        door.bind(str(path))
+    finally:
+        os.umask(before)
+    return door
+
+
+def _outside_socket(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise VisardError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None

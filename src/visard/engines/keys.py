@@ -1,0 +1,190 @@
+"""Keys of a deployment: a CA and a server certificate for TLS, and a key pair for each node."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from visard.errors import UsageError, VisardError
+from visard.files import write_durably
+
+DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
+CURVE = ec.SECP384R1()
+
+
+@dataclass(frozen=True)
+class ServerKeys:
+    """What the server holds: its certificate and key, and the public keys of the nodes."""
+
+    ca: Path
+    certificate: Path
+    key: Path
+    nodes: dict[str, ec.EllipticCurvePublicKey]
+
+    @classmethod
+    def load(cls, folder: Path) -> ServerKeys:
+        """Read the `server` folder that `visard keys make` wrote."""
+        folder = folder / "server" if (folder / "server").is_dir() else folder
+        ca, certificate, key = (folder / n for n in ("ca.crt", "server.crt", "server.key"))
+        for path in (ca, certificate, key):
+            if not path.is_file():
+                raise UsageError(f"{path} is missing: make keys with visard keys make")
+        nodes = {}
+        for path in sorted((folder / "nodes").glob("*.pub")):
+            nodes[path.stem] = _public(path)
+        if not nodes:
+            raise UsageError(f"{folder / 'nodes'} holds no public keys of nodes (*.pub)")
+        return cls(ca, certificate, key, nodes)
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """What a node holds: the CA to know the server by, and its own key."""
+
+    ca: Path
+    private: ec.EllipticCurvePrivateKey
+
+    @classmethod
+    def load(cls, folder: Path, node: str) -> NodeKeys:
+        """Read the folder of one node, or the folder of all keys."""
+        folder = folder / f"node-{node}" if (folder / f"node-{node}").is_dir() else folder
+        ca, key = folder / "ca.crt", folder / f"node-{node}.key"
+        for path in (ca, key):
+            if not path.is_file():
+                raise UsageError(f"{path} is missing: it comes from visard keys make on the server's side")
+        try:
+            private = serialization.load_pem_private_key(key.read_bytes(), None)
+            x509.load_pem_x509_certificate(ca.read_bytes())
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise UsageError(f"{key} or {ca} is not a key or certificate in PEM form") from None
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise UsageError(f"{key} is not an elliptic-curve key")
+        return cls(ca, private)
+
+
+def make_keys(out: Path, nodes: int, hosts: list[str]) -> dict[Path, str]:
+    """Write all keys of a deployment below `out`; returns each folder with what it is for."""
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: keys are never overwritten")
+    ca_key = ec.generate_private_key(CURVE)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "visard deployment CA")])
+    ca = _certificate(
+        name, name, ca_key.public_key(), ca_key, [x509.BasicConstraints(ca=True, path_length=0)], [_USE_CA]
+    )
+    server_key = ec.generate_private_key(CURVE)
+    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    server = _certificate(
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]),
+        name,
+        server_key.public_key(),
+        ca_key,
+        [x509.BasicConstraints(ca=False, path_length=None)],
+        [
+            _USE_SERVER,
+            x509.SubjectAlternativeName([_alternative(n) for n in names]),
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        ],
+    )
+    _write(out / "ca" / "ca.key", _private_pem(ca_key), secret=True)
+    _write(out / "ca" / "ca.crt", ca)
+    _write(out / "server" / "ca.crt", ca)
+    _write(out / "server" / "server.crt", server + ca)
+    _write(out / "server" / "server.key", _private_pem(server_key), secret=True)
+    told = {
+        out / "server": "to the server's machine; visard server --keys",
+        out / "ca": "offline, to a safe place: who has it can pose as the server",
+    }
+    for number in range(1, nodes + 1):
+        key = ec.generate_private_key(CURVE)
+        folder = out / f"node-{number}"
+        _write(folder / "ca.crt", ca)
+        _write(folder / f"node-{number}.key", _private_pem(key), secret=True)
+        public = key.public_key().public_bytes(
+            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        _write(out / "server" / "nodes" / f"node-{number}.pub", public)
+        told[folder] = f"to party {number} alone, then delete it here; visard client --keys ... --node {number}"
+    return told
+
+
+_USE_CA = x509.KeyUsage(
+    digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+_USE_SERVER = x509.KeyUsage(
+    digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
+    key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
+)  # fmt: skip
+
+
+def _certificate(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    signer: ec.EllipticCurvePrivateKey,
+    critical: list[x509.ExtensionType],
+    other: list[x509.ExtensionType],
+) -> bytes:
+    now = datetime.datetime.now(datetime.UTC)
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
+        .not_valid_after(now + datetime.timedelta(days=DAYS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+    )
+    for extension in critical:
+        builder = builder.add_extension(extension, critical=True)
+    for extension in other:
+        builder = builder.add_extension(extension, critical=isinstance(extension, x509.KeyUsage))
+    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise UsageError(f"--host {host}: neither a name nor an address") from None
+
+
+def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def _public(path: Path) -> ec.EllipticCurvePublicKey:
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        raise UsageError(f"{path} is not a public key in PEM form") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise UsageError(f"{path} is not an elliptic-curve key")
+    return key
+
+
+def _write(path: Path, data: bytes, secret: bool = False) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        os.close(handle)
+        write_durably(path, data)
+    except OSError as error:
+        raise VisardError(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,114 @@
+"""A party's front: it watches over the worker process, its deaths and its time limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visard.engines.frames import receive, send
+from visard.engines.wire import Answer, Request, pack, unpack
+from visard.errors import VisardError
+
+START_SECONDS = 120.0
+DIED = "its worker process died"
+LATE = "no reply before the time limit"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a worker builds its worlds, and where it keeps its states."""
+
+    factory: str  # "module:function" -> (World, Method), called with the run's settings and the arguments
+    arguments: dict[str, Any]
+    state: Path
+
+
+class Gone(Exception):
+    """The worker is no more."""
+
+
+class Front:
+    """Hands requests to the worker; a dead worker costs one retry, a late one its step."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.plan, self.say = plan, say
+        self._channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._hire()
+
+    def _hire(self) -> None:
+        self._channel, theirs = socket.socketpair()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "visard.engines.party_worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C reaches the front alone
+        )
+        theirs.close()
+        plan = {"factory": self.plan.factory, "arguments": self.plan.arguments, "state": str(self.plan.state)}
+        try:
+            send(self._channel, json.dumps(plan).encode())
+            self._receive(time.monotonic() + START_SECONDS)
+        except (Gone, TimeoutError, OSError):
+            code = self._process.poll()
+            self.close()
+            raise VisardError(f"the worker process did not start (exit code {code})") from None
+
+    def close(self) -> None:
+        """End the worker, whatever it does."""
+        with self._lock:
+            channel, process = self._channel, self._process
+            self._channel = self._process = None
+        if channel is not None:
+            channel.close()
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        """The answer to a request, from the worker or, if that fails, from here."""
+        request = unpack(header, Request)
+        deadline = time.monotonic() + request.timeout
+        for _ in range(2):
+            try:
+                if self._channel is None:
+                    self._hire()
+                assert self._channel is not None
+                send(self._channel, header)
+                send(self._channel, payload)
+                return self._receive(deadline), self._receive(deadline)
+            except TimeoutError:
+                self.close()
+                self.say(f"{request.client}: {LATE}")
+                return pack(Answer(*request.place, failure=LATE)), b""
+            except (Gone, OSError):
+                self.close()
+                self.say(f"{request.client}: {DIED}")
+            except VisardError as error:  # it does not even start
+                return pack(Answer(*request.place, failure=str(error))), b""
+        return pack(Answer(*request.place, failure=DIED)), b""
+
+    def _receive(self, deadline: float) -> bytes:
+        if self._channel is None:
+            raise Gone
+        self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+        try:
+            frame = receive(self._channel)
+        except TimeoutError:
+            raise
+        finally:
+            if self._channel is not None:
+                self._channel.settimeout(None)
+        if frame is None:
+            raise Gone
+        return frame

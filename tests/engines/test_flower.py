@@ -1,0 +1,383 @@
+"""Flower: the same bits simulated and deployed, and what every fault of a deployment costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+if find_spec("flwr") is None or find_spec("ray") is None:
+    pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from tests.e2e.smoke import SMOKE
+from tests.engines.deployed import ROOT, VISARD, Deployment, children, until
+from tests.engines.simulated import FAULTS
+from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
+
+import visard
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.flower.driver import DeploymentLink
+from visard.engines.flower.fleet import Fleet, Refused
+from visard.engines.keys import NodeKeys, make_keys
+from visard.engines.loop import Silent
+from visard.engines.remote import RemoteNetwork
+from visard.errors import VisardError
+from visard.privacy.ledger import Ledger
+
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+
+METHODS = ("central", "local", "fedavg")
+TOYS = ("client-000", "client-001", "client-002")
+
+
+def run(method: str, out: Path, *overrides: str, watcher: Any = None, resume: bool = False) -> visard.Run:
+    return visard.run(
+        method, out=out, overrides=[*SMOKE, "evaluation.clients=true", *overrides], watcher=watcher, resume=resume
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run folder of a method on the in-process engine, made once."""
+    folder = tmp_path_factory.mktemp("local")
+
+    def made(method: str) -> Path:
+        if not (folder / method).exists():
+            run(method, folder / method)
+        return folder / method
+
+    return made
+
+
+def assert_same_run(a: Path, b: Path, personal: bool = True) -> None:
+    """Weights, figures and ledger, bit for bit."""
+    for name in ("model.safetensors", "ledger.json"):
+        assert (a / name).exists() == (b / name).exists()
+        if (a / name).exists():
+            assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    one, two = (json.loads((f / "metrics.json").read_text()) for f in (a, b))
+    assert one == two
+    if personal:
+        theirs = sorted(p.name for p in (a / "clients").glob("*"))
+        assert theirs == sorted(p.name for p in (b / "clients").glob("*"))
+        for name in theirs:
+            assert (a / "clients" / name).read_bytes() == (b / "clients" / name).read_bytes()
+
+
+# Simulation
+
+
+def simulate(*arguments: str) -> str:
+    command = [sys.executable, "-m", "tests.engines.simulated", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_simulation_refuses_bad_replies_and_keeps_the_bits(tmp_path: Path) -> None:
+    local = toy_engine(tmp_path, toy_world(tmp_path, 5))
+    expected = toy_rounds(local, Toy(faults=FAULTS), 3)
+    told = json.loads(simulate("toy", str(tmp_path)).splitlines()[-1])
+    reasons = {p["client"]: p["reason"] for p in told["problems"]}
+    assert torch.equal(torch.tensor(told["w"]), expected.w)
+    assert "not finite" in reasons.pop("client-001")
+    assert reasons == {"client-003": "the disk is full"}
+    assert told["states"] == {c: {} if c in FAULTS else {"steps": 3} for c in local.clients}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_simulation_gives_the_bits_of_local(tmp_path: Path, runs: Callable[[str], Path], method: str) -> None:
+    simulate(method, str(tmp_path / "run"), *SMOKE, "evaluation.clients=true", "engine.kind=flower", "engine.workers=2")
+    assert_same_run(runs(method), tmp_path / "run")
+
+
+# Deployment
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A server, three nodes with synthetic faces and two with toys, all separate processes."""
+    there = Deployment(tmp_path_factory.mktemp("far"), 6)
+    try:
+        toy_world(there.folder)
+        there.start_node(1, ["client-000", "pool"])
+        there.start_node(2, ["client-001"])
+        there.start_node(3, ["client-002"])
+        there.start_toy(4, '["client-000", "client-002"]')
+        there.start_toy(5, '["client-001"]')
+        there.wait_server()
+        there.wait_connected(*(f"node-{i}" for i in range(1, 6)))
+        yield there
+    finally:
+        there.close()
+
+
+def far(there: Deployment, wait: float = 90.0) -> tuple[str, ...]:
+    return "engine.kind=flower", f"engine.server='{there.state}'", f"engine.wait={wait}", "engine.min_replies=1.0"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_deployment_gives_the_bits_of_local(
+    tmp_path: Path, runs: Callable[[str], Path], deployed: Deployment, method: str
+) -> None:
+    roles = ["partition.clients=3"] if method != "central" else []
+    run(method, tmp_path / "run", *roles, *far(deployed))
+    assert_same_run(runs(method), tmp_path / "run", personal=False)
+    assert not (tmp_path / "run" / "clients").exists(), "personal models stay with their parties"
+    if method == "local":
+        for number in (1, 2, 3):
+            (kept,) = (deployed.folder / f"party-{number}" / "models").glob(
+                f"local-*-client-00{number - 1}.safetensors"
+            )
+            assert kept.read_bytes() == (runs("local") / "clients" / f"client-00{number - 1}.safetensors").read_bytes()
+
+
+class AfterRound(Silent):
+    """Does something once, after the first round."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.act: Callable[[], None] | None = act
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        act, self.act = self.act, None
+        if act is not None:
+            act()
+
+
+def test_a_node_that_restarts_between_rounds_still_has_its_state(
+    tmp_path: Path, runs: Callable[[str], Path], deployed: Deployment
+) -> None:
+    def restart() -> None:
+        assert deployed.end("node-2") == 0
+        deployed.restart("node-2")
+
+    run("local", tmp_path / "run", *far(deployed), watcher=AfterRound(restart))
+    assert_same_run(runs("local"), tmp_path / "run", personal=False)
+
+
+def test_a_worker_killed_once_costs_nothing_but_time(
+    tmp_path: Path, runs: Callable[[str], Path], deployed: Deployment
+) -> None:
+    def kill() -> None:
+        (worker,) = children(deployed.processes["node-3"].pid)
+        os.kill(worker, signal.SIGKILL)
+
+    run("local", tmp_path / "run", *far(deployed), watcher=AfterRound(kill))
+    assert_same_run(runs("local"), tmp_path / "run", personal=False)
+    assert "its worker process died" in deployed.log("node-3")
+
+
+def test_a_killed_server_and_a_killed_run_are_resumed_bit_for_bit(
+    tmp_path: Path, runs: Callable[[str], Path], deployed: Deployment
+) -> None:
+    out = tmp_path / "run"
+    sets = [part for s in (*SMOKE, "evaluation.clients=true", *far(deployed)) for part in ("--set", s)]
+    command = [str(VISARD), "run", "local", "--out", str(out), *sets]
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL)
+    until((out / "checkpoint" / "manifest.json").exists, "the first checkpoint")
+    process.kill()
+    process.wait()
+    deployed.end("server", signal.SIGKILL)
+    deployed.restart("server")
+    until(lambda: deployed.log("server").count("listening") == 2, "the server to come back")
+    run("local", out, *far(deployed), resume=True)
+    assert_same_run(runs("local"), out, personal=False)
+
+
+def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path: Path, deployed: Deployment) -> None:
+    def kill() -> None:
+        deployed.end("server", signal.SIGKILL)
+
+    try:
+        with pytest.raises(VisardError, match="does not answer") as caught:
+            run("local", tmp_path / "run", *far(deployed), watcher=AfterRound(kill))
+        assert caught.value.exit_code == 1
+    finally:
+        before = deployed.log("server").count("listening")
+        deployed.restart("server")
+        until(lambda: deployed.log("server").count("listening") > before, "the server to come back")
+
+
+def test_too_few_nodes_are_waited_for_and_then_named(tmp_path: Path, deployed: Deployment) -> None:
+    begun = time.monotonic()
+    with pytest.raises(VisardError, match=r"3 of 4 clients are connected, 4 are needed; waited 12 s for client-003"):
+        run("fedavg", tmp_path / "run", *far(deployed, 12.0), "partition.clients=4")
+    assert time.monotonic() - begun < 60
+
+
+# Faults of single clients, with toys
+
+
+def toy_rounds(net: Any, method: Toy, count: int) -> ToyServer:
+    server = method.start(net.world.setup())
+    for r in range(count):
+        net.begin("add", r)
+        server = method.round(server, net)
+        net.states.commit(server, net.ledger.flush())
+    return server
+
+
+def toy_problems(there: Deployment, out: Path, faults: dict[str, str], forge: dict[str, str], **changes: Any) -> Any:
+    """Two rounds with toys; returns the network and its problems."""
+    link = DeploymentLink(there.state, 60.0, lambda _: None)
+    states = Checkpoint(out / "far", "toy", remote=True)
+    told = {"method": "toy", "clients": 3, "faults": faults, "forge": forge}
+    net = RemoteNetwork(
+        toy_world(there.folder, **changes), states, Ledger(states.ledger), link, os.urandom(16).hex(), told
+    )
+    link.introduce(net.run, told)
+    problems = []
+    try:
+        server = Toy().start(net.world.setup())
+        for r in range(2):
+            net.begin("add", r)
+            server = Toy().round(server, net)
+            problems += net.traffic.problems
+            states.commit(server, net.ledger.flush())  # type: ignore[union-attr]
+    finally:
+        net.close()
+    return server, problems
+
+
+def test_good_toys(tmp_path: Path, deployed: Deployment) -> None:
+    server, problems = toy_problems(deployed, tmp_path, {}, {})
+    assert not problems
+    expected = toy_rounds(toy_engine(tmp_path, toy_world(deployed.folder)), Toy(), 2)
+    assert torch.equal(server.w, expected.w)
+
+
+@pytest.mark.parametrize(
+    ("fault", "forge", "says"),
+    [
+        ("nan", "", ["not finite"] * 2),
+        ("shape", "", ["has shape (3,), expected (4,)"] * 2),
+        ("raise", "", ["the disk is full"] * 2),
+        ("", "undeclared", ["undeclared field 'face'"] * 2),
+        ("", "old", ["it belongs to add round 0, ask 1"]),
+    ],
+)
+def test_a_bad_client_loses_only_itself(
+    tmp_path: Path, deployed: Deployment, fault: str, forge: str, says: list[str]
+) -> None:
+    faults, forges = ({TOYS[1]: f} if f else {} for f in (fault, forge))
+    _, problems = toy_problems(deployed, tmp_path, faults, forges)
+    assert [p["client"] for p in problems] == [TOYS[1]] * len(says)
+    assert all(part in p["reason"] for part, p in zip(says, problems, strict=True))
+
+
+def test_a_client_that_kills_its_worker_is_missing_and_named(tmp_path: Path, deployed: Deployment) -> None:
+    _, problems = toy_problems(deployed, tmp_path, {TOYS[1]: "die"}, {})
+    assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "its worker process died")] * 2
+
+
+def test_a_client_that_hangs_is_dropped_at_the_time_limit(tmp_path: Path, deployed: Deployment) -> None:
+    toy_problems(deployed, tmp_path / "warm", {}, {})  # the worker is up
+    _, problems = toy_problems(deployed, tmp_path / "hang", {TOYS[1]: "hang"}, {}, timeout=4.0)
+    assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "no reply before the time limit")] * 2
+
+
+# Strangers
+
+
+def activate(there: Deployment, ca: Path, key: ec.EllipticCurvePrivateKey, address: str = "") -> None:
+    """Try to connect as a node, for ten seconds at most."""
+    fleet = Fleet(address or there.address, ca, key, lambda _: None)
+    timer = threading.Timer(10, fleet.stop)
+    timer.start()
+    try:
+        fleet.serve(lambda *_: (b"", b""), 0.1)
+    finally:
+        timer.cancel()
+
+
+def test_an_unregistered_key_is_refused(deployed: Deployment) -> None:
+    with pytest.raises(Refused, match="does not accept this node's key"):
+        activate(deployed, deployed.folder / "keys" / "node-6" / "ca.crt", ec.generate_private_key(ec.SECP384R1()))
+
+
+def test_a_server_of_another_ca_is_refused(tmp_path: Path, deployed: Deployment) -> None:
+    make_keys(tmp_path / "other", 1, ["127.0.0.1"])
+    own = NodeKeys.load(deployed.folder / "keys", "6")
+    with pytest.raises(Refused, match="is not the server that ca.crt vouches for"):
+        activate(deployed, tmp_path / "other" / "node-1" / "ca.crt", own.private)
+
+
+def test_plain_text_is_refused(deployed: Deployment) -> None:
+    with pytest.raises(httpx.HTTPError):
+        httpx.post(f"http://{deployed.address}/v1/fleet/activate-node", content=b"", timeout=10)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/list-runs", "/v1/control/start-run", "/v1/control/stop-run", "/v1/control/register-node",
+        "/v1/runtime/acquire-task", "/v1/runtime/get-nodes", "/v1/fleet/register-node", "/v1/fleet/unregister-node",
+        "/v1/fleet/../control/list-runs", "/v1/fleet/%2e%2e/control/list-runs", "/v1/fleet/..%2fcontrol/list-runs",
+        "//v1/control/list-runs", "/v1/fleet", "/docs", "/openapi.json", "/health", "/",
+    ],
+)  # fmt: skip
+def test_a_stranger_at_the_outside_port_reaches_nothing(deployed: Deployment, path: str) -> None:
+    context = ssl.create_default_context(cafile=str(deployed.folder / "keys" / "node-1" / "ca.crt"))
+    with httpx.Client(verify=context, timeout=20) as client:
+        for method in ("POST", "GET"):
+            request = client.build_request(method, f"https://{deployed.address}/")
+            request.url = request.url.copy_with(raw_path=path.encode())
+            answer = client.send(request)
+            assert answer.status_code == 404
+            assert answer.content in (b"", b'{"detail":"Not Found"}')
+
+
+def test_a_stranger_without_a_signature_is_not_let_in(deployed: Deployment) -> None:
+    context = ssl.create_default_context(cafile=str(deployed.folder / "keys" / "node-1" / "ca.crt"))
+    headers = {"content-type": "application/x-protobuf", "accept": "application/x-protobuf"}
+    for call in ("activate-node", "pull-messages", "push-messages", "pull-object", "get-run", "get-fab"):
+        url = f"https://{deployed.address}/v1/fleet/{call}"
+        answer = httpx.post(url, content=b"", headers=headers, verify=context, timeout=20)
+        assert answer.status_code in (401, 415, 422), (call, answer.status_code)
+
+
+def test_only_the_account_of_the_server_can_open_its_inside_door(deployed: Deployment) -> None:
+    assert stat.S_IMODE((deployed.state / "control.sock").stat().st_mode) == 0o600
+    assert stat.S_IMODE(deployed.state.stat().st_mode) == 0o700
+    for path in (deployed.folder / "keys").rglob("*.key"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+# Parties with their own pictures
+
+
+def test_parties_that_bring_their_own_pictures(tmp_path: Path, deployed: Deployment) -> None:
+    there = Deployment(tmp_path, 2)
+    try:
+        for number in (1, 2):
+            noise_faces(tmp_path / f"faces-{number}", identities=4 + number, images=6, seed=number)
+            there.start_node(number, [f"house-{number}"], str(tmp_path / f"faces-{number}"))
+        there.wait_server()
+        result = run("fedavg", tmp_path / "run", *far(there), "partition.kind=parties", "partition.clients=2")
+    finally:
+        there.close()
+    figures = result.metrics["clients"]["figures"]
+    assert sorted(figures) == ["house-1", "house-2"]
+    rows = json.loads((tmp_path / "run" / "ledger.json").read_text())["rows"]
+    joined = [row for row in rows if row[0] == "join"]
+    assert [(row[2], row[4], row[5]) for row in joined] == [
+        (f"house-{i}", field, "count") for i in (1, 2) for field in ("identities", "pictures")
+    ]
+    for number in (1, 2):
+        (kept,) = (tmp_path / f"party-{number}" / "models").glob(f"fedavg-*-house-{number}.safetensors")
+        assert kept.read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()

@@ -1,0 +1,274 @@
+"""Clients at the other end of a link, without any transport: order, states, and every reply that must be refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.toys import Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
+
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.codec import encode
+from visard.engines.party import OwnStates, Party
+from visard.engines.remote import Link, RemoteNetwork, Reply
+from visard.engines.wire import Answer, Request, WireError, check_names, pack, step_of, unpack
+from visard.errors import VisardError
+from visard.privacy.ledger import Ledger
+
+CLIENTS = ("client-000", "client-001", "client-002")
+RUN = "ab" * 16
+
+Forge = Callable[[Request, bytes, bytes], tuple[bytes, bytes] | None]
+
+
+class DictLink(Link):
+    """Requests are answered at once by parties in this process; `forge` changes or loses answers."""
+
+    poll = 0.001
+
+    def __init__(self, parties: dict[str, Party], forge: Forge | None = None) -> None:
+        self.parties, self.forge = parties, forge
+        self.answers: dict[str, Reply] = {}
+        self.count = 0
+
+    def gather(self, clients: Collection[str], needed: int) -> None: ...
+
+    def send(self, client: str, header: bytes, payload: bytes, timeout: float) -> str | None:
+        if client not in self.parties:
+            return None
+        self.count += 1
+        answer: tuple[bytes, bytes] | None = self.parties[client].do(header, payload)
+        if self.forge and answer:
+            answer = self.forge(unpack(header, Request), *answer)
+        if answer is not None:
+            self.answers[str(self.count)] = Reply(*answer)
+        return str(self.count)
+
+    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+        return {n: self.answers.pop(n) for n in reversed(list(numbers)) if n in self.answers}
+
+
+def party(folder: Path, role: str) -> Party:
+    def make(run: dict[str, Any]) -> Any:
+        return party_world(run, str(folder), [role])
+
+    return Party(make, OwnStates(folder / "at" / role))
+
+
+def network(folder: Path, link: Link, faults: dict[str, str] | None = None, **changes: object) -> RemoteNetwork:
+    toy_world(folder)
+    states = Checkpoint(folder / "far", "toy", remote=True)
+    states.resume()
+    told = {"method": "toy", "clients": 3, "faults": faults or {}}
+    return RemoteNetwork(toy_world(folder, **changes), states, Ledger(states.ledger), link, RUN, told)
+
+
+def parties(folder: Path) -> dict[str, Party]:
+    return {c: party(folder, c) for c in CLIENTS}
+
+
+def rounds(net: Any, method: Toy, first: int, count: int, server: ToyServer | None = None) -> ToyServer:
+    server = server or method.start(net.world.setup())
+    for r in range(first, first + count):
+        net.begin("add", r)
+        server = method.round(server, net)
+        net.states.commit(server, net.ledger.flush())
+    return server
+
+
+def expected(folder: Path, count: int) -> ToyServer:
+    return rounds(toy_engine(folder, toy_world(folder)), Toy(), 0, count)
+
+
+def test_same_bits_and_ledger_as_local_though_answers_come_in_another_order(tmp_path: Path) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path)))
+    assert torch.equal(rounds(net, Toy(), 0, 3).w, expected(tmp_path, 3).w)
+    assert net.states.ledger.read_bytes() == (tmp_path / "checkpoint" / "ledger.jsonl").read_bytes()
+
+
+def test_the_server_has_no_state_of_a_client(tmp_path: Path) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path)))
+    rounds(net, Toy(), 0, 1)
+    assert not list((tmp_path / "far" / "clients").iterdir())
+    with pytest.raises(VisardError, match="is at its party"):
+        net.states.client_state(CLIENTS[0])
+
+
+def test_a_resumed_run_and_restarted_parties_continue_bit_for_bit(tmp_path: Path) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path)))
+    server = rounds(net, Toy(), 0, 1)
+    net.begin("add", 1)
+    Toy().round(server, net)  # the server dies before it commits this round: its states must not count
+    again = network(tmp_path, DictLink(parties(tmp_path)))
+    server = rounds(again, Toy(), 1, 2, again.states.server_state(ToyServer))
+    assert torch.equal(server.w, expected(tmp_path, 3).w)
+    states = OwnStates(tmp_path / "at" / CLIENTS[0])
+    name = again.states.committed.clients[CLIENTS[0]]
+    request = Request(
+        RUN, {}, CLIENTS[0], state=(name, again.states.committed.digests[name]), committed=name, new_state=name
+    )
+    assert states.read(request) == {"steps": 3}
+
+
+def test_a_party_keeps_the_last_two_committed_states_and_no_debris(tmp_path: Path) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path)))
+    rounds(net, Toy(), 0, 5)
+    names = sorted(p.name for p in (tmp_path / "at" / CLIENTS[1] / RUN / "clients").iterdir())
+    assert [step_of(f"clients/{n}") for n in names] == [3, 4, 5]  # 5 was written when 4 was the committed one
+
+
+def test_a_lost_reply_does_not_move_the_state(tmp_path: Path) -> None:
+    def lose(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes] | None:
+        return None if (request.client, request.round) == (CLIENTS[1], 0) else (header, payload)
+
+    net = network(tmp_path, DictLink(parties(tmp_path), lose), timeout=0.2)
+    server = rounds(net, Toy(), 0, 1)
+    assert net.traffic.problems == [
+        {"event": "missing", "client": CLIENTS[1], "reason": "no reply before the time limit"}
+    ]
+    assert CLIENTS[1] not in net.states.committed.clients
+    rounds(net, Toy(), 1, 1, server)
+    folder = tmp_path / "at" / CLIENTS[1] / RUN / "clients"
+    assert len(list(folder.iterdir())) == 1, "the state of the lost reply is swept"
+
+
+@pytest.mark.parametrize(
+    ("fault", "event", "says"),
+    [
+        ("raise", "missing", "the disk is full"),
+        ("bug", "missing", "ZeroDivisionError: division by zero"),
+        ("nan", "refused", "not finite"),
+        ("shape", "refused", "has shape (3,), expected (4,)"),
+        ("key", "refused", "lacks entry 'a'"),
+        ("picture as count", "missing", "reply refused: ToyUp.n is not a int"),
+        ("other type", "missing", "undeclared field 'face'"),
+    ],
+)
+def test_a_bad_client_loses_only_itself(tmp_path: Path, fault: str, event: str, says: str) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path)), {CLIENTS[1]: fault})
+    rounds(net, Toy(), 0, 1)
+    (problem,) = net.traffic.problems
+    assert (problem["event"], problem["client"]) == (event, CLIENTS[1])
+    assert says in problem["reason"]
+    assert "traceback" not in problem, "tracebacks stay at the party"
+    assert sorted(net.states.committed.clients) == [CLIENTS[0], CLIENTS[2]]
+
+
+def forged(change: Callable[[Answer], Answer]) -> Forge:
+    def forge(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        if request.client != CLIENTS[1]:
+            return header, payload
+        return pack(change(unpack(header, Answer))), payload
+
+    return forge
+
+
+@pytest.mark.parametrize(
+    ("forge", "says"),
+    [
+        (forged(lambda a: replace(a, round=7)), "reply refused: it belongs to add round 7, ask 1"),
+        (forged(lambda a: replace(a, run="cd" * 16)), "reply refused: it belongs to"),
+        (forged(lambda a: replace(a, client=CLIENTS[0])), "reply refused: it belongs to"),
+        (forged(lambda a: replace(a, state=("clients/x-000001-1.bin", "00"))), "its state has another name"),
+        (forged(lambda a: replace(a, failure="bad\x1b[31m news\n")), "bad[31m news"),
+        (forged(lambda a: replace(a, seconds=1e9)), "over the limit"),
+        (lambda r, h, p: (b"\xff", p) if r.client == CLIENTS[1] else (h, p), "reply refused: malformed answer"),
+        (lambda r, h, p: (h, p[:40]) if r.client == CLIENTS[1] else (h, p), "reply refused: message"),
+        (lambda r, h, p: (h, encode({"x": 1})) if r.client == CLIENTS[1] else (h, p), "reply refused: ToyUp"),
+    ],
+)
+def test_a_forged_answer_is_refused(tmp_path: Path, forge: Forge, says: str) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path), forge))
+    rounds(net, Toy(), 0, 1)
+    (problem,) = net.traffic.problems
+    assert problem["client"] == CLIENTS[1]
+    assert says in problem["reason"]
+    assert CLIENTS[1] not in net.states.committed.clients
+
+
+def test_an_old_answer_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    first: list[tuple[bytes, bytes]] = []
+
+    def replay(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        if request.client != CLIENTS[2]:
+            return header, payload
+        first.append((header, payload))
+        return first[0]
+
+    net = network(tmp_path, DictLink(parties(tmp_path), replay))
+    server = rounds(net, Toy(), 0, 1)
+    assert not net.traffic.problems
+    rounds(net, Toy(), 1, 1, server)
+    (problem,) = net.traffic.problems
+    assert problem["reason"] == "reply refused: it belongs to add round 0, ask 1"
+
+
+def test_a_client_that_is_not_connected_is_named(tmp_path: Path) -> None:
+    some = {c: p for c, p in parties(tmp_path).items() if c != CLIENTS[0]}
+    net = network(tmp_path, DictLink(some))
+    rounds(net, Toy(), 0, 1)
+    assert net.traffic.problems[0]["reason"] == "its node is not connected"
+
+
+def test_a_window_smaller_than_the_clients(tmp_path: Path) -> None:
+    link = DictLink(parties(tmp_path))
+    link.window = 1
+    assert torch.equal(rounds(network(tmp_path, link), Toy(), 0, 2).w, expected(tmp_path, 2).w)
+
+
+def test_a_party_refuses_roles_steps_and_settings_that_are_not_its_own(tmp_path: Path) -> None:
+    toy_world(tmp_path)
+    own = party(tmp_path, CLIENTS[0])
+    told = {"method": "toy", "clients": 3, "faults": {}}
+    good = Request(RUN, told, CLIENTS[0], "add", "add", 0, 1, new_state="clients/client-000-000001-1.bin")
+    message = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
+
+    def failure(request: Request, payload: bytes = message) -> str:
+        return unpack(own.do(pack(request), payload)[0], Answer).failure or ""
+
+    assert failure(good) == ""
+    assert "is not a role of this party" in failure(replace(good, client=CLIENTS[1]))
+    assert "no client step 'start'" in failure(replace(good, step="start"))
+    assert "only toys" in failure(replace(good, settings={}))
+    assert "malformed name" in failure(replace(good, new_state="clients/../../escape-000001-1.bin"))
+    assert "malformed name" in failure(replace(good, state=("/etc/passwd", "00")))
+    assert "malformed run id" in failure(replace(good, run="../" + RUN))
+    assert "is not in the party's state folder" in failure(
+        replace(good, state=("clients/client-000-000009-1.bin", "00"))
+    )
+    assert "not a visard message" in failure(good, b"x" * 50)
+    with pytest.raises(WireError, match="malformed request"):
+        own.do(b"{}", b"")
+
+
+def test_a_damaged_state_is_noticed(tmp_path: Path) -> None:
+    net = network(tmp_path, DictLink(parties(tmp_path)))
+    server = rounds(net, Toy(), 0, 1)
+    (file,) = (tmp_path / "at" / CLIENTS[0] / RUN / "clients").iterdir()
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    rounds(net, Toy(), 1, 1, server)
+    assert "is damaged" in net.traffic.problems[0]["reason"]
+
+
+def test_small_states_cannot_be_guessed_from_their_digests(tmp_path: Path) -> None:
+    one, two = OwnStates(tmp_path / "one"), OwnStates(tmp_path / "two")
+    assert one.digest(b"3") != two.digest(b"3")
+    assert OwnStates(tmp_path / "one").digest(b"3") == one.digest(b"3"), "the key survives a restart"
+
+
+def test_headers_of_another_format_say_so() -> None:
+    header = json.loads(pack(Answer(RUN, "c", "s", 0, 1)))
+    with pytest.raises(WireError, match="wire format 2 is not format 1"):
+        unpack(json.dumps(header | {"version": 2}).encode(), Answer)
+    check_names(Request(RUN, {}))
+
+
+def test_a_run_is_not_resumed_with_states_elsewhere(tmp_path: Path) -> None:
+    rounds(network(tmp_path, DictLink(parties(tmp_path))), Toy(), 0, 1)
+    with pytest.raises(VisardError, match="states of this run are at the parties"):
+        Checkpoint(tmp_path / "far", "toy").resume()

@@ -1,0 +1,45 @@
+"""A node of a deployment that plays with toys, and forges its answers when the run tells it to."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from visard.engines.flower import require
+
+require()
+
+from visard.cli.deploy import take_part  # noqa: E402
+from visard.engines import node  # noqa: E402
+from visard.engines.codec import decode, encode  # noqa: E402
+from visard.engines.wire import Request, unpack  # noqa: E402
+
+
+class Forger(node.Front):
+    """As `Front`, but `settings["forge"]` names what it does to answers."""
+
+    kept: tuple[bytes, bytes] | None = None
+
+    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        answer = super().do(header, payload)
+        request = unpack(header, Request)
+        forge = request.settings.get("forge", {}).get(request.client)
+        if forge == "old":
+            self.kept = self.kept or answer
+            return self.kept
+        if forge == "undeclared":
+            from tests.toys import ToyUp
+
+            up = decode(answer[1], ToyUp)
+            body = encode(up).replace(b'"loss":', b'"face":1,"loss":')
+            length = int.from_bytes(body[5:9], "little") + len(b'"face":1,')
+            return answer[0], body[:5] + length.to_bytes(4, "little") + body[9:]
+        return answer
+
+
+if __name__ == "__main__":
+    server, keys, number, state, folder, roles = sys.argv[1:]
+    node.Front = Forger  # type: ignore[misc]
+    plan = node.Plan("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)}, Path(state))
+    take_part(server, Path(keys), number, plan, 0.1)
