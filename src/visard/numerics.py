@@ -10,12 +10,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 
+def fast_bf16() -> bool:
+    """Whether this processor has bfloat16 instructions; without them bf16 is emulated, and slow."""
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name, lambda: False)() for name in probes)
+
+
 class Numerics(BaseModel):
     """`[numerics]`: training only; evaluation is always float32."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"  # bf16 pays only on a processor with instructions for it
     channels_last: bool = True
     compile: bool = False  # torch.compile: about 40 s once, worth it for runs of more than ten minutes
     threads_per_step: int = Field(default=1, ge=1, le=64)  # torch threads of one client step; bits depend on it

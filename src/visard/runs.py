@@ -28,10 +28,12 @@ from visard.engines.choose import connect, make_network, run_id
 from visard.engines.loop import Silent, Watcher, run_rounds
 from visard.engines.remote import Link, RemoteNetwork
 from visard.engines.world import World, pooled
+from visard.engines.stopping import stop_on_interrupt
 from visard.errors import UsageError, VisardError
 from visard.evaluation.rounds import figures_of_round, final_metrics
 from visard.files import read_json, write_atomically, write_json
 from visard.models.files import save_model
+from visard.numerics import fast_bf16
 from visard.privacy.ledger import Ledger
 from visard.report.events import EventLog, read_events, rounds
 from visard.report.html import build_report
@@ -183,6 +185,9 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
     if not states.committed.ledger_bytes:
         for client, sizes in left.items():
             ledger.record_pooled(client, sizes)
+    if settings.numerics.precision == "bf16" and not fast_bf16():
+        watcher.problem(text := "this processor has no bfloat16 instructions: fp32 is several times faster here")
+        events.write("warning", text=text)
     told = None
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
@@ -194,7 +199,7 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=__version__,
         machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
         parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
-        resumed=resumed, data=describe(faces) | {"name": "synthetic" if faces.synthetic else faces.path.name, "path": faces.path.name},
+        resumed=resumed, data=_about(faces),
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
 
@@ -203,9 +208,10 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
 
     network = make_network(settings, folder, world, states, None if method.pools else ledger, link, told)
     try:
-        server = run_rounds(
-            method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher
-        )  # fmt: skip
+        with stop_on_interrupt(watcher.problem) as stop:
+            server = run_rounds(
+                method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher, stop
+            )  # fmt: skip
         network.begin("final", 0)
         metrics = final_metrics(settings, method, world, server, network)
         if isinstance(network, RemoteNetwork) and states.remote:
@@ -227,6 +233,12 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
         np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
     build_report([folder])
     return read_run(folder)
+
+
+def _about(faces: FaceSet) -> dict[str, Any]:
+    """What the event log says of the pictures, without where they are on this machine."""
+    name = faces.path.name
+    return describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name}
 
 
 def _of_events(path: Path) -> dict[str, Any]:

@@ -177,27 +177,29 @@ def attacks(mark: Path) -> dict[str, tuple[Any, str]]:
     }
 
 
-@pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("where", ["top", "picture", "same", "nested"])
-@pytest.mark.parametrize(
-    "attack", ["system", "eval", "exec", "open", "popen", "numpy load", "numpy fromfile", "numpy ndarray", "object"]
-)
-def test_exploits_are_refused_by_name(tmp_path: Path, protocol: int, where: str, attack: str) -> None:
-    mark = tmp_path / "executed"
-    evil, name = attacks(mark)[attack]
+@pytest.mark.parametrize("attack", list(attacks(Path("mark"))))
+def test_exploits_are_refused_by_name(tmp_path: Path, where: str, attack: str) -> None:
+    evil, name = attacks(tmp_path / "executed")[attack]
     content = {
         "top": evil,
         "picture": ([*PICTURES[:5], evil], SAME),
         "same": (PICTURES, evil),
         "nested": (PICTURES, SAME, [[((evil,),)]]),
     }[where]
-    path = saved(tmp_path, pickle.dumps(content, protocol))
-    with pytest.raises(
-        UsageError, match=rf"set\.bin is refused: its pickle asks for .*({name}).*nothing of it was run"
-    ) as caught:
-        import_faces("bin", path, tmp_path / "set")
-    assert "\n" not in str(caught.value)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["set.bin"]
+    message = rf"set\.bin is refused: its pickle asks for .*({name}).*nothing of it was run"
+    for protocol in range(6):
+        path = saved(tmp_path, pickle.dumps(content, protocol))
+        with pytest.raises(UsageError, match=message) as caught:
+            import_faces("bin", path, tmp_path / "set")
+        assert "\n" not in str(caught.value)
+        assert [p.name for p in tmp_path.iterdir()] == ["set.bin"]
+
+
+def test_the_exploits_work_where_pickle_runs_them(tmp_path: Path) -> None:
+    evil, _ = attacks(tmp_path / "executed")["system"]
+    pickle.loads(pickle.dumps(evil))  # noqa: S301  (ours: it makes an empty file)
+    assert (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from visard.models.convert import Architecture, guess, load_insightface, read_we
 from visard.models.files import read_model, save_model
 from visard.models.spherenet import SphereNet
 
-# Parameters at size 112 and the default embedding, summed by hand from the definitions.
+# Parameters at size 112 and the default embedding, as recorded from these networks: a change must be meant.
+# resnet18 is the exception, torchvision's published count.
 COUNTS = {
     "iresnet18": 24_025_600,
     "iresnet34": 34_139_328,

@@ -58,7 +58,7 @@ def training(n: int = 6) -> list[bytes]:
 def test_header_scalar_and_array_labels(tmp_path: Path, index: bool) -> None:
     path = assemble(tmp_path / "src", training(), index=index)
     for source in (path, tmp_path / "src"):
-        faces = FaceSet.open(import_faces("recordio", source, tmp_path / source.name, size=16).path)
+        faces = FaceSet.open(import_faces("recordio", source, tmp_path / f"set-{source.name}", size=16).path)
         assert len(faces) == 6
         assert faces.names == ["0", "1", "2"]
         assert faces.identity.tolist() == [0, 0, 1, 1, 2, 2]
@@ -87,9 +87,8 @@ def test_keys_that_do_not_follow_the_file(tmp_path: Path) -> None:
 def test_records_in_parts(tmp_path: Path) -> None:
     """A picture that holds the magic number is cut there; the number comes back between the parts."""
     picture = png(3)
-    payload = header(0, 4.0) + picture + MAGIC + b"12345678" + MAGIC  # bytes after a PNG do not matter
     pad = b"\0" * (-(24 + len(picture)) % 4)
-    payload = header(0, 4.0) + picture + pad + MAGIC + b"12345678" + MAGIC
+    payload = header(0, 4.0) + picture + pad + MAGIC + b"12345678" + MAGIC  # bytes after a PNG do not matter
     first = header(0, 4.0) + picture + pad
     record = piece(1, first) + piece(2, b"12345678") + piece(3, b"")
     path = assemble(tmp_path / "src", [record, piece(0, header(0, 1.0) + png(0))])
@@ -98,7 +97,7 @@ def test_records_in_parts(tmp_path: Path) -> None:
     assert records.labels().tolist() == [4.0, 1.0]
     faces = FaceSet.open(import_faces("recordio", path, tmp_path / "set", size=16).path)
     assert np.array_equal(faces.images[0], pixels(3))
-    # the header itself may be cut: label 4.0 after a first part of 4 bytes is impossible, but id may be the magic
+    # the header itself is cut where its id is the magic number
     odd = struct.pack("<If", 0, 9.0), MAGIC + bytes(4), bytes(8) + png(1)
     cut = piece(1, odd[0]) + piece(3, odd[1][4:] + odd[2])
     path = assemble(tmp_path / "odd", [cut], index=False)

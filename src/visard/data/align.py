@@ -51,7 +51,7 @@ def similarity(points: npt.ArrayLike, target: npt.ArrayLike) -> Points:
     spread = (np.abs(p_centred) ** 2).sum(-1)
     usable = (known.sum(-1) >= 2) & (spread > 1e-6)
     product = (p_centred.conj() * q_centred).sum(-1)
-    a = np.divide(product, spread, out=np.full(product.shape, np.nan + 0j), where=usable)
+    a = np.divide(product, spread, out=np.full(product.shape, complex(np.nan, np.nan)), where=usable)
     t = q_mean[..., 0] - a * p_mean[..., 0]
     rows = [[a.real, -a.imag, t.real], [a.imag, a.real, t.imag]]
     return np.moveaxis(np.array(rows), (0, 1), (-2, -1))
@@ -80,6 +80,8 @@ def warp_with_pillow(picture: Pixels, matrix: Points, size: int) -> Pixels:
     A = np.linalg.inv(matrix[:, :2])
     t = -A @ matrix[:, 2]
     t += 0.5 - A @ (0.5, 0.5)  # Pillow counts from the corner of a pixel, not from its centre
+    t += 1  # a black border, so that the edge fades as it does in OpenCV
+    picture = np.pad(picture, ((1, 1), (1, 1), (0, 0)))
     rows = (A[0, 0], A[0, 1], t[0], A[1, 0], A[1, 1], t[1])
     moved = Image.fromarray(picture).transform((size, size), Image.Transform.AFFINE, rows, Image.Resampling.BILINEAR)
     return np.asarray(moved)

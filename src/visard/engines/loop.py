@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 from visard.core import Method, Network, Stage
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.network import EngineNetwork, Traffic
+from visard.engines.stopping import Stop
 from visard.privacy.ledger import Ledger
 
 S = TypeVar("S")
@@ -58,6 +59,7 @@ def run_rounds(
     evaluate: Callable[[S, Network], dict[str, Any]],
     evaluate_every: int,
     watcher: Watcher,
+    stop: Stop | None = None,
 ) -> S:
     """Run what is left of a method, from the last committed round on; returns the final server state."""
     plan = rounds_of(method)
@@ -85,6 +87,8 @@ def run_rounds(
         if step + 1 < len(plan) and evaluate_every and (step + 1) % evaluate_every == 0:
             _evaluate(server, network, events, evaluate, watcher, stage.name, round, step)
         states.commit(server, ledger.flush())
+        if stop is not None:
+            stop.check()
     return server
 
 

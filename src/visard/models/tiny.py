@@ -1,7 +1,8 @@
 """Tiny: a residual network of 0.6 M parameters, made for 64 x 64 pictures on a CPU.
 
-13 million multiply-adds a picture, found by training candidates for the same CPU time: going to a quarter of the
-resolution in the first layer beat keeping half of it, and ReLU trained 1.4 times as many pictures a second as PReLU.
+13 million multiply-adds a picture. With 170 s of CPU time each (one seed), going to a quarter of the resolution in
+the first layer reached 77.5 % pair accuracy on unseen people, keeping half of it 75.9 %. ReLU instead of PReLU
+trained 1.4 times as many pictures a second.
 """
 
 import math

@@ -1,0 +1,146 @@
+"""ONNX files as networks, through onnxruntime: a graph is data, nothing in it can run code."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from visard.errors import UsageError, VisardError
+from visard.models.inputs import PRESETS, Inputs
+
+FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+LOOK = 8  # nodes at the start of a graph among which its own normalisation is
+
+
+def need(name: str) -> Any:
+    """A module of the extra `onnx`, or one line that says what to install."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UsageError(f"ONNX needs the package {name.partition('.')[0]}: pip install 'visard[onnx]'") from None
+
+
+class OnnxNetwork(nn.Module):
+    """A graph with one picture input, as a network: (B, 3, size, size) -> (B, embedding).
+
+    Graphs with a fixed batch get batches of just that length, the last one filled up with its first picture.
+    """
+
+    def __init__(self, path: str | Path, size: int | None = None) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self.session = _session(self.path)
+        given = self.session.get_inputs()
+        if len(given) != 1 or len(given[0].shape) != 4:
+            shapes = "; ".join(f"{i.name} {i.shape}" for i in given)
+            raise VisardError(f"{path}: expected one input of pictures (batch, 3, size, size), found {shapes}")
+        if given[0].type not in FLOATS:
+            raise VisardError(f"{path}: takes {given[0].type}, not floating-point pictures")
+        self.name, self.kind = given[0].name, FLOATS[given[0].type]
+        batch, *rest = given[0].shape
+        self.last = rest[0] != 3 and rest[2] == 3  # channels last: (batch, size, size, 3)
+        channels, height, width = (rest[2], rest[0], rest[1]) if self.last else rest
+        if isinstance(channels, int) and channels != 3:
+            raise VisardError(f"{path}: takes pictures with {channels} channels, not 3")
+        self.fixed = isinstance(height, int) and isinstance(width, int)
+        if self.fixed and height != width:
+            raise VisardError(f"{path}: takes pictures of {width} x {height} pixels, only squares are supported")
+        if self.fixed and size not in (None, height):
+            raise UsageError(f"{path}: takes pictures of {height} pixels, not {size}")
+        self.size = height if self.fixed else size
+        self.batch = batch if isinstance(batch, int) and batch > 0 else None
+        self.output, self.embedding = "", 0
+
+    def probe(self, size: int) -> None:
+        """Run the graph once: finds the output, its length, and graphs that take one picture whatever they declare."""
+        if self.embedding:
+            return
+        self.size, found = size, []
+        for count in [self.batch] if self.batch else [2, 1]:
+            try:
+                found = self.session.run(None, {self.name: self._array(torch.zeros(count, 3, size, size))})
+            except Exception as error:  # onnxruntime has an exception of its own for everything
+                reason = " ".join(str(error).split())[:160]
+                if count == 1 or self.batch:
+                    raise VisardError(f"{self.path}: does not run on pictures of {size} pixels: {reason}") from None
+                continue
+            if any(_is_matrix(values, count) for values in found):
+                self.batch = self.batch or (None if count == 2 else 1)
+                break
+        names = [o.name for o in self.session.get_outputs()]
+        fitting = [(n, v) for n, v in zip(names, found, strict=True) if _is_matrix(v, count)]
+        if not fitting:
+            raise VisardError(f"{self.path}: no output is one vector for each picture")
+        self.output, self.embedding = fitting[0][0], fitting[0][1].size // count
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of the pictures, float32."""
+        self.probe(int(x.shape[2]))
+        step = self.batch or len(x)
+        if not len(x):
+            return torch.zeros(0, self.embedding)
+        parts = []
+        for start in range(0, len(x), step):
+            part = x[start : start + step]
+            count = len(part)
+            if count < step:
+                part = torch.cat([part, part[:1].expand(step - count, -1, -1, -1)])
+            (found,) = self.session.run([self.output], {self.name: self._array(part)})
+            parts.append(np.asarray(found, np.float32).reshape(step, -1)[:count])
+        return torch.from_numpy(np.concatenate(parts))
+
+    def _array(self, x: Tensor) -> npt.NDArray[Any]:
+        return np.ascontiguousarray((x.permute(0, 2, 3, 1) if self.last else x).numpy(), self.kind)
+
+
+def load_onnx(path: str | Path, size: int | None = None, name: str | None = None) -> tuple[OnnxNetwork, dict[str, str]]:
+    """The network in an ONNX file, and its spec: what its metadata say, the preset `name`, or what its graph shows.
+
+    A graph that starts with a subtraction and a multiplication normalises by itself and gets 0..255 (as InsightFace's
+    own loader decides); every other one without metadata gets (x - 127.5) / 127.5.
+    """
+    network = OnnxNetwork(path, size)
+    meta = dict(network.session.get_modelmeta().custom_metadata_map)
+    if name is not None:
+        inputs = PRESETS[name]
+    elif "mean" in meta and "std" in meta:
+        inputs = Inputs.of_spec(meta, path)
+    else:
+        inputs = PRESETS["raw" if _normalises(Path(path)) else "arcface"]
+    network.probe(network.size or inputs.size)
+    spec = inputs.to_spec() | {"model": "onnx", "embedding": str(network.embedding), "size": str(network.size)}
+    return network.eval(), spec
+
+
+def _session(path: Path) -> Any:
+    runtime = need("onnxruntime")
+    if not path.is_file():
+        raise UsageError(f"no model file at {path}")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4  # what matters is raised
+    options.intra_op_num_threads = torch.get_num_threads()
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has an exception of its own for everything
+        reason = " ".join(str(error).split())[:160]
+        raise VisardError(f"{path} is not a readable ONNX file: {reason}") from None
+
+
+def _is_matrix(values: object, rows: int) -> bool:
+    """Whether an output is one vector for each of `rows` pictures, perhaps with trailing axes of length 1."""
+    if not isinstance(values, np.ndarray) or values.ndim < 2 or values.shape[0] != rows or values.dtype.kind != "f":
+        return False
+    return values.size // rows == max(values.shape[1:]) > 1
+
+
+def _normalises(path: Path) -> bool:
+    """Whether a graph starts with its own normalisation; needs the package onnx, which reads graphs."""
+    graph = need("onnx").load(str(path), load_external_data=False).graph
+    first = {node.op_type for node in graph.node[:LOOK]}
+    return bool({"Sub", "Mul"} <= first or {"Sub", "Div"} <= first)
