@@ -78,12 +78,16 @@ class BoundStep(Generic[M, R]):
     def __call__(self, client: Client, message: M) -> R:
         return self.function(self.owner, client, message)
 
-    @functools.cached_property
+    @property
     def types(self) -> tuple[type[M], type[R]]:
         """The message type and the reply type, from the annotations."""
-        hints = get_type_hints(self.function)
-        names = list(hints)
-        return hints[names[1]], hints["return"]
+        return _step_types(self.function)
+
+
+@functools.cache  # resolving annotations is slow, and a step is asked for thousands of times
+def _step_types(function: Callable[..., Any]) -> tuple[Any, Any]:
+    hints = get_type_hints(function)
+    return hints[list(hints)[1]], hints["return"]
 
 
 class ClientStep(Generic[M, R]):
@@ -228,6 +232,7 @@ def _attribute(cls: type, name: str) -> Any:
     return next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
 
 
+@functools.cache
 def declared_kinds(reply: type) -> dict[str, Leaves]:
     """Field -> kind of a reply type; a field without a kind is a programming error."""
     hints = get_type_hints(reply, include_extras=True)

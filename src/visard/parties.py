@@ -84,9 +84,10 @@ def world_of_party(run: dict[str, Any], data: str, file: str | None, roles: list
         world = make_world(settings, faces, federation)
     else:
         world = pooled(make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method)[0]
-    if missing := sorted(set(roles) - set(world.clients)):
-        raise UsageError(f"the run has no client {missing[0]!r}")
-    return replace(world, clients={role: world.clients[role] for role in roles}), settings.method
+    here = {role: world.clients[role] for role in roles if role in world.clients}
+    if not here:
+        raise UsageError(f"the run has no client {roles[0]!r}")
+    return replace(world, clients=here), settings.method
 
 
 def shared_federation(run: dict[str, Any], settings: Settings, faces: FaceSet, file: str | None) -> Federation:

@@ -27,8 +27,8 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.choose import connect, make_network, run_id
 from visard.engines.loop import Silent, Watcher, run_rounds
 from visard.engines.remote import Link, RemoteNetwork
-from visard.engines.world import World, pooled
 from visard.engines.stopping import stop_on_interrupt
+from visard.engines.world import World, pooled
 from visard.errors import UsageError, VisardError
 from visard.evaluation.rounds import figures_of_round, final_metrics
 from visard.files import read_json, write_atomically, write_json

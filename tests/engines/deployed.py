@@ -79,7 +79,7 @@ class Deployment:
             str(self.folder / "keys" / f"node-{number}"),
         ]
         command += ["--node", str(number), "--state", str(self.folder / f"party-{number}"), "--data", data]
-        command += ["--poll", "0.1", *(part for role in roles for part in ("--role", role)), *more]
+        command += ["--poll", "0.5", *(part for role in roles for part in ("--role", role)), *more]
         self.start(f"node-{number}", command)
 
     def start_toy(self, number: int, roles: str) -> None:

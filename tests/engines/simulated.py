@@ -17,6 +17,7 @@ FAULTS = {"client-001": "nan", "client-003": "raise"}
 def toy(folder: Path) -> None:
     """Three rounds with two bad clients; prints the sum and the problems of the last round."""
     from tests.toys import Toy, toy_world
+
     from visard.engines.checkpoint import Checkpoint
     from visard.engines.flower.simulation import SimulationLink
     from visard.engines.pool import Recipe

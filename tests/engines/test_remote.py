@@ -38,6 +38,8 @@ class DictLink(Link):
 
     def gather(self, clients: Collection[str], needed: int) -> None: ...
 
+    def close(self) -> None: ...
+
     def send(self, client: str, header: bytes, payload: bytes, timeout: float) -> str | None:
         if client not in self.parties:
             return None

@@ -42,4 +42,4 @@ if __name__ == "__main__":
     server, keys, number, state, folder, roles = sys.argv[1:]
     node.Front = Forger  # type: ignore[misc]
     plan = node.Plan("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)}, Path(state))
-    take_part(server, Path(keys), number, plan, 0.1)
+    take_part(server, Path(keys), number, plan, 0.5)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
-
 from tests.unit.pictures import encode, pixels
+
 from visard.data import align
 from visard.data.align import Haar, load_landmarks, similarity, template, warp, warp_with_pillow
 from visard.data.faces import FaceSet

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from tests.unit.pictures import encode, pixels
+
 from visard.data.align import load_landmarks, template
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
@@ -192,9 +192,9 @@ def ijba(tmp_path: Path) -> Path:
     box = "0,0,112,112"
     rows = {
         1: f"10,7,img/1.png,91,,,{box},{POINTS}\n",
-        2: f"10,7,img/2.png,92,,,30,40,20,10,,,,,,\n",
+        2: "10,7,img/2.png,92,,,30,40,20,10,,,,,,\n",
         3: f"11,8,img/3.png,93,,,{box},73.5318,51.5014,38.2946,51.6963,56.0252,71.7366\n",  # eyes the other way round
-        4: f"12,7,img/3.png,93,,,50,50,40,40,,,,,,\n",
+        4: "12,7,img/3.png,93,,,50,50,40,40,,,,,,\n",
         5: f"13,9,img/4.png,94,,,{box},{POINTS}\n",
     }
     for k, members in ((1, (1, 2, 3, 4)), (2, (3, 5))):

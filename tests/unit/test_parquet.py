@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from tests.unit.pictures import pixels, png
+
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.sources import parquet
@@ -106,8 +106,15 @@ def test_an_identity_taken_back_moves_the_others_together(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @pytest.mark.parametrize(
-    "damage", [lambda d: b"", lambda d: d[:100], lambda d: d[:-1], lambda d: b"junk" * 99, lambda d: d[:40] + b"\xff" * 400 + d[440:]]
-)  # fmt: skip
+    "damage",
+    [
+        lambda d: b"",
+        lambda d: d[:100],
+        lambda d: d[:-1],
+        lambda d: b"junk" * 99,
+        lambda d: d[:40] + b"\xff" * 400 + d[440:],
+    ],
+)
 def test_damaged_files_are_one_line(tmp_path: Path, name: str, damage: Any) -> None:
     made = table(range(5), [0] * 5)
     if name.endswith("arrow"):
@@ -120,8 +127,8 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str, damage: Any) -> N
     try:
         report = import_faces("parquet", tmp_path / name, tmp_path / "set", size=16)
     except UsageError as error:
-        assert "\n" not in str(error)  # noqa: PT017
-        assert name in str(error)  # noqa: PT017
+        assert "\n" not in str(error)
+        assert name in str(error)
         assert [p.name for p in tmp_path.iterdir()] == [name]
     else:  # an Arrow stream may lack its end mark; damaged pictures are skipped
         assert len(damage(data)) > 1000

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from tests.unit.pictures import encode, pixels
+
 from visard.data.align import load_landmarks, template
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces

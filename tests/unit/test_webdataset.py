@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from tests.unit.pictures import pixels, png
+
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.errors import UsageError
@@ -137,7 +137,7 @@ def test_random_damage_never_escapes(tmp_path: Path) -> None:
         try:
             import_faces("webdataset", tmp_path / "a.tar", tmp_path / "set", size=16, overwrite=True, workers=1)
         except UsageError as error:
-            assert "\n" not in str(error)  # noqa: PT017
+            assert "\n" not in str(error)
 
 
 def test_wrong_paths(tmp_path: Path) -> None:

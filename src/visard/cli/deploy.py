@@ -72,11 +72,11 @@ def client(
     partition: Annotated[
         Path | None, typer.Option(help="the partition.json of the run, where all parties share one face set")
     ] = None,
-    poll: Annotated[float, typer.Option(min=0.05, max=60, help="seconds between looks for work")] = 0.5,
+    poll: Annotated[float, typer.Option(min=0.05, max=60, help="seconds between looks for work when idle")] = 1.0,
 ) -> None:
     """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
 
-    Example: visard client --server server.example:9443 --keys node-1 --node 1 --role hospital-1 --data faces --state mine
+    Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
     """
     _require()
     from visard.engines.node import Plan

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data import align as alignment
-from visard.data.containers import Stream
+from visard.data.containers import Stream, check_length
 from visard.data.decoding import why_not
 from visard.data.faces import FaceSetWriter
 from visard.data.framing import ALIGNMENTS, Framing
@@ -209,8 +209,7 @@ def _decode_all(
             if data is None:
                 assert not isinstance(pictures, Stream)
                 data = pictures.read(item)
-            if not data:
-                return "the file is empty"
+            check_length(len(data))
             return framing(data, item, size)
         except Exception as error:  # the reason goes into the report
             return why_not(error)

@@ -9,6 +9,7 @@ is the count of further labels, which follow. All numbers are little-endian.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ MAGIC_BYTES = struct.pack("<I", MAGIC)
 LENGTH_BITS = 29
 HEADER = struct.Struct("<IfQQ")
 MAX_LABELS = 1024
+HEAD_BYTES = 8 + HEADER.size + 4  # frame, header and the first of several labels
+BLOCK = 4096  # records that are looked at together
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 
 Words = npt.NDArray[np.uint32]
@@ -51,7 +54,6 @@ class RecordFile:
             self.length = path.stat().st_size
             if self.length < 8:
                 raise UsageError(f"{path} is {'empty' if self.length == 0 else 'cut short'}")
-            self._words: Words = np.memmap(path, "<u4", "r", shape=(self.length // 4,)).view(np.ndarray)
         except FileNotFoundError:
             raise UsageError(f"no such file: {path}") from None
         except OSError as error:
@@ -62,7 +64,7 @@ class RecordFile:
         else:
             self.offsets = self._walk()
             self.keys = np.arange(len(self.offsets))
-        self._check()
+        self._scan()
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -82,57 +84,65 @@ class RecordFile:
 
     def labels(self) -> npt.NDArray[np.float32]:
         """The first label of every record (n,), without reading any picture."""
-        at = self.offsets // 4 + 2
-        flag = self._words[np.minimum(at, len(self._words) - 1)]
-        # the label itself is the second word of the header; an array of labels begins after the header
-        at = np.where(flag == 0, at + 1, at + HEADER.size // 4)
-        first = self._words[np.minimum(at, len(self._words) - 1)].copy().view("<f4")
+        first = self._label.copy()
         for k in np.flatnonzero(self._part == FIRST):
             first[k] = self.record(int(k)).label[0]  # a part may end anywhere
-        return np.asarray(first)
+        return first
 
-    def _check(self) -> None:
-        """Every record begins with the magic number and ends inside the file."""
+    def _scan(self) -> None:
+        """Look at the head of every record: it begins with the magic number and ends inside the file."""
         at = self.offsets
         if not len(at):
             raise UsageError(f"{self.path} has no records")
-        outside = (at < 0) | (at % 4 != 0) | (at > self.length - 8)
-        if not outside.any():
-            word = self._words[at // 4 + 1]
-            self._part = word >> LENGTH_BITS
-            length = (word & (2**LENGTH_BITS - 1)).astype(np.int64)
-            outside = (self._words[at // 4] != MAGIC) | (self._part > FIRST)
-            if not outside.any():
-                outside = (at + 8 + length > self.length) | ((length < HEADER.size) & (self._part == WHOLE))
-        if outside.any():
-            k = int(np.argmax(outside))
-            raise UsageError(f"{self.path} is damaged or cut short: no whole record {self.keys[k]} at byte {at[k]}")
+        self._refuse((at < 0) | (at % 4 != 0) | (at > self.length - 8), np.arange(len(at)))
+        self._part, self._label = np.zeros(len(at), np.uint8), np.zeros(len(at), np.float32)
+        # a part of the file is mapped at a time: a map of the whole would in the end be all in memory
+        order = np.argsort(at, kind="stable")
+        for block in np.split(order, range(BLOCK, len(order), BLOCK)):
+            start = int(at[block[0]])
+            end = min(int(at[block[-1]]) + HEAD_BYTES, self.length // 4 * 4)
+            words: Words = np.memmap(self.path, "<u4", "r", start, ((end - start) // 4,)).view(np.ndarray)
+            self._look(block, words, (at[block] - start) // 4)
+
+    def _look(self, block: npt.NDArray[np.int64], words: Words, at: npt.NDArray[np.int64]) -> None:
+        """Check the records `block`, which begin at `at` in `words`, and note their parts and labels."""
+        last = len(words) - 1
+        word = words[at + 1]
+        part, length = word >> LENGTH_BITS, (word & (2**LENGTH_BITS - 1)).astype(np.int64)
+        short = (self.offsets[block] + 8 + length > self.length) | ((length < HEADER.size) & (part == WHOLE))
+        self._refuse((words[at] != MAGIC) | (part > FIRST) | short, block)
+        flag = words[np.minimum(at + 2, last)]
+        # the label itself is the second word of the header; an array of labels begins after the header
+        place = np.where(flag == 0, at + 3, at + 2 + HEADER.size // 4)
+        self._part[block] = part
+        self._label[block] = words[np.minimum(place, last)].view("<f4")
+
+    def _refuse(self, bad: npt.NDArray[np.bool_], block: npt.NDArray[np.int64]) -> None:
+        if bad.any():
+            k = block[np.argmax(bad)]
+            where = f"no whole record {self.keys[k]} at byte {self.offsets[k]}"
+            raise UsageError(f"{self.path} is damaged or cut short: {where}")
 
     def _walk(self) -> npt.NDArray[np.int64]:
-        found, at = [], 0
-        while at < self.length:
-            magic, part, length = self._head(at)
-            if magic != MAGIC or at + 8 + length > self.length:
-                raise UsageError(f"{self.path} is damaged or cut short: no whole record at byte {at}")
-            if part in (WHOLE, FIRST):
-                found.append(at)
-            at += 8 + length + -length % 4
+        """Where the records begin, from one head to the next."""
+        found, at = array("q"), 0
+        with self.path.open("rb") as file:
+            while at < self.length:
+                file.seek(at)
+                magic, part, length = _head(file.read(8))
+                if magic != MAGIC or at + 8 + length > self.length:
+                    raise UsageError(f"{self.path} is damaged or cut short: no whole record at byte {at}")
+                if part in (WHOLE, FIRST):
+                    found.append(at)
+                at += 8 + length + -length % 4
         return np.array(found, np.int64)
-
-    def _head(self, at: int) -> tuple[int, int, int]:
-        if at + 8 > self.length:
-            raise UsageError(f"{self.path} is cut short at byte {at}")
-        word = int(self._words[at // 4 + 1])
-        return int(self._words[at // 4]), word >> LENGTH_BITS, word & (2**LENGTH_BITS - 1)
 
     def _parts(self, at: int) -> Iterator[bytes]:
         total, expected = 0, (WHOLE, FIRST)
         with self.path.open("rb") as file:
             while True:
                 file.seek(at)
-                head = file.read(8)
-                magic, word = struct.unpack("<II", head) if len(head) == 8 else (0, 0)
-                part, length = word >> LENGTH_BITS, word & (2**LENGTH_BITS - 1)
+                magic, part, length = _head(file.read(8))
                 total += length
                 if magic != MAGIC or part not in expected:
                     raise ValueError(f"no record at byte {at}")
@@ -146,6 +156,12 @@ class RecordFile:
                     return
                 yield MAGIC_BYTES
                 expected, at = (MIDDLE, LAST), at + 8 + length + -length % 4
+
+
+def _head(data: bytes) -> tuple[int, int, int]:
+    """Magic number, part and length; zeros if the data is too short."""
+    magic, word = struct.unpack("<II", data) if len(data) == 8 else (0, 0)
+    return magic, word >> LENGTH_BITS, word & (2**LENGTH_BITS - 1)
 
 
 def _read_index(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

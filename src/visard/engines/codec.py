@@ -10,6 +10,7 @@ receiver names are built.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import struct
@@ -177,8 +178,13 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
     raise refuse()
 
 
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
 def _build_dataclass(body: dict[str, Any], kind: type, child: Any, where: str) -> Any:
-    hints = get_type_hints(kind, include_extras=True)
+    hints = _hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]
     if extra := sorted(set(body) - set(names)):
         raise CodecError(f"{where} carries the undeclared field {extra[0]!r}")

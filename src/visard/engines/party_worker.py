@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -39,8 +40,5 @@ def serve(channel: socket.socket) -> None:
 if __name__ == "__main__":
     os.environ["VISARD_WORKER"] = "1"
     torch.set_num_threads(1)
-    with socket.socket(fileno=int(sys.argv[1])) as connection:
-        try:
-            serve(connection)
-        except (BrokenPipeError, KeyboardInterrupt):
-            pass
+    with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(BrokenPipeError, KeyboardInterrupt):
+        serve(connection)

@@ -6,11 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import Generic
 
-import torch
-
 from visard.core import BoundStep, Client, ClientId, M, R, State
 from visard.engines.codec import own
-from visard.engines.seeds import derive, generator
+from visard.engines.seeds import derive, generator, seed_default
 from visard.engines.world import World
 
 
@@ -35,7 +33,7 @@ class Done(Generic[R]):
 def perform(world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place) -> Done[R]:
     """Run `step` at `client`; reply and state share no memory with anything that lives on."""
     path = (place.stage, place.round, place.ask, client)
-    torch.manual_seed(derive(world.seed, *path, "default"))  # for layers that draw by themselves
+    seed_default(derive(world.seed, *path, "default"))  # for layers that draw by themselves
     party = Client(
         id=client,
         data=world.clients[client],

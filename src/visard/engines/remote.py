@@ -62,6 +62,7 @@ class Link(ABC):
         """Wait for `count` roles to be taken; returns what each party says of its data."""
         raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of connections and processes."""
 

@@ -16,3 +16,9 @@ def derive(seed: int, *parts: str | int) -> int:
 def generator(seed: int, *parts: str | int) -> torch.Generator:
     """A torch generator seeded by `derive`."""
     return torch.Generator().manual_seed(derive(seed, *parts))
+
+
+def seed_default(seed: int) -> None:
+    """Seed the default generator of the CPU, and no other: `torch.manual_seed` also keeps a traceback for each
+    call until a GPU is first used, which thousands of steps would feel."""
+    torch.default_generator.manual_seed(seed)

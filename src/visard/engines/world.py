@@ -13,7 +13,7 @@ from torch import nn
 
 from visard.core import ClientId, Leaves, Method, Setup, Weights
 from visard.data.faces import ClientData, FaceView
-from visard.engines.seeds import derive
+from visard.engines.seeds import derive, seed_default
 from visard.numerics import Numerics
 
 
@@ -47,12 +47,12 @@ class World:
         """The weights a run starts from: given ones, or fresh ones that are the same for the same seed."""
         if self.start_from is not None:
             return dict(self.start_from)
-        torch.manual_seed(derive(self.seed, "weights"))
+        seed_default(derive(self.seed, "weights"))
         return {k: v.detach().clone() for k, v in self.build().state_dict().items()}
 
     def setup(self) -> Setup:
         """What the server knows before the first round; the default generator is seeded for heads."""
-        torch.manual_seed(derive(self.seed, "setup"))
+        seed_default(derive(self.seed, "setup"))
         return Setup(self.training, self.classes, self.embedding, self.new_weights, self.seed)
 
     def replies_needed(self, asked: int) -> int:

@@ -53,5 +53,6 @@ def _embed(
                 features = features + model.forward(x.flip(3))
             parts.append(features.float().numpy())
         if not parts:  # the width of the features is known to the network alone
-            return model.forward(torch.zeros(2, 3, inputs.size, inputs.size)).numpy()[:0]
+            empty: npt.NDArray[np.float32] = model.forward(torch.zeros(2, 3, inputs.size, inputs.size)).numpy()[:0]
+            return empty
     return np.concatenate(parts)

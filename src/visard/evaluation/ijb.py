@@ -1,30 +1,21 @@
-"""IJB-A, IJB-B and IJB-C from features: templates pooled over media, 1:1 verification, 1:N search in each gallery."""
+"""IJB-A, IJB-B and IJB-C from features: templates pooled over media, and 1:1 verification; 1:N is in galleries.py."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation.identification import Identification, identify
-from visard.evaluation.inputs import Bools, Doubles, Floats, Ints, labels, matrix, shares, unit_rows
-from visard.evaluation.results import Result
+from visard.evaluation.inputs import Doubles, Floats, Ints, labels, matrix, unit_rows
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.sweep import one_thread_each
 
 FAR = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-FPIR = (1e-2, 1e-1)
-RANKS = (1, 5, 10)
 ROWS = 8192  # features pooled at a time
 PAIRS = 2048  # pairs compared at a time: both sides stay in the cache
-CELLS = 1 << 22  # scores of a search held at a time
-LEGACY = "legacy_insightface"
 
 
 @dataclass(frozen=True)
@@ -153,124 +144,3 @@ def template_scores(pooled: Pooled, first: Any, second: Any) -> Floats:
         for job in [workers.submit(work, start) for start in range(0, len(one), 32 * PAIRS)]:
             job.result()
     return found
-
-
-@dataclass(frozen=True)
-class LegacyPoint(Result):
-    """`tpir` at the pair-level rate that old evaluations called FPIR."""
-
-    fpir: float
-    tpir: float | None
-    threshold: float | None
-
-
-@dataclass(frozen=True)
-class Legacy(Result):
-    """1:N by the rule of old InsightFace evaluations, for comparison with tables that used it."""
-
-    rule: str
-    gallery: int
-    probes: int
-    mated: int
-    rank: dict[int, float]
-    tpir: tuple[LegacyPoint, ...]
-
-
-@dataclass(frozen=True)
-class Search(Result):
-    """1:N in each gallery by the standard definition (identification.py), and the means over galleries."""
-
-    galleries: dict[str, Identification]
-    rank: dict[int, float]
-    tpir: dict[float, float | None]
-    legacy: Legacy | None = None
-
-
-def search_galleries(
-    pooled: Pooled,
-    galleries: Mapping[str, tuple[Any, Any]],
-    probes: tuple[Any, Any],
-    *,
-    ranks: tuple[int, ...] = RANKS,
-    fpir: tuple[float, ...] = FPIR,
-    legacy: bool = True,
-) -> Search:
-    """Search all probes in each gallery on its own; galleries and probes are (template numbers, subjects)."""
-    if not galleries:
-        raise UsageError("galleries: none given")
-    wanted, subject = pooled.rows[pooled.place(probes[0], "probes")], _subjects(probes, "probes")
-    found = {}
-    for name, gallery in galleries.items():
-        rows = pooled.rows[pooled.place(gallery[0], f"gallery {name}")]
-        found[name] = identify(rows, _subjects(gallery, f"gallery {name}"), wanted, subject, ranks=ranks, fpir=fpir)
-    tpir: dict[float, float | None] = {}
-    for k, rate in enumerate(fpir):
-        each = [result.tpir[k].tpir for result in found.values()]
-        known = [value for value in each if value is not None]
-        tpir[rate] = sum(known) / len(known) if len(known) == len(each) else None
-    rank = {k: sum(result.rank[k] for result in found.values()) / len(found) for k in ranks}
-    old = search_legacy(pooled, galleries, probes, ranks=ranks, fpir=fpir) if legacy else None
-    return Search(found, rank, tpir, old)
-
-
-def _subjects(gallery: tuple[Any, Any], what: str) -> Ints:
-    return labels(gallery[1], np.size(gallery[0]), f"{what} subject")
-
-
-def search_legacy(
-    pooled: Pooled,
-    galleries: Mapping[str, tuple[Any, Any]],
-    probes: tuple[Any, Any],
-    *,
-    ranks: tuple[int, ...] = RANKS,
-    fpir: tuple[float, ...] = FPIR,
-) -> Legacy:
-    """`legacy_insightface`: galleries merged, false alarms counted over pairs, no rank-1 condition.
-
-    Threshold = the ceil(probes · FPIR)-th largest of all impostor scores (probe x gallery); TPIR = share of mated
-    probes whose mate scores strictly above. The rate is per probe but counted over pairs, so that it is far stricter
-    than the standard FPIR in one way and, without the rank, laxer in another.
-    """
-    template = np.concatenate([np.asarray(g[0]) for g in galleries.values()])
-    people = np.concatenate([_subjects(g, f"gallery {name}") for name, g in galleries.items()])
-    names, index, count = np.unique(people, return_index=True, return_counts=True)
-    if (count > 1).any():
-        raise VisardError(f"galleries: subject {names[np.argmax(count > 1)]} has several templates, {LEGACY} allows one")
-    right = torch.from_numpy(np.ascontiguousarray(pooled.rows[pooled.place(template[index], "galleries")].T))
-    place, wanted = pooled.place(probes[0], "probes"), _subjects(probes, "probes")
-    column = np.minimum(np.searchsorted(names, wanted), len(names) - 1)
-    mated = names[column] == wanted
-    if not mated.any():
-        raise VisardError("probes: none shows a person of the galleries")
-    sizes = [math.ceil(len(wanted) * rate) for rate in shares(fpir, "fpir")]
-    mate, rank = np.full(len(wanted), -np.inf, np.float32), np.zeros(len(wanted), np.int64)
-    largest = np.empty(0, np.float32)
-    block = max(1, CELLS // len(names))
-    for start in range(0, len(wanted), block):
-        part = slice(start, start + block)
-        scores = (torch.from_numpy(pooled.rows[place[part]]) @ right).numpy()
-        mine = np.flatnonzero(mated[part])
-        mate[part][mine] = scores[mine, column[part][mine]]
-        rank[part] = (scores >= mate[part, None]).sum(axis=1)
-        largest = _largest(np.concatenate([largest, _impostors(scores, mine, column[part][mine])]), max(sizes))
-    largest = np.sort(largest)[::-1]
-    points = [
-        LegacyPoint(rate, float((mate[mated] > largest[k - 1]).mean()), float(largest[k - 1]))
-        if k <= len(largest)
-        else LegacyPoint(rate, None, None)
-        for rate, k in zip(fpir, sizes, strict=True)
-    ]
-    found = {k: float((rank[mated] <= k).mean()) for k in ranks}
-    return Legacy(LEGACY, len(names), len(wanted), int(mated.sum()), found, tuple(points))
-
-
-def _impostors(scores: Floats, rows: Ints, columns: Ints) -> Floats:
-    keep: Bools = np.ones(scores.shape, np.bool_)
-    keep[rows, columns] = False
-    return scores[keep]
-
-
-def _largest(scores: Floats, count: int) -> Floats:
-    if len(scores) <= count:
-        return scores
-    return np.partition(scores, len(scores) - count)[len(scores) - count :]

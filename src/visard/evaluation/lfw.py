@@ -94,9 +94,7 @@ def ten_folds(distance: Any, same: Any, fold: Any = None, *, far: float = 1e-3, 
     at = _thresholds(_accepted(d[~truth], place[~truth], folds, FINE), impostors, target)
     under = d < at[place]
     tar, reached = (
-        np.divide(
-            np.bincount(place[kind & under], minlength=folds), total, out=np.full(folds, np.nan), where=total > 0
-        )
+        np.divide(np.bincount(place[kind & under], minlength=folds), total, out=np.full(folds, np.nan), where=total > 0)
         for kind, total in ((truth, genuine), (~truth, impostors))
     )
     return TenFolds(

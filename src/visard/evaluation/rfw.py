@@ -93,9 +93,15 @@ def by_group(
         missed = {name: 1.0 - share_at(cosine, mine & truth, point.threshold) for name, mine in members.items()}
         shared.append(
             SharedThreshold(
-                point.far, point.threshold, point.far_reached, 1.0 - point.tar, false, missed,
-                _ratio(np.array(list(false.values()))), _ratio(np.array(list(missed.values()))),
-            )  # fmt: skip
+                fmr_target=point.far,
+                threshold=point.threshold,
+                fmr_all=point.far_reached,
+                fnmr_all=1.0 - point.tar,
+                fmr=false,
+                fnmr=missed,
+                fmr_ratio=_ratio(np.array(list(false.values()))),
+                fnmr_ratio=_ratio(np.array(list(missed.values()))),
+            )
         )
     return Groups(
         groups=found,

@@ -90,22 +90,20 @@ def roc_of(
     _both_kinds(len(gen), len(imp))
     if not (np.isfinite(gen).all() and np.isfinite(imp).all()):
         raise VisardError("scores: some are not finite")
+    bars = _histogram(*(np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp)))
     if len(gen) + len(imp) > MANY and gen.dtype == imp.dtype == np.float32 and _are_cosines(gen, imp):
-        return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), rule, points)
-    steps = Steps.of(gen, imp)
-    bars = [np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp)]
-    return _read(steps, shares(far, "far"), rule, points, _histogram(*bars), 1)[0]
+        return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), known_rule(rule), points, bars)
+    return _read(Steps.of(gen, imp), shares(far, "far"), rule, points, bars, 1)[0]
 
 
 def _are_cosines(*scores: Floats) -> bool:
-    return all(len(s) and -1.00001 < s.min() and s.max() < 1.00001 for s in scores)
+    return all(len(s) and s.min() > -1.00001 and s.max() < 1.00001 for s in scores)
 
 
-def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, points: int) -> Roc:
+def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, points: int, bars: Histogram) -> Roc:
     """The same as one step a score, from sorted cosines: bins, of which only those that matter are opened."""
     cut = [np.append(np.searchsorted(scores, edges()), len(scores)) for scores in (gen, imp)]
     genuine_bins, impostor_bins = (np.diff(ends) for ends in cut)
-    bars = _histogram(_bars(genuine_bins), _bars(impostor_bins))
     area_found = Ranker(gen).below(imp) / (2 * len(gen) * len(imp))
     have: set[int] = set()
     while True:

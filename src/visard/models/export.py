@@ -46,7 +46,8 @@ def export_onnx(
     onnx, path = need("onnx"), Path(path)
     if isinstance(network, OnnxNetwork):
         raise UsageError(f"{network.path} is an ONNX file already")
-    if not OPSET <= opset <= (most := onnx.defs.onnx_opset_version()):
+    most = onnx.defs.onnx_opset_version()
+    if not OPSET <= opset <= most:
         raise UsageError(f"opset {opset}: must be {OPSET} to {most}")
     size = int(spec["size"])
     network.eval()

@@ -87,13 +87,18 @@ def choose(
 ) -> Inputs:
     """The network's own inputs, or those of a preset, with single settings changed; its size stays."""
     chosen = own if name is None else replace(preset(name), size=own.size)
-    for field, text in (("mean", mean), ("std", std)):
-        if text is not None:
-            try:
-                chosen = replace(chosen, **{field: three(text)})
-            except ValueError:
-                raise UsageError(f"{field} {text!r}: give one number or three, separated by commas") from None
+    if mean is not None:
+        chosen = replace(chosen, mean=_asked("mean", mean))
+    if std is not None:
+        chosen = replace(chosen, std=_asked("std", std))
     return chosen if order is None else replace(chosen, order=order)
+
+
+def _asked(what: str, text: str) -> Three:
+    try:
+        return three(text)
+    except ValueError:
+        raise UsageError(f"{what} {text!r}: give one number or three, separated by commas") from None
 
 
 def three(text: str) -> Three:

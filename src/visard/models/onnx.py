@@ -136,7 +136,7 @@ def _is_matrix(values: object, rows: int) -> bool:
     """Whether an output is one vector for each of `rows` pictures, perhaps with trailing axes of length 1."""
     if not isinstance(values, np.ndarray) or values.ndim < 2 or values.shape[0] != rows or values.dtype.kind != "f":
         return False
-    return values.size // rows == max(values.shape[1:]) > 1
+    return bool(values.size // rows == max(values.shape[1:]) > 1)
 
 
 def _normalises(path: Path) -> bool:

@@ -79,10 +79,11 @@ class DeploymentLink(GridLink):
 
     def _start(self) -> None:
         """Start a Flower run and take its one task, so that this process is what Flower calls the ServerApp."""
-        self._open(ControlHttpClient("http://visard")).StartRun(StartRunRequest(fab=Fab(content=_bundle())))
+        with self._open(ControlHttpClient("http://visard")) as control:
+            control.StartRun(StartRunRequest(fab=Fab(content=_bundle())))
         version = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
-        runtime = self._open(RuntimeHttpClient("http://visard", interceptors=[version]))
-        task = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        with self._open(RuntimeHttpClient("http://visard", interceptors=[version])) as runtime:
+            task = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
         if not task.token:
             raise VisardError("the server gave this run no task")
         token = RuntimeTokenHttpInterceptor(token=task.token)

@@ -78,20 +78,16 @@ class Fleet:
         self._stop.set()
 
     def serve(self, do: Do, poll: float) -> None:
-        """Answer messages until stopped; a server that goes away is waited for."""
+        """Answer messages until stopped, waiting for a server that goes away; an idle node looks every `poll` seconds."""
         begun, pause = False, 1.0
         while not self._stop.is_set():
             try:
-                self._activate()
-                self.say(f"{'connected' if not begun else 'connected again'} to {self.server}")
+                self._activate(first=not begun)
+                self.say(f"{'connected again' if begun else 'connected'} to {self.server}")
                 begun, pause = True, 1.0
                 with _Beating(self):
-                    while not self._stop.is_set():
-                        if not self._turn(do):
-                            self._stop.wait(poll)
+                    self._answer(do, poll)
             except httpx.HTTPStatusError as error:
-                if error.response.status_code in (401, 403) and not begun:
-                    raise Refused(f"{self.server} does not accept this node's key: is it registered there?") from None
                 self.say(f"the server refused a call ({error.response.status_code}); connecting anew")
             except httpx.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -103,11 +99,25 @@ class Fleet:
             self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
         self._client.close()
 
-    def _activate(self) -> None:
+    def _answer(self, do: Do, poll: float) -> None:
+        wait = poll
+        while not self._stop.is_set():
+            if self._turn(do):
+                wait = min(0.05, poll)  # the next request often follows at once
+            else:
+                self._stop.wait(wait)
+                wait = min(wait * 1.3, poll)
+
+    def _activate(self, first: bool) -> None:
         request = ActivateNodeRequest(
             public_key=public_key_to_bytes(self._public), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
         )
-        self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        try:
+            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            if first and 400 <= error.response.status_code < 500:
+                raise Refused(f"{self.server} does not accept this node's key: is it registered there?") from None
+            raise
 
     def beat(self) -> None:
         """Tell the server that this node lives."""

@@ -58,7 +58,7 @@ class SimulationLink(GridLink):
             self._ready.set()
             self._over.wait()
 
-        init = {"num_cpus": workers, "include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        init: Any = {"num_cpus": workers, "include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
         try:
             _run_simulation(
                 num_supernodes=len(self._clients),

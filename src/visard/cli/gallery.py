@@ -1,0 +1,181 @@
+"""`visard enroll | identify | verify`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+import typer
+
+from visard.cli import options
+from visard.cli.console import bar, console, table
+from visard.errors import UsageError
+
+if TYPE_CHECKING:
+    from visard.gallery import Gallery, Threshold
+
+Model = Annotated[Path | None, typer.Option(help="the model (default: the one that the gallery was made with)")]
+Far = Annotated[float, typer.Option(help="false accepts among comparisons with strangers that the threshold allows")]
+Given = Annotated[float | None, typer.Option("--threshold", help="accept from this score on, instead of a rate")]
+AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
+
+
+def enroll(
+    folder: Annotated[Path, typer.Argument(help="a folder for each person, or pictures anna_1.jpg, anna_2.jpg")],
+    model: Annotated[Path, typer.Option(help="a .safetensors, .pth, .pt or .onnx model")],
+    gallery: Annotated[Path, typer.Option(help="the file to write")],
+    add: Annotated[bool, typer.Option("--add", help="add people to an existing gallery")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing gallery")] = False,
+    align: Annotated[str, typer.Option(help="none (the centre square) or haar (the face that is found)")] = "none",
+    flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
+    input: options.Input = None,
+    size: options.Size = None,
+    order: options.Order = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+) -> None:
+    """Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.
+
+    Example: visard enroll photos --model runs/demo/model.safetensors --gallery staff.gallery
+    """
+    from visard.enrolment import enrol_folder
+    from visard.gallery import Gallery
+
+    if gallery.exists() and not add and not overwrite:
+        raise UsageError(f"{gallery} exists: use --add to add people, --overwrite to replace it")
+    if gallery.exists():
+        before = Gallery.load(gallery)  # never overwrite what is no gallery
+    elif add:
+        raise UsageError(f"no gallery at {gallery} to add people to")
+    loaded = options.open_model(model, input, size, order, mean, std)
+    with bar("enrolling", 1) as shown:
+
+        def progress(done: int, total: int) -> None:
+            shown.resize(total)
+            shown.update(done)
+
+        made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, progress=progress)
+    whole = before.with_more(made) if add else made
+    whole.save(gallery)
+    for file, reason in skipped[:10]:
+        console.print(f"[yellow]skipped[/yellow] {file}: {reason}", highlight=False)
+    if len(skipped) > 10:
+        console.print(f"[yellow]skipped[/yellow] {len(skipped) - 10} more", highlight=False)
+    text = f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+def identify(
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="one picture or more")],
+    gallery: Annotated[Path, typer.Option(help="the file that visard enroll wrote")],
+    model: Model = None,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="how many people to list")] = 5,
+    far: Far = 0.001,
+    fpir: Annotated[
+        float | None, typer.Option(help="searches for strangers that may name somebody, instead of --far")
+    ] = None,
+    threshold: Given = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find who is in a picture: the most alike people of a gallery, and whether the score is enough.
+
+    The threshold comes from the gallery's own pictures, each compared with the other people enrolled.
+
+    Example: visard identify photos/person-3/0.png --gallery staff.gallery
+    """
+    from visard.enrolment import features_of
+    from visard.gallery import Gallery
+
+    known = Gallery.load(gallery)
+    limit = _limit(known, far, fpir, threshold)
+    features = features_of(images, known.load_model(model), align=known.about["align"], flip=known.about["flip"] == "1")
+    found = known.identify(features, top)
+    if as_json:
+        answer = [
+            {
+                "image": str(image),
+                "person": matches[0].name if matches[0].score >= limit.value else None,
+                "matches": [{"person": m.name, "score": m.score} for m in matches],
+            }
+            for image, matches in zip(images, found, strict=True)
+        ]
+        print(json.dumps({"threshold": limit._asdict(), "images": answer}, indent=1))
+        return
+    for image, matches in zip(images, found, strict=True):
+        rows = [(m.name, f"{m.score:.4f}", "yes" if m.score >= limit.value else "no") for m in matches]
+        table(str(image), ("person", "score", "accepted"), rows)
+    _say(limit)
+
+
+def verify(
+    a: Annotated[Path, typer.Argument(help="a picture")],
+    b: Annotated[Path, typer.Argument(help="another picture")],
+    model: Model = None,
+    gallery: Annotated[Path | None, typer.Option(help="a gallery to find the threshold in")] = None,
+    far: Far = 0.001,
+    threshold: Given = None,
+    input: options.Input = None,
+    size: options.Size = None,
+    order: options.Order = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two pictures: the cosine of their features, and whether it is enough to be one person.
+
+    Example: visard verify a.png b.png --model runs/demo/model.safetensors --threshold 0.4
+    """
+    from visard.enrolment import features_of
+    from visard.evaluation.inputs import unit_rows
+    from visard.gallery import Gallery
+
+    if gallery is None and model is None:
+        raise UsageError("name a model (--model) or a gallery (--gallery)")
+    align, flip, limit = "none", False, None
+    if gallery is not None:
+        known = Gallery.load(gallery)
+        align, flip = known.about["align"], known.about["flip"] == "1"
+        limit = known.pair_threshold(far) if threshold is None else _given(threshold)
+        loaded = known.load_model(model)
+    else:
+        assert model is not None
+        limit = None if threshold is None else _given(threshold)
+        loaded = options.open_model(model, input, size, order, mean, std)
+    one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip)).astype(np.float64)
+    score = float(one @ two)
+    same = None if limit is None else score >= limit.value
+    if as_json:
+        answer: dict[str, Any] = {"score": score, "same": same, "threshold": limit._asdict() if limit else None}
+        print(json.dumps(answer, indent=1))
+        return
+    verdict = {None: "", True: "the same person", False: "different people"}[same]
+    console.print(f"score {score:.4f} {verdict}".rstrip(), highlight=False)
+    if limit is None:
+        console.print("no decision without a threshold: --threshold, or --gallery and --far", highlight=False)
+    else:
+        _say(limit)
+
+
+def _limit(known: Gallery, far: float, fpir: float | None, threshold: float | None) -> Threshold:
+    if threshold is not None:
+        return _given(threshold)
+    return known.comparison_threshold(far) if fpir is None else known.search_threshold(fpir)
+
+
+def _given(value: float) -> Threshold:
+    from visard.gallery import Threshold
+
+    if not -1 <= value <= 1:
+        raise UsageError(f"threshold {value}: a score lies between -1 and 1")
+    return Threshold(value, None, 0, False)
+
+
+def _say(limit: Threshold) -> None:
+    text = f"threshold {limit.value:.4f}"
+    if limit.comparisons:
+        text += f", reached by at most {limit.rate:g} of {limit.comparisons} comparisons with strangers"
+    if limit.unreliable:
+        text += " (too few for this rate: enrol more people, or allow a larger one)"
+    console.print(text, highlight=False, soft_wrap=True)

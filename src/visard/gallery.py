@@ -1,0 +1,222 @@
+"""A gallery of enrolled people: one template each, with what is needed to choose a threshold. A safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from visard.api import FaceModel, load_model
+from visard.errors import UsageError, VisardError
+from visard.evaluation.inputs import unit_rows
+from visard.evaluation.roc import allowed
+from visard.models.export import written
+from visard.search import Exact, Floats, Index, Ints
+
+KIND, VERSION = "visard gallery", 1
+PROBES = 4096  # enrolled pictures that are kept for thresholds
+COMPARISONS = 1 << 22  # impostor scores that a threshold is read off
+ABOUT = ("model", "model_file", "order", "mean", "std", "size", "align", "flip")
+TENSORS: dict[str, npt.DTypeLike] = {
+    "templates": np.float32,  # (people, E), length one
+    "pictures": np.int64,  # (people,), enrolled of each
+    "probes": np.float32,  # (<= PROBES, E), a sample of the enrolled pictures, length one
+    "owner": np.int64,  # (<= PROBES,), whom each shows
+    "names": np.uint8,  # JSON
+}
+
+
+class Match(NamedTuple):
+    """An enrolled person and the cosine of its template."""
+
+    name: str
+    score: float
+
+
+class Threshold(NamedTuple):
+    """Accept if score >= value. `unreliable`: the rate asked for stands for fewer than ten of the comparisons."""
+
+    value: float
+    rate: float | None  # None: the value was given
+    comparisons: int
+    unreliable: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Who is enrolled; `about` says by which model and how pictures went in, so that queries go in alike."""
+
+    names: tuple[str, ...]
+    templates: Floats
+    pictures: Ints
+    probes: Floats
+    owner: Ints
+    about: dict[str, str]
+
+    @classmethod
+    def enrol(cls, people: Sequence[str], features: Any, about: dict[str, str], seed: int = 0) -> Gallery:
+        """From the features (n, E) of pictures and whom each shows; template = normalised mean of unit features."""
+        if not len(people):
+            raise UsageError("nobody to enrol")
+        names, owner, count = np.unique(np.array(people, object).astype(str), return_inverse=True, return_counts=True)
+        rows = unit_rows(features, "pictures")
+        order = np.argsort(owner, kind="stable")
+        sums = np.add.reduceat(rows[order], np.cumsum(count) - count, axis=0, dtype=np.float64)
+        empty = ~sums.any(axis=1)
+        if empty.any():
+            raise VisardError(f"the features of {names[np.argmax(empty)]} cancel to zero")
+        kept = _some(len(rows), PROBES, seed)
+        templates = unit_rows(sums, "templates")
+        return cls(tuple(names.tolist()), templates, count.astype(np.int64), rows[kept], owner[kept], dict(about))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def with_more(self, other: Gallery, seed: int = 0) -> Gallery:
+        """Both galleries' people; their models must be the same and their names different."""
+        for key in ABOUT:
+            if key != "model_file" and self.about.get(key) != other.about.get(key):
+                raise UsageError(f"the gallery was made with another {key}: enrol everyone anew")
+        if twice := sorted(set(self.names) & set(other.names)):
+            raise UsageError(f"{twice[0]} is enrolled already ({len(twice)} of the new names are)")
+        # pictures of either part are kept in proportion to their number
+        total = int(self.pictures.sum() + other.pictures.sum())
+        mine = min(len(self.probes), round(PROBES * int(self.pictures.sum()) / total))
+        old = _some(len(self.probes), mine if total > PROBES else PROBES, seed)
+        new = _some(len(other.probes), PROBES - len(old), seed)
+        return replace(
+            self,
+            names=self.names + other.names,
+            templates=np.concatenate([self.templates, other.templates]),
+            pictures=np.concatenate([self.pictures, other.pictures]),
+            probes=np.concatenate([self.probes[old], other.probes[new]]),
+            owner=np.concatenate([self.owner[old], other.owner[new] + len(self)]),
+        )
+
+    def index(self, build: Callable[[Floats], Index] = Exact) -> Index:
+        """Something to search the templates with: `visard.search.Exact` or `Sketch`."""
+        return build(self.templates)
+
+    def identify(self, features: Any, k: int = 5, index: Index | None = None) -> list[list[Match]]:
+        """The k best people for each row of features (Q, E), best first."""
+        rows = unit_rows(features, "pictures")
+        if rows.shape[1] != self.templates.shape[1]:
+            raise UsageError(f"features of {rows.shape[1]} dimensions, the gallery has {self.templates.shape[1]}")
+        scores, found = (index or self.index()).search(rows, k)
+        return [
+            [Match(self.names[p], float(s)) for s, p in zip(values, people, strict=True)]
+            for values, people in zip(scores, found, strict=True)
+        ]
+
+    def comparison_threshold(self, far: float) -> Threshold:
+        """For one picture against one enrolled person: `far` of the enrolled pictures' scores with others reach it."""
+        return _threshold(self._strangers(self.templates, np.arange(len(self))), far, "people")
+
+    def pair_threshold(self, far: float) -> Threshold:
+        """For one picture against another."""
+        return _threshold(self._strangers(self.probes, self.owner), far, "people")
+
+    def search_threshold(self, fpir: float) -> Threshold:
+        """For a search: `fpir` of the enrolled pictures, with their own person left out, find somebody above it."""
+        if len(self) < 2:
+            return _threshold(np.empty(0, np.float32), fpir, "people")
+        probes = self.probes[: max(64, (1 << 30) // len(self))]
+        scores, found = self.index().search(probes, 2)
+        mine = found == self.owner[: len(probes), None]
+        return _threshold(scores[np.arange(len(probes)), np.where(mine[:, 0], 1, 0)], fpir, "people")
+
+    def _strangers(self, rows: Floats, owner: Ints) -> Floats:
+        """Scores of kept pictures with rows of other people; some of the rows if they are many."""
+        taken = _some(len(rows), max(1, COMPARISONS // max(1, len(self.probes))), 0)
+        scores: Floats = self.probes @ rows[taken].T
+        strangers: Floats = scores[self.owner[:, None] != owner[None, taken]]
+        return strangers
+
+    def load_model(self, path: str | Path | None = None) -> FaceModel:
+        """The model that the gallery was made with, from where it was or from `path`; another one is refused."""
+        where = Path(path or self.about["model_file"])
+        if path is None and not where.is_file():
+            raise UsageError(f"the model that made this gallery is no longer at {where}: name it (--model)")
+        about = self.about
+        model = load_model(where, size=int(about["size"]), order=about["order"], mean=about["mean"], std=about["std"])
+        if model.fingerprint != about["model"]:
+            raise UsageError(f"{where} is not the model that made this gallery ({Path(about['model_file']).name})")
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write the gallery; the file appears when it is complete."""
+        names = np.frombuffer(json.dumps(self.names, ensure_ascii=True).encode(), np.uint8)
+        tensors = {key: np.ascontiguousarray(getattr(self, key)) for key in TENSORS if key != "names"}
+        # all in one entry: safetensors writes several in random order
+        about = json.dumps({"kind": KIND, "version": VERSION, **self.about}, sort_keys=True)
+        with written(Path(path)) as beside:
+            save_file({**tensors, "names": names}, str(beside), {"gallery": about})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Gallery:
+        """Read a gallery; one clear line if the file is anything else."""
+        path = Path(path)
+        if not path.is_file():
+            raise UsageError(f"no gallery at {path}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                about = json.loads((file.metadata() or {}).get("gallery", "{}"))
+                if not isinstance(about, dict) or about.get("kind") != KIND:
+                    raise VisardError(f"{path} is no gallery")
+                if about.get("version") != VERSION:
+                    raise VisardError(f"{path} has format {about.get('version')}, this visard reads {VERSION}")
+                found = {key: file.get_tensor(key) for key in TENSORS}
+            names = json.loads(found.pop("names").tobytes())
+        except (SafetensorError, OSError, ValueError, AttributeError) as error:
+            raise VisardError(f"{path} is not a readable gallery: {str(error).splitlines()[0][:120]}") from None
+        gallery = cls(
+            tuple(names) if isinstance(names, list) else (), **found, about={k: str(about.get(k, "")) for k in ABOUT}
+        )
+        if problem := gallery._problem():
+            raise VisardError(f"{path} is damaged: {problem}")
+        return gallery
+
+    def _problem(self) -> str:
+        people, probes = len(self.names), len(self.owner) if self.owner.ndim == 1 else -1
+        width = self.templates.shape[1] if self.templates.ndim == 2 else -1
+        shapes = {"templates": (people, width), "pictures": (people,), "probes": (probes, width), "owner": (probes,)}
+        for key, shape in shapes.items():
+            tensor = getattr(self, key)
+            if tensor.shape != shape or tensor.dtype != TENSORS[key]:
+                return f"{key} is {tensor.dtype} {tensor.shape}"
+        if not people or not all(isinstance(name, str) for name in self.names) or len(set(self.names)) != people:
+            return "its names are not people, each once"
+        if probes and not (self.owner.min() >= 0 and self.owner.max() < people):
+            return "a picture shows nobody"
+        for rows in (self.templates, self.probes):
+            if not np.all(np.abs(np.einsum("nd,nd->n", rows, rows) - 1) < 1e-3):
+                return "a template has not length one"
+        return ""
+
+
+def _some(count: int, most: int, seed: int) -> Ints:
+    """All of `count` rows, or `most` random ones, rising."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, max(0, most), replace=False))
+
+
+def _threshold(strangers: Floats, rate: float, what: str) -> Threshold:
+    """The smallest threshold that at most `rate` of the strangers' scores reach."""
+    if not 0 < rate <= 1:
+        raise UsageError(f"rate {rate}: must be above 0 and at most 1")
+    n = len(strangers)
+    if not n:
+        raise UsageError(f"a threshold cannot be found in a gallery of fewer than two {what}: give one")
+    k = allowed(rate, n)
+    if k >= n:
+        return Threshold(-1.0, rate, n, False)
+    largest = np.partition(strangers, n - k - 1)[n - k - 1]  # the first that must stay below
+    return Threshold(float(np.nextafter(largest, np.float32(2))), rate, n, rate * n < 10)
