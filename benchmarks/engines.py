@@ -140,16 +140,16 @@ def memory(clients: int, folder: Path) -> None:
     begun = time.perf_counter()
     server = method.start(net.world.setup())
     try:
-        for number, _ in enumerate(
-            net.stream(method.local, {c: _down(method, server) for c in net.clients})
-        ):
+        for number, _ in enumerate(net.stream(method.local, {c: _down(method, server) for c in net.clients})):
             if number % 200 == 0:
                 family = [me, *me.children(recursive=True)]
                 peak = max(peak, sum(p.memory_full_info().pss for p in family))
         net.states.commit(server, 0)
     finally:
         net.close()
-    print(f"{clients} clients: one round in {time.perf_counter() - begun:.0f} s, peak {peak / 2**30:.2f} GB; limit 4 GB")
+    print(
+        f"{clients} clients: one round in {time.perf_counter() - begun:.0f} s, peak {peak / 2**30:.2f} GB; limit 4 GB"
+    )
 
 
 def _down(method: FedAvg, server: Any) -> Any:

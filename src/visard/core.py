@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Protocol, TypeVar, cast, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -232,9 +232,13 @@ def _attribute(cls: type, name: str) -> Any:
     return next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
 
 
-@functools.cache
 def declared_kinds(reply: type) -> dict[str, Leaves]:
     """Field -> kind of a reply type; a field without a kind is a programming error."""
+    return _kinds(cast(Hashable, reply))
+
+
+@functools.cache
+def _kinds(reply: Any) -> dict[str, Leaves]:
     hints = get_type_hints(reply, include_extras=True)
     kinds = {}
     for f in fields(reply):

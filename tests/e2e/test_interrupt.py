@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-import visard
 from tests.e2e.smoke import SMOKE
 from tests.e2e.test_methods import assert_same_results
+
+import visard
 from visard.engines.loop import Silent
 
 SETTINGS = [*SMOKE, "method.rounds=4"]

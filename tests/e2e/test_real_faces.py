@@ -15,7 +15,9 @@ from visard.evaluation.verification import verify_all
 
 @pytest.mark.shared
 def test_fedavg_learns_from_celeba(shared_data: Path, here: Path) -> None:
-    report = import_faces("celeba", shared_data / "celeba", here / "celeba", size=64, min_images=20, limit_identities=160)
+    report = import_faces(
+        "celeba", shared_data / "celeba", here / "celeba", size=64, min_images=20, limit_identities=160
+    )
     assert report.identities == 160
     run = visard.run(
         "celeba-fedavg",

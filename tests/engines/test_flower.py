@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
 import signal
 import ssl
 import stat
@@ -25,9 +28,9 @@ if find_spec("flwr") is None or find_spec("ray") is None:
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from tests.e2e.smoke import SMOKE
-from tests.engines.deployed import ROOT, VISARD, Deployment, children, until
+from tests.engines.deployed import ROOT, VISARD, Deployment, children, free_port, until
 from tests.engines.simulated import FAULTS
-from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
+from tests.toys import Toy, ToyServer, toy_engine, toy_world
 
 import visard
 from visard.engines.checkpoint import Checkpoint
@@ -359,26 +362,54 @@ def test_only_the_account_of_the_server_can_open_its_inside_door(deployed: Deplo
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-# Parties with their own pictures
+# Parties with their own pictures: the tutorial, line by line
 
 
-def test_parties_that_bring_their_own_pictures(tmp_path: Path, deployed: Deployment) -> None:
-    there = Deployment(tmp_path, 2)
+def tutorial() -> list[tuple[str, list[str]]]:
+    """(machine, words of the command) of docs/deploy.md."""
+    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [(line.partition("$ ")[0], shlex.split(line.partition("$ ")[2])) for line in lines]
+
+
+def test_the_tutorial(tmp_path: Path) -> None:
+    port, folders = free_port(), {name: tmp_path / name for name in ("server", "party-1", "party-2")}
+    replaced = {"server.example": "127.0.0.1", "server.example:9443": f"127.0.0.1:{port}", "9443": str(port)}
+    small = [part for s in ("evaluation.pairs=60", "evaluation.bootstrap=0", "engine.wait=60") for part in ("--set", s)]
+    running: list[subprocess.Popen[bytes]] = []
+    for folder in folders.values():
+        folder.mkdir()
     try:
-        for number in (1, 2):
-            noise_faces(tmp_path / f"faces-{number}", identities=4 + number, images=6, seed=number)
-            there.start_node(number, [f"house-{number}"], str(tmp_path / f"faces-{number}"))
-        there.wait_server()
-        result = run("fedavg", tmp_path / "run", *far(there), "partition.kind=parties", "partition.clients=2")
+        for machine, words in tutorial():
+            words = [replaced.get(word, word) for word in words]
+            if words[0] == "scp":
+                where, _, name = words[3].partition(":")
+                shutil.copytree(folders[machine] / words[2], folders[where] / name)
+                continue
+            assert words[0] == "visard"
+            command = [str(VISARD), *words[1:]]
+            command += small if words[1] == "run" and "--resume" not in words else []
+            command += ["--host", "127.0.0.1"] if words[1] == "server" else []
+            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+            if words[1] in ("server", "client"):
+                running.append(subprocess.Popen(command, cwd=folders[machine], env=environment))
+                if words[1] == "server":
+                    until((folders["server"] / "server-state" / "control.sock").is_socket, "the server")
+                continue
+            done = subprocess.run(command, cwd=folders[machine], env=environment, capture_output=True, text=True)
+            assert done.returncode == 0, (words, done.stdout, done.stderr)
     finally:
-        there.close()
-    figures = result.metrics["clients"]["figures"]
+        for process in reversed(running):
+            process.terminate()
+        codes = [process.wait(30) for process in reversed(running)]
+    assert codes == [0, 0, 0]
+    out = folders["server"] / "runs" / "ours"
+    figures = json.loads((out / "metrics.json").read_text())["clients"]["figures"]
     assert sorted(figures) == ["house-1", "house-2"]
-    rows = json.loads((tmp_path / "run" / "ledger.json").read_text())["rows"]
-    joined = [row for row in rows if row[0] == "join"]
+    joined = [row for row in json.loads((out / "ledger.json").read_text())["rows"] if row[0] == "join"]
     assert [(row[2], row[4], row[5]) for row in joined] == [
         (f"house-{i}", field, "count") for i in (1, 2) for field in ("identities", "pictures")
     ]
     for number in (1, 2):
-        (kept,) = (tmp_path / f"party-{number}" / "models").glob(f"fedavg-*-house-{number}.safetensors")
-        assert kept.read_bytes() == (tmp_path / "run" / "model.safetensors").read_bytes()
+        kept = next((folders[f"party-{number}"] / "mine" / "models").glob(f"fedavg-*-house-{number}.safetensors"))
+        assert kept.read_bytes() == (out / "model.safetensors").read_bytes()

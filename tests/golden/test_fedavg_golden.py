@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.toys import toy_engine, toy_network, toy_world
 from torch import Tensor, nn
 
-from tests.toys import toy_engine, toy_network, toy_world
 from visard.core import Client
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
@@ -32,7 +32,9 @@ def slow_cosface(features: Tensor, W: Tensor, labels: Tensor, rows: list[int], s
     return torch.stack(losses).mean()
 
 
-def slow_local(net: LocalNetwork, method: FedAvg, client: str, s: Server, lr: float) -> tuple[dict[str, Tensor], Tensor]:
+def slow_local(
+    net: LocalNetwork, method: FedAvg, client: str, s: Server, lr: float
+) -> tuple[dict[str, Tensor], Tensor]:
     """One client's round in plain PyTorch: theta and W after it."""
     place = ("federate", 0, 1, client)
     torch.manual_seed(derive(net.world.seed, *place, "default"))
@@ -92,7 +94,8 @@ def test_absent_classes_of_a_global_head_feel_only_weight_decay(tmp_path: Path) 
     method = FedAvg(training=Training(lr=0.05, batch_size=4, weight_decay=0.0), share_head=True)
     s = method.start(net.world.setup())
     assert s.W is not None
-    done = perform(net.world, method.local, net.clients[0], Down(s.theta, s.fixed, s.W, 0.05), {}, Place("federate", 0, 1))
+    message = Down(s.theta, s.fixed, s.W, 0.05)
+    done = perform(net.world, method.local, net.clients[0], message, {}, Place("federate", 0, 1))
     present = set(net.world.clients[net.clients[0]].train.classes.tolist())
     for row in range(len(s.W)):
         moved = not torch.equal(done.reply.W[row], s.W[row])
@@ -136,6 +139,6 @@ def test_the_client_sees_only_its_own_data(tmp_path: Path) -> None:
     net = toy_engine(tmp_path, toy_world(tmp_path))
     rows = [set(net.world.clients[c].train.index.tolist()) for c in net.clients]
     assert not rows[0] & rows[1]
-    assert {f for f in Client.__dataclass_fields__} == {
+    assert set(Client.__dataclass_fields__) == {
         "id", "data", "state", "rng", "network", "embedding", "numerics", "benchmarks",
     }  # fmt: skip

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from tests.toys import noise_faces, toy_network
+
 from visard.errors import UsageError, VisardError
 from visard.heads import build_head
 from visard.numerics import Numerics
@@ -23,7 +23,8 @@ def rows(n: int, **settings: object) -> list[list[int]]:
 def test_epochs_cover_everything_once_each() -> None:
     got = rows(10, batch_size=4, amount=2)
     assert [len(b) for b in got] == [4, 4, 2, 4, 4, 2]
-    assert sorted(sum(got[:3], [])) == sorted(sum(got[3:], [])) == list(range(10))
+    first, second = ([row for batch in part for row in batch] for part in (got[:3], got[3:]))
+    assert sorted(first) == sorted(second) == list(range(10))
     assert got[:3] != got[3:]
 
 
@@ -47,7 +48,9 @@ def test_cosine_schedule() -> None:
     assert Training(lr=2.0, schedule="constant").lr_at(9, 10) == 2.0
 
 
-@pytest.mark.parametrize("setting", [{"lr": 0.0}, {"batch_size": 0}, {"amount": -1}, {"momentum": -0.1}, {"clip": -1.0}])
+@pytest.mark.parametrize(
+    "setting", [{"lr": 0.0}, {"batch_size": 0}, {"amount": -1}, {"momentum": -0.1}, {"clip": -1.0}]
+)
 def test_impossible_settings(setting: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(setting))):
         Training(**setting)  # type: ignore[arg-type]

@@ -78,7 +78,15 @@ class Fleet:
         self._stop.set()
 
     def serve(self, do: Do, poll: float) -> None:
-        """Answer messages until stopped, waiting for a server that goes away; an idle node looks every `poll` seconds."""
+        """Answer messages until stopped, waiting for a server that goes away; idle, look every `poll` seconds."""
+        try:
+            self._serve(do, poll)
+            with suppress(httpx.HTTPError):
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        finally:
+            self._client.close()
+
+    def _serve(self, do: Do, poll: float) -> None:
         begun, pause = False, 1.0
         while not self._stop.is_set():
             try:
@@ -95,9 +103,6 @@ class Fleet:
                 self.say(f"no connection to {self.server} ({type(error).__name__}); trying again")
             self._stop.wait(pause)
             pause = min(pause * 1.5, 15.0)
-        with suppress(httpx.HTTPError):
-            self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
-        self._client.close()
 
     def _answer(self, do: Do, poll: float) -> None:
         wait = poll
