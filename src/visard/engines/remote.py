@@ -129,17 +129,18 @@ class RemoteNetwork(EngineNetwork):
                 if message is not last[0]:
                     last = (message, encode(message))
                 deadline = time.monotonic() + request.timeout * self.link.queue
-                now = Sent(position, request, deadline)
+                going = Sent(position, request, deadline)
                 number = self.link.send(request.client, pack(request), last[1], request.timeout)
                 if number is None:
-                    finished[position] = now, Reply(failure="its node is not connected")
+                    finished[position] = going, Reply(failure="its node is not connected")
                 else:
-                    sent[number] = now
+                    sent[number] = going
                 position += 1
+            now = time.monotonic()  # before looking: what comes while we look is not late
             for number, reply in self.link.receive(list(sent)).items():
                 done = sent.pop(number)
                 finished[done.position] = done, reply
-            for number in [n for n, s in sent.items() if time.monotonic() > s.deadline]:
+            for number in [n for n, s in sent.items() if now > s.deadline]:
                 late = sent.pop(number)
                 finished[late.position] = late, Reply(failure=LATE)
             if given not in finished and sent:

@@ -7,12 +7,13 @@ import io
 import logging
 import time
 import zipfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+from flwr.app import Message
 from flwr.common.constant import SubStatus
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
@@ -32,6 +33,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
+from visard.engines.flower.fetching import Fetcher
 from visard.engines.flower.link import GridLink
 from visard.engines.flower.superlink import SOCKET
 from visard.engines.remote import Reply, plain
@@ -72,6 +74,7 @@ class DeploymentLink(GridLink):
         self._pending: dict[str, int] = {}  # hello on its way -> node
         self._beat: HeartbeatSender | None = None
         self._begun = False
+        self._limit = 60.0  # seconds for a reply to come whole
         if not (server / SOCKET).is_socket():
             raise UsageError(f"no visard server runs with --state {server} (there is no {SOCKET})")
         with self._reporting():
@@ -95,6 +98,7 @@ class DeploymentLink(GridLink):
         self.grid: HttpGrid = HttpGrid(token=task.token)
         self.grid._client = self._runtime
         self.grid.set_run(run_from_proto(told.run))
+        self._fetcher = Fetcher(self._runtime, told.run.run_id)
         self._beat = HeartbeatSender(self._heartbeat)
         self._beat.start()
 
@@ -169,7 +173,7 @@ class DeploymentLink(GridLink):
             if number := self.push(node, self._hello, b"", HELLO_SECONDS):
                 self._pending[number] = node
         self._pending = {number: node for number, node in self._pending.items() if node in online}
-        for number, reply in super().receive(list(self._pending)).items():
+        for number, reply in self.receive(list(self._pending)).items():
             node = self._pending.pop(number)
             self._roles[node] = self._greeted(node, reply)
         self.queue = max([1, *(len(roles) for roles in self._roles.values())])
@@ -193,12 +197,13 @@ class DeploymentLink(GridLink):
         return next((node for node, roles in self._roles.items() if client in roles), None)
 
     def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+        self._limit = max(self._limit, timeout * self.queue)
         with self._reporting():
             return super().send(client, header, payload, timeout)
 
-    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+    def pull(self, numbers: Collection[str]) -> Mapping[str, Message | str]:
         with self._reporting():
-            return super().receive(numbers)
+            return self._fetcher.replies(numbers, self._pending, self._limit)
 
     def close(self) -> None:
         if self._beat is None:
@@ -206,6 +211,7 @@ class DeploymentLink(GridLink):
         if self._beat.is_running:
             self._beat.stop()
         self._beat = None
+        self._fetcher.close()
         with contextlib.suppress(httpx.HTTPError):
             self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
         self._runtime.close()

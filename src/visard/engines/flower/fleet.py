@@ -48,6 +48,7 @@ from visard.engines.flower.messages import parts, record
 from visard.errors import VisardError
 
 BEAT = 3.0  # seconds between signs of life
+UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
 Do = Callable[[bytes, bytes], tuple[bytes, bytes]]
 Say = Callable[[str], None]
 
@@ -159,7 +160,14 @@ class Fleet:
 
     def _pull(self, number: str, tree: ObjectTree, run: int) -> Message:
         pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        contents = pull_objects([t.object_id for t in iterate_object_tree(tree)], pull_object_fn=pull)
+        contents = pull_objects(
+            [t.object_id for t in iterate_object_tree(tree)],
+            pull_object_fn=pull,
+            max_time=UPLOAD_SECONDS,
+            max_tries_per_object=None,
+            initial_backoff=0.05,
+            backoff_cap=1.0,
+        )
         self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -42,14 +42,17 @@ class GridLink(Link):
     def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
         if not numbers:
             return {}
-        replies: dict[str, Reply] = {}
-        for message in self.grid.pull_messages(list(numbers)):
-            number = message.metadata.reply_to_message_id
-            if number in numbers:
-                replies[number] = self._reply(message, self._asked.pop(number, None))
-        return replies
+        return {n: self.read(n, m) for n, m in self.pull(numbers).items() if n in numbers}
 
-    def _reply(self, message: Message, node: int | None) -> Reply:
+    def pull(self, numbers: Collection[str]) -> Mapping[str, Message | str]:
+        """Replies that have come, by the number of their request."""
+        return {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(list(numbers))}
+
+    def read(self, number: str, message: Message | str) -> Reply:
+        """The parts of a reply, or why it has none."""
+        node = self._asked.pop(number, None)
+        if isinstance(message, str):
+            return Reply(failure=message)
         if message.has_error():  # from Flower itself: a node that went away, a client app that raised
             reason = (message.error.reason or "no reason given").strip().splitlines()[-1]
             return Reply(failure=f"Flower says: {reason}")
