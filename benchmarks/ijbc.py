@@ -13,6 +13,7 @@ import argparse
 import resource
 import sys
 import time
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -50,13 +51,11 @@ def main() -> int:
     centre = rng.standard_normal((people, options.dim), dtype=np.float32)
     features = rng.standard_normal((n, options.dim), dtype=np.float32)
     for start in range(0, n, 8192):
-        features[start : start + 8192] *= 2.0
+        features[start : start + 8192] *= 8.0
         features[start : start + 8192] += centre[subject[template[start : start + 8192]]]
     first, second, same = _pairs(rng, subject, people, scaled(GENUINE), scaled(IMPOSTORS))
     ends = np.cumsum([0, *(scaled(size) for size in GALLERIES)])
-    galleries = {
-        f"G{k + 1}": (np.arange(a, b), subject[a:b]) for k, (a, b) in enumerate(zip(ends, ends[1:], strict=False))
-    }
+    galleries = {f"G{k + 1}": (np.arange(a, b), subject[a:b]) for k, (a, b) in enumerate(pairwise(ends))}
     searched = np.arange(people, templates)[: scaled(PROBES)]
     print(f"{n} features of {options.dim}, {templates} templates, {len(first)} pairs, {len(searched)} probes")
 
@@ -69,7 +68,8 @@ def main() -> int:
     total = time.perf_counter() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
-        f"pooling {pooling:.1f} s, 1:1 {one:.1f} s, 1:N {total - pooling - one:.1f} s; all {total:.1f} s, {memory:.2f} GB"
+        f"pooling {pooling:.1f} s, 1:1 {one:.1f} s, 1:N {total - pooling - one:.1f} s; "
+        f"all {total:.1f} s, {memory:.2f} GB"
     )
     print("  ".join(f"TAR@{p.far:g} {p.tar:.4f}" for p in roc.tar))
     print("  ".join(f"TPIR@{rate:g} {value:.4f}" for rate, value in search.tpir.items() if value is not None))

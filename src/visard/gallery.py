@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,27 +118,26 @@ class Gallery:
 
     def comparison_threshold(self, far: float) -> Threshold:
         """For one picture against one enrolled person: `far` of the enrolled pictures' scores with others reach it."""
-        return _threshold(self._strangers(self.templates, np.arange(len(self))), far, "people")
+        # all people, or some of them if they are many
+        taken = _some(len(self), max(1, COMPARISONS // max(1, len(self.probes))), 0)
+        scores = self.probes @ self.templates[taken].T
+        return _threshold(scores[self.owner[:, None] != taken[None, :]], far)
 
     def pair_threshold(self, far: float) -> Threshold:
-        """For one picture against another."""
-        return _threshold(self._strangers(self.probes, self.owner), far, "people")
+        """For one picture against another: `far` of the pairs of enrolled pictures of two people reach it."""
+        taken = _some(len(self.probes), math.isqrt(2 * COMPARISONS), 0)
+        rows, owner = self.probes[taken], self.owner[taken]
+        once = np.triu(owner[:, None] != owner[None, :], 1)
+        return _threshold((rows @ rows.T)[once], far)
 
     def search_threshold(self, fpir: float) -> Threshold:
         """For a search: `fpir` of the enrolled pictures, with their own person left out, find somebody above it."""
         if len(self) < 2:
-            return _threshold(np.empty(0, np.float32), fpir, "people")
+            return _threshold(np.empty(0, np.float32), fpir)
         probes = self.probes[: max(64, (1 << 30) // len(self))]
         scores, found = self.index().search(probes, 2)
         mine = found == self.owner[: len(probes), None]
-        return _threshold(scores[np.arange(len(probes)), np.where(mine[:, 0], 1, 0)], fpir, "people")
-
-    def _strangers(self, rows: Floats, owner: Ints) -> Floats:
-        """Scores of kept pictures with rows of other people; some of the rows if they are many."""
-        taken = _some(len(rows), max(1, COMPARISONS // max(1, len(self.probes))), 0)
-        scores: Floats = self.probes @ rows[taken].T
-        strangers: Floats = scores[self.owner[:, None] != owner[None, taken]]
-        return strangers
+        return _threshold(scores[np.arange(len(probes)), np.where(mine[:, 0], 1, 0)], fpir)
 
     def load_model(self, path: str | Path | None = None) -> FaceModel:
         """The model that the gallery was made with, from where it was or from `path`; another one is refused."""
@@ -208,13 +208,13 @@ def _some(count: int, most: int, seed: int) -> Ints:
     return np.sort(np.random.default_rng(seed).choice(count, max(0, most), replace=False))
 
 
-def _threshold(strangers: Floats, rate: float, what: str) -> Threshold:
+def _threshold(strangers: Floats, rate: float) -> Threshold:
     """The smallest threshold that at most `rate` of the strangers' scores reach."""
     if not 0 < rate <= 1:
         raise UsageError(f"rate {rate}: must be above 0 and at most 1")
     n = len(strangers)
     if not n:
-        raise UsageError(f"a threshold cannot be found in a gallery of fewer than two {what}: give one")
+        raise UsageError("a threshold cannot be found in a gallery of fewer than two people: give one")
     k = allowed(rate, n)
     if k >= n:
         return Threshold(-1.0, rate, n, False)

@@ -206,6 +206,7 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
     def evaluate(server: Any, net: Network) -> dict[str, Any]:
         return figures_of_round(settings, method, world, server, net)
 
+    pooled_bytes = sum(size for sizes in left.values() for size in sizes.values())
     network = make_network(settings, folder, world, states, None if method.pools else ledger, link, told)
     try:
         with stop_on_interrupt(watcher.problem) as stop:
@@ -228,7 +229,7 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
     _save_models(settings, folder, world, states, server, faces.size)
     ledger.save(folder / "ledger.json", method.pools)
     events.write("run_finished", seconds=time.perf_counter() - begun)
-    write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl"))
+    write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes))
     if faces.synthetic:  # nobody's picture, so the report may show some
         np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
     build_report([folder])
@@ -241,7 +242,7 @@ def _about(faces: FaceSet) -> dict[str, Any]:
     return describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name}
 
 
-def _of_events(path: Path) -> dict[str, Any]:
+def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
     """The parts of `metrics.json` that the event log knows: last training figures, and what was sent."""
     done = rounds(read_events(path))
     return {
@@ -250,6 +251,7 @@ def _of_events(path: Path) -> dict[str, Any]:
             "rounds": len(done),
             "bytes_up": sum(r.bytes_up or 0 for r in done),
             "bytes_down": sum(r.bytes_down or 0 for r in done),
+            "bytes_pooled": pooled_bytes,
         },
     }
 

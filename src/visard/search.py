@@ -36,10 +36,10 @@ def faiss() -> Any:
 
 
 class Exact:
-    """Every template is compared: faiss for many queries, a matrix product for a few or where faiss is absent.
+    """Every template is compared: faiss for several queries, a matrix product for one or where faiss is absent.
 
-    For a few queries the memory that holds the templates is the limit: torch reads it with all threads, where faiss
-    gives each query one. Neither copies the templates.
+    For one query the memory that holds the templates is the limit: torch reads it with all threads, where faiss gives
+    each query one. Neither copies the templates.
     """
 
     def __init__(self, templates: Floats) -> None:
@@ -50,9 +50,14 @@ class Exact:
         queries = np.ascontiguousarray(queries, np.float32)
         k = min(k, len(self.templates))
         library = faiss()
-        if library is not None and len(queries) > torch.get_num_threads():
+        if library is not None and len(queries) > 1:
             library.omp_set_num_threads(torch.get_num_threads())
-            return _ordered(*library.knn(queries, self.templates, k, metric=library.METRIC_INNER_PRODUCT))
+            # faiss turns to matrix products only from hundreds of queries on, where they pay from two (up to 8 x)
+            before, library.cvar.distance_compute_blas_threshold = library.cvar.distance_compute_blas_threshold, 2
+            try:
+                return _ordered(*library.knn(queries, self.templates, k, metric=library.METRIC_INNER_PRODUCT))
+            finally:
+                library.cvar.distance_compute_blas_threshold = before
         table = torch.from_numpy(self.templates)
         step = max(1, CELLS // len(self.templates))
         parts = []

@@ -153,7 +153,7 @@ def test_celeba_landmarks(tmp_path: Path) -> None:
                 assert np.abs(brightest(faces.images[row], point) - point).max() < 0.5
     assert np.isnan(load_landmarks(plain)[2]).all()
     put(source / "list_landmarks_align_celeba.txt", "2\na b\n")
-    with pytest.raises(UsageError, match="expected the names of ten coordinates"):
+    with pytest.raises(VisardError, match="expected the names of ten coordinates"):
         import_faces("celeba", source, tmp_path / "bad", attributes=False)
 
 

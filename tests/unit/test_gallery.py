@@ -96,7 +96,7 @@ def test_thresholds_from_the_definition() -> None:
     rows, owner = gallery.probes.astype(np.float64), gallery.owner
     templates = gallery.templates.astype(np.float64)
     against = [r @ t for r, o in zip(rows, owner, strict=True) for k, t in enumerate(templates) if k != o]
-    pairs = [r @ s for r, o in zip(rows, owner, strict=True) for s, p in zip(rows, owner, strict=True) if o != p]
+    pairs = [rows[i] @ rows[j] for i in range(len(rows)) for j in range(i) if owner[i] != owner[j]]
     best = [max(r @ t for k, t in enumerate(templates) if k != o) for r, o in zip(rows, owner, strict=True)]
     for rate in (0.5, 0.1, 0.011, 1e-4, 1.0):
         for find, strangers in (

@@ -13,7 +13,7 @@ from tests.unit.pictures import pixels, png
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.sources import parquet
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
@@ -126,7 +126,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str, damage: Any) -> N
     (tmp_path / name).write_bytes(damage(data))
     try:
         report = import_faces("parquet", tmp_path / name, tmp_path / "set", size=16)
-    except UsageError as error:
+    except VisardError as error:
         assert "\n" not in str(error)
         assert name in str(error)
         assert [p.name for p in tmp_path.iterdir()] == [name]
@@ -151,7 +151,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str, damage: Any) -> N
 )
 def test_wrong_columns(tmp_path: Path, columns: dict[str, Any], options: dict[str, str], message: str) -> None:
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(VisardError, match=message):
         import_faces("parquet", tmp_path / "a.parquet", tmp_path / "set", **options)  # type: ignore[arg-type]
     assert [p.name for p in tmp_path.iterdir()] == ["a.parquet"]
 

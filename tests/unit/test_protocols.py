@@ -12,6 +12,7 @@ from tests.unit.pictures import encode, pixels
 
 import visard
 from visard.api import FaceModel, open_data
+from visard.cli.evaluate import ijb_rows, rfw_rows
 from visard.config import EvaluationSettings
 from visard.data.align import template
 from visard.data.faces import FaceSet
@@ -92,6 +93,9 @@ def test_groups_of_a_folder_of_bins(model: FaceModel, tmp_path: Path) -> None:
         fmr=QUICK.far,
     )  # fmt: skip
     assert found == expected.to_dict()
+    rows = {name: (value, note) for name, value, note in rfw_rows(found)}
+    assert rows["mean"][0] == f"{expected.mean:.4f}"
+    assert rows["FMR Asian (all: 0.1)"][0] == f"{expected.shared[0].fmr['Asian']:.4f}"
     mixed = tmp_path / "mixed.csv"
     mixed.write_text("row_a,row_b,same\n0,45,0\n0,1,1\n")
     with pytest.raises(VisardError, match="pair 0 is of two domains"):
@@ -146,6 +150,9 @@ def test_ijb_with_its_switches(text: str, ijbc: FaceSet, model: FaceModel) -> No
     assert found["std"]["rank1"] is None  # one split
     legacy = search_legacy(pooled, galleries, probes)
     assert (legacy.gallery, legacy.probes, legacy.mated) == (8, 20, 16)
+    rows = ijb_rows(found)
+    assert ("rank1", f"{found['mean']['rank1']:.4f}", text.upper()) in rows
+    assert ("tpir@fpir=0.1", f"{legacy.tpir[1].tpir:.4f}", "legacy_insightface") in rows
     json.dumps(found, allow_nan=False)
 
 

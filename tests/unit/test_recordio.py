@@ -209,7 +209,7 @@ def test_random_damage_never_escapes(tmp_path: Path) -> None:
         (tmp_path / "src" / "train.rec").write_bytes(data)
         try:
             import_faces("recordio", tmp_path / "src", tmp_path / "set", size=16, overwrite=True, workers=1)
-        except UsageError as error:
+        except VisardError as error:
             assert "\n" not in str(error)
 
 

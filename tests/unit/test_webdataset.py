@@ -11,7 +11,7 @@ from tests.unit.pictures import pixels, png
 
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 
 
 def member(name: str, data: bytes, kind: bytes = b"0", size: int | None = None) -> bytes:
@@ -136,7 +136,7 @@ def test_random_damage_never_escapes(tmp_path: Path) -> None:
         (tmp_path / "a.tar").write_bytes(data)
         try:
             import_faces("webdataset", tmp_path / "a.tar", tmp_path / "set", size=16, overwrite=True, workers=1)
-        except UsageError as error:
+        except VisardError as error:
             assert "\n" not in str(error)
 
 

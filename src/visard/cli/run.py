@@ -73,6 +73,8 @@ def show(result: Run) -> None:
         f"{size(traffic['bytes_down'])} went to them",
         highlight=False,
     )
+    if traffic["bytes_pooled"]:
+        console.print(f"[yellow]pooled[/yellow] {size(traffic['bytes_pooled'])} of the clients' data in one place")
     console.print(f"report: {result.report}", highlight=False, soft_wrap=True)
 
 
