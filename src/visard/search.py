@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,12 +13,13 @@ import numpy.typing as npt
 import torch
 
 from visard.errors import UsageError
+from visard.evaluation.sweep import one_thread_each
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Found = tuple[Floats, Ints]  # scores and rows (queries, k), best first
 
-CELLS = 1 << 24  # scores held at a time
+CELLS = 1 << 22  # scores held at a time by a thread
 BITS = 1024  # of a sketch
 CANDIDATES = 1024  # templates whose cosine is computed after the sketch
 
@@ -36,10 +40,10 @@ def faiss() -> Any:
 
 
 class Exact:
-    """Every template is compared: faiss for several queries, a matrix product for one or where faiss is absent.
+    """Every template is compared: with faiss, or with a matrix product for one query or where faiss is absent.
 
-    For one query the memory that holds the templates is the limit: torch reads it with all threads, where faiss gives
-    each query one. Neither copies the templates.
+    Threads take shards of the templates, each on its own: nobody waits for a slower one after every block, as inside
+    one parallel product. The templates are not copied.
     """
 
     def __init__(self, templates: Floats) -> None:
@@ -49,23 +53,40 @@ class Exact:
         """The k best templates of each unit query (Q, E); fewer where there are fewer."""
         queries = np.ascontiguousarray(queries, np.float32)
         k = min(k, len(self.templates))
-        library = faiss()
-        if library is not None and len(queries) > 1:
-            library.omp_set_num_threads(torch.get_num_threads())
-            # faiss turns to matrix products only from hundreds of queries on, where they pay from two (up to 8 x)
-            before, library.cvar.distance_compute_blas_threshold = library.cvar.distance_compute_blas_threshold, 2
-            try:
-                return _ordered(*library.knn(queries, self.templates, k, metric=library.METRIC_INNER_PRODUCT))
-            finally:
-                library.cvar.distance_compute_blas_threshold = before
-        table = torch.from_numpy(self.templates)
-        step = max(1, CELLS // len(self.templates))
-        parts = []
-        for start in range(0, len(queries), step):
-            scores = torch.from_numpy(queries[start : start + step]) @ table.T
-            value, row = scores.topk(k, dim=1)
-            parts.append((value.numpy(), row.numpy()))
-        return _ordered(np.concatenate([v for v, _ in parts]), np.concatenate([r for _, r in parts]))
+        library = faiss() if len(queries) > 1 else None
+        with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers, _products(library):
+            size = max(k, -(-len(self.templates) // (4 * threads)))
+            starts = range(0, len(self.templates), size)
+            parts = list(workers.map(lambda start: self._shard(library, queries, k, start, size), starts))
+        value, row = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+        value, row = _ordered(value, row)
+        return value[:, :k], row[:, :k]
+
+    def _shard(self, library: Any, queries: Floats, k: int, start: int, size: int) -> Found:
+        shard = self.templates[start : start + size]
+        k = min(k, len(shard))
+        if library is not None:
+            library.omp_set_num_threads(1)  # of this thread
+            value, row = library.knn(queries, shard, k, metric=library.METRIC_INNER_PRODUCT)
+            return value, row.astype(np.int64) + start
+        step, table, parts = max(1, CELLS // len(shard)), torch.from_numpy(shard).T, []
+        for begin in range(0, len(queries), step):
+            best = (torch.from_numpy(queries[begin : begin + step]) @ table).topk(k, dim=1)
+            parts.append((best.values.numpy(), best.indices.numpy()))
+        return np.concatenate([v for v, _ in parts]), np.concatenate([r for _, r in parts]) + start
+
+
+@contextmanager
+def _products(library: Any) -> Iterator[None]:
+    """faiss turns to matrix products only from hundreds of queries on; they pay from two (up to eight times)."""
+    if library is None:
+        yield
+        return
+    before, library.cvar.distance_compute_blas_threshold = library.cvar.distance_compute_blas_threshold, 2
+    try:
+        yield
+    finally:
+        library.cvar.distance_compute_blas_threshold = before
 
 
 class Sketch:

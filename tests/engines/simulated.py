@@ -1,6 +1,6 @@
 """Runs on Flower's simulation, in a process of their own because Ray leaves warnings behind.
 
-python -m tests.engines.simulated toy FOLDER | python -m tests.engines.simulated METHOD OUT SETTING...
+python -m tests.engines.simulated FOLDER METHODS SETTING...
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FAULTS = {"client-001": "nan", "client-003": "raise"}
 
 
 def toy(folder: Path) -> None:
-    """Three rounds with two bad clients; prints the sum and the problems of the last round."""
+    """Three rounds with two bad clients; writes the sum and the problems of the last round to `toy.json`."""
     from tests.toys import Toy, toy_world
 
     from visard.engines.checkpoint import Checkpoint
@@ -37,17 +37,17 @@ def toy(folder: Path) -> None:
     finally:
         net.close()
     states_now = {c: states.client_state(c) for c in world.clients}
-    print(json.dumps({"w": server.w.tolist(), "problems": net.traffic.problems, "states": states_now}))
+    told = {"w": server.w.tolist(), "problems": net.traffic.problems, "states": states_now}
+    (folder / "toy.json").write_text(json.dumps(told))
 
 
-def main(what: str, where: str, *overrides: str) -> None:
+def main(where: str, methods: str, *overrides: str) -> None:
+    import visard
+
     torch.set_num_threads(1)
-    if what == "toy":
-        toy(Path(where))
-    else:
-        import visard
-
-        visard.run(what, out=where, overrides=overrides)
+    toy(Path(where))
+    for method in methods.split(","):
+        visard.run(method, out=Path(where) / method, overrides=overrides)
 
 
 if __name__ == "__main__":

@@ -196,13 +196,20 @@ def test_verification_of_templates(ties: bool) -> None:
     assert found.tar[-1].unreliable
 
 
-def test_scores_do_not_depend_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dense", [0.0, 1e9])  # all pairs in matrix products, or each gathered
+def test_scores_do_not_depend_on_blocks(dense: float, monkeypatch: pytest.MonkeyPatch) -> None:
     features, template, media, _ = templates(4, False)
     pooled = pool(features, template, media)
     first, second = pooled.ids[np.random.default_rng(5).integers(0, len(pooled.ids), (2, 5000))]
+    usual = template_scores(pooled, first, second)
+    monkeypatch.setattr("visard.evaluation.ijb.DENSE", dense)
     whole = template_scores(pooled, first, second)
+    assert whole == pytest.approx(usual, abs=2e-7)
     monkeypatch.setattr("visard.evaluation.ijb.PAIRS", 3)
+    monkeypatch.setattr("visard.evaluation.ijb.BLOCK", 5)
+    monkeypatch.setattr("visard.evaluation.ijb.CHUNK", 1300)
     assert np.array_equal(whole, template_scores(pooled, first, second))
+    assert np.array_equal(whole[::7], template_scores(pooled, first[::7], second[::7])) or dense == 0.0
 
 
 # ---------------------------------------------------------------- many scores at hand

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from visard.errors import UsageError, VisardError
+from visard.evaluation.grid import PAD
 from visard.evaluation.inputs import Doubles, Floats, Ints, labels, matrix, unit_rows
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.sweep import one_thread_each
 
 FAR = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-ROWS = 8192  # features pooled at a time
-PAIRS = 2048  # pairs compared at a time: both sides stay in the cache
+ROWS = 1024  # features pooled at a time: they stay in the cache
+CHUNK = 1 << 22  # pairs looked up and sorted at a time
+PAIRS = 2048  # pairs gathered at a time: they stay in the cache
+BLOCK = 256  # templates compared with all others at a time
+DENSE = 1 / 30  # share of wanted pairs from which a matrix product of all pairs is faster
 
 
 @dataclass(frozen=True)
@@ -80,18 +87,28 @@ def pool(
         weight *= _scores(score, count)
     starts = np.searchsorted(place[order], np.arange(len(ids) + 1))
     sums = np.empty((len(ids), given.shape[1]))
-    begin = 0
-    while begin < len(ids):
-        # as many whole templates as fit; a larger one alone
-        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + ROWS, side="right")) - 1)
+
+    def work(begin: int, end: int) -> None:
         taken = order[starts[begin] : starts[end]]
         sums[begin:end] = _sum(given, entry[taken], weight[taken], starts[begin:end] - starts[begin], keep_norm)
-        begin = end
+
+    with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers:
+        for job in [workers.submit(work, *ends) for ends in _blocks(starts)]:
+            job.result()
     try:
         return Pooled(ids, unit_rows(sums, "templates"))
     except VisardError:
         empty = int(np.argmin(np.abs(sums).max(axis=1) > 0))
         raise VisardError(f"features: those of template {ids[empty]} cancel to zero") from None
+
+
+def _blocks(starts: Ints) -> Iterator[tuple[int, int]]:
+    """As many whole templates as have ROWS entries together; a larger one alone."""
+    begin, last = 0, len(starts) - 1
+    while begin < last:
+        end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + ROWS, side="right")) - 1)
+        yield begin, end
+        begin = end
 
 
 def _scores(score: Any, count: int) -> Doubles:
@@ -104,8 +121,6 @@ def _scores(score: Any, count: int) -> Doubles:
 def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool) -> Doubles:
     """Weighted sums of the rows between `starts`."""
     taken: Doubles = given[rows].astype(np.float64)
-    if not np.isfinite(taken).all():
-        raise VisardError(f"features: row {rows[np.argmin(np.isfinite(taken).all(axis=1))]} is not finite")
     if not keep_norm:
         length = np.sqrt(np.einsum("nd,nd->n", taken, taken))
         if not length.all():
@@ -113,6 +128,9 @@ def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool)
         weight = weight / length
     taken *= weight[:, None]
     sums: Doubles = np.add.reduceat(taken, starts, axis=0)
+    if not np.isfinite(sums).all():
+        bad = ~np.isfinite(taken).all(axis=1)
+        raise VisardError(f"features: row {rows[np.argmax(bad)]} is not finite, or too large")
     return sums
 
 
@@ -128,19 +146,66 @@ def verify_templates(
 
 
 def template_scores(pooled: Pooled, first: Any, second: Any) -> Floats:
-    """Cosines (P,) of pairs of templates, float32; a pair's score does not depend on the others or on threads."""
+    """Cosines (P,) of pairs of templates, float32.
+
+    Protocols compare most of one group of templates with most of another: then all of both are, block by block in one
+    matrix product, and the wanted ones are picked. Where few of the possible pairs are wanted, they are gathered.
+    """
     one, two = np.asarray(first), np.asarray(second)
     if one.shape != two.shape or one.ndim != 1 or not len(one):
         raise VisardError(f"pairs: {one.shape} first and {two.shape} second templates")
     found = np.empty(len(one), np.float32)
+    with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers:
+        for start in range(0, len(one), CHUNK):
+            part = slice(start, start + CHUNK)
+            rows = [pooled.place(ids[part], "pairs").astype(np.int32) for ids in (one, two)]
+            used = [_used(places, len(pooled.ids)) for places in rows]
+            if len(rows[0]) >= DENSE * len(used[0]) * len(used[1]):
+                _all_and_pick(pooled.rows, rows, used, found[part], workers)
+            else:
+                _gather(pooled.rows, rows, found[part], workers)
+    return found
+
+
+def _used(places: NDArray[np.int32], count: int) -> Ints:
+    mask = np.zeros(count, np.bool_)
+    mask[places] = True
+    return np.flatnonzero(mask)
+
+
+def _gather(table: Floats, rows: list[NDArray[np.int32]], found: Floats, workers: ThreadPoolExecutor) -> None:
 
     def work(start: int) -> None:
-        for begin in range(start, min(start + 32 * PAIRS, len(one)), PAIRS):
+        for begin in range(start, min(start + 32 * PAIRS, len(found)), PAIRS):
             part = slice(begin, begin + PAIRS)
-            a, b = (pooled.rows[pooled.place(ids[part], "pairs")] for ids in (one, two))
-            np.einsum("nd,nd->n", a, b, out=found[part])
+            np.einsum("nd,nd->n", table[rows[0][part]], table[rows[1][part]], out=found[part])
 
-    with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers:
-        for job in [workers.submit(work, start) for start in range(0, len(one), 32 * PAIRS)]:
-            job.result()
-    return found
+    for job in [workers.submit(work, start) for start in range(0, len(found), 32 * PAIRS)]:
+        job.result()
+
+
+def _all_and_pick(
+    table: Floats, rows: list[NDArray[np.int32]], used: list[Ints], found: Floats, workers: ThreadPoolExecutor
+) -> None:
+    column = np.zeros(len(table), np.int32)
+    column[used[1]] = np.arange(len(used[1]))
+    right = torch.from_numpy(_padded(table[used[1]])).T
+    short = rows[0].astype(np.uint16) if len(table) <= 1 << 16 else rows[0]  # numpy sorts 16 bits in linear time
+    order = np.argsort(short, kind="stable")
+    ends = np.searchsorted(rows[0], np.append(used[0], len(table)), sorter=order)
+
+    def work(start: int) -> None:
+        mine = used[0][start : start + BLOCK]
+        scores = (torch.from_numpy(_padded(table[mine])) @ right).numpy()
+        wanted = order[ends[start] : ends[start + len(mine)]]
+        found[wanted] = scores[np.searchsorted(mine, rows[0][wanted]), column[rows[1][wanted]]]
+
+    for job in [workers.submit(work, start) for start in range(0, len(used[0]), BLOCK)]:
+        job.result()
+
+
+def _padded(rows: Floats) -> Floats:
+    """Zero rows up to a multiple of PAD: a score then does not depend on the cut into blocks (see grid.py)."""
+    whole = np.zeros((-(-len(rows) // PAD) * PAD, rows.shape[1]), np.float32)
+    whole[: len(rows)] = rows
+    return whole
