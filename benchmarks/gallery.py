@@ -5,7 +5,8 @@
 
 The limit of an exact single query is one matrix-vector product (BLAS), which reads every template once; that of many
 queries together is one matrix product. Queries are noisy pictures of enrolled people with the given cosine. Exits with
-1 if an exact search is slower than twice its limit, or the sketch takes more than 20 ms or loses more than 1 of 100.
+1 if an exact search is slower than twice its limit, or the sketch not five times as fast as the limit of an exact
+query, or if the sketch loses more than 1 of 100. On a busy machine look at the CPU time.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ def main() -> int:
     single_limit = median(lambda: table @ torch.from_numpy(one[0]), options.times)
     batch = median(lambda: exact.search(many, 5), 3) / BATCH
     batch_limit = median(lambda: _product(table, torch.from_numpy(many)), 3) / BATCH
+    used = time.process_time()
     fast = median(lambda: sketch.search(one, 5), 5 * options.times)
+    used = 1000 * (time.process_time() - used) / (5 * options.times)
     found = sketch.search(queries, 5)
     truth = exact.search(queries, 5)
     lost = float((found[1][:, 0] != truth[1][:, 0]).mean())
@@ -74,9 +77,9 @@ def main() -> int:
     for what, took, limit in (("one query", single, single_limit), (f"{BATCH} queries, each", batch, batch_limit)):
         print(f"exact, {what:18} {took:8.2f} ms   BLAS {limit:8.2f} ms   {took / limit:.2f} x")
     gain = f"{single / fast:.0f} x faster than exact"
-    print(f"sketch, one query         {fast:8.2f} ms   {gain}; best person lost: {lost:.2%}")
+    print(f"sketch, one query         {fast:8.2f} ms   CPU  {used:8.2f} ms   {gain}; best person lost: {lost:.2%}")
     print(f"right person first: exact {right[0]}, sketch {right[1]}; {memory:.1f} GB")
-    good = single <= 2 * single_limit and batch <= 2 * batch_limit and fast <= 20 and lost <= 0.01
+    good = single <= 2 * single_limit and batch <= 2 * batch_limit and fast <= single_limit / 5 and lost <= 0.01
     print("within" if good else "MISSED", "the bounds")
     return 0 if good else 1
 

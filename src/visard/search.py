@@ -105,15 +105,12 @@ class Sketch:
         rng = np.random.default_rng(seed)
         self._projection = torch.from_numpy(rng.standard_normal((templates.shape[1], BITS), dtype=np.float32))
         bits = np.concatenate([self._bits(templates[i : i + 16384]) for i in range(0, len(templates), 16384)])
-        # a query has one thread in each shard
-        self._shards = []
-        for part in np.array_split(bits, max(1, min(torch.get_num_threads(), len(bits)))):
+        self._shards = []  # first row, index
+        for rows in np.array_split(np.arange(len(bits)), max(1, min(torch.get_num_threads(), len(bits)))):
             shard = library.IndexBinaryFlat(BITS)
-            shard.add(part)
-            self._shards.append(shard)
-        self._index = library.IndexBinaryShards(BITS, True, True)
-        for shard in self._shards:
-            self._index.add_shard(shard)
+            shard.use_heap = False  # counting is faster for many candidates
+            shard.add(bits[rows[0] : rows[-1] + 1])
+            self._shards.append((int(rows[0]), shard))
 
     def _bits(self, rows: Floats) -> npt.NDArray[np.uint8]:
         signs = torch.from_numpy(np.ascontiguousarray(rows, np.float32)) @ self._projection > 0
@@ -122,15 +119,26 @@ class Sketch:
     def search(self, queries: Floats, k: int) -> Found:
         """The k best templates of each unit query (Q, E) among its candidates."""
         queries = np.ascontiguousarray(queries, np.float32)
-        count = min(max(CANDIDATES, k), len(self.templates))
-        _, near = self._index.search(self._bits(queries), count)
-        k = min(k, len(self.templates))
-        value, row = np.empty((len(queries), k), np.float32), np.empty((len(queries), k), np.int64)
-        for i, candidates in enumerate(near):
-            scores = self.templates[candidates] @ queries[i]
-            best = np.argsort(-scores, kind="stable")[:k]
-            value[i], row[i] = scores[best], candidates[best]
-        return _ordered(value, row)
+        count, k = min(max(CANDIDATES, k), len(self.templates)), min(k, len(self.templates))
+        bits = self._bits(queries)
+
+        def work(start: int, shard: Any) -> Found:
+            faiss().omp_set_num_threads(1)  # of this thread
+            found: Found = shard.search(bits, min(count, shard.ntotal))
+            return found[0], found[1] + start
+
+        with one_thread_each(), ThreadPoolExecutor(len(self._shards)) as workers:
+            parts = list(workers.map(work, *zip(*self._shards, strict=True)))
+            differing, near = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+            kept = np.argpartition(differing, count - 1, axis=1)[:, :count]
+            near = np.take_along_axis(near, kept, 1)
+            table = torch.from_numpy(self.templates)
+            scores = [
+                torch.mv(table[torch.from_numpy(row)], torch.from_numpy(query)).numpy()
+                for row, query in zip(near, queries, strict=True)
+            ]
+        value, row = _ordered(np.stack(scores), near)
+        return value[:, :k], row[:, :k]
 
 
 def _ordered(value: Floats, row: Ints) -> Found:

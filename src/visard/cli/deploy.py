@@ -101,9 +101,17 @@ def take_part(server: str, keys: Path, node: str, plan: object, poll: float) -> 
         raise UsageError(f"--server {server}: must look like HOST:PORT")
     own = NodeKeys.load(keys, node)
     fleet = Fleet(server, own.ca, own.private, _say)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: fleet.stop())
     front = Front(plan, _say)
+
+    def stop(number: int, _: object) -> None:
+        if number == signal.SIGTERM or fleet.stopping:
+            front.stop()
+        else:
+            _say("stopping after the step at hand (Ctrl-C again stops at once)")
+        fleet.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
     try:
         fleet.serve(front.do, poll)
     finally:

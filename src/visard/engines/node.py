@@ -44,6 +44,7 @@ class Front:
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
+        self._stopped = False
         self._hire()
 
     def _hire(self) -> None:
@@ -64,6 +65,12 @@ class Front:
             self.close()
             raise VisardError(f"the worker process did not start (exit code {code})") from None
 
+    def stop(self) -> None:
+        """Give up the step at hand; safe in a signal handler. The state of the client does not move."""
+        self._stopped = True
+        if (process := self._process) is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the worker, whatever it does."""
         with self._lock:
@@ -80,6 +87,8 @@ class Front:
         request = unpack(header, Request)
         deadline = time.monotonic() + request.timeout
         for _ in range(2):
+            if self._stopped:
+                return pack(Answer(*request.place, failure="the party was stopped")), b""
             try:
                 if self._channel is None:
                     self._hire()
@@ -93,10 +102,11 @@ class Front:
                 return pack(Answer(*request.place, failure=LATE)), b""
             except (Gone, OSError):
                 self.close()
-                self.say(f"{request.client}: {DIED}")
+                if not self._stopped:
+                    self.say(f"{request.client}: {DIED}")
             except VisardError as error:  # it does not even start
                 return pack(Answer(*request.place, failure=str(error))), b""
-        return pack(Answer(*request.place, failure=DIED)), b""
+        return pack(Answer(*request.place, failure="the party was stopped" if self._stopped else DIED)), b""
 
     def _receive(self, deadline: float) -> bytes:
         if self._channel is None:
@@ -104,8 +114,6 @@ class Front:
         self._channel.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             frame = receive(self._channel)
-        except TimeoutError:
-            raise
         finally:
             if self._channel is not None:
                 self._channel.settimeout(None)

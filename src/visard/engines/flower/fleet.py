@@ -74,6 +74,11 @@ class Fleet:
         self._node = Node()
         self._stop = threading.Event()
 
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked to leave."""
+        return self._stop.is_set()
+
     def stop(self) -> None:
         """Leave after the message at hand."""
         self._stop.set()

@@ -1,0 +1,71 @@
+"""The front of a party: what a worker that dies, hangs or is stopped costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests.toys import ToyDown, ToyUp, toy_world
+
+from visard.engines.codec import decode, encode
+from visard.engines.node import Front, Plan
+from visard.engines.wire import Answer, Request, pack, unpack
+from visard.errors import VisardError
+
+CLIENT = "client-000"
+MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
+
+
+@contextmanager
+def front(folder: Path) -> Iterator[Front]:
+    toy_world(folder)
+    made = Front(
+        Plan("tests.toys:party_world", {"folder": str(folder), "roles": [CLIENT]}, folder / "state"), lambda _: None
+    )
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ask(of: Front, fault: str = "", timeout: float = 60.0) -> tuple[Answer, bytes]:
+    told = {"method": "toy", "clients": 3, "faults": {CLIENT: fault} if fault else {}}
+    name = "clients/client-000-000001-1.bin"
+    request = Request("ab" * 16, told, CLIENT, "add", "add", 0, 1, new_state=name, timeout=timeout)
+    header, payload = of.do(pack(request), MESSAGE)
+    return unpack(header, Answer), payload
+
+
+def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISARD_TOY_MARK", str(tmp_path / "died"))
+    with front(tmp_path) as f:
+        good, payload = ask(f)
+        expected = decode(payload, ToyUp).w
+        assert good.failure is None
+        again, payload = ask(f, "die once")
+        assert again.failure is None
+        assert torch.equal(decode(payload, ToyUp).w, expected), "the second try gives the same bits"
+        assert ask(f, "die")[0].failure == "its worker process died"
+        assert ask(f, "bug")[0].failure == "ZeroDivisionError: division by zero"
+        begun = time.monotonic()
+        assert ask(f, "hang", timeout=2.0)[0].failure == "no reply before the time limit"
+        assert time.monotonic() - begun < 10
+        assert ask(f)[0].failure is None, "the front hires a new worker"
+
+
+def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
+    with front(tmp_path) as f:
+        threading.Timer(1.0, f.stop).start()
+        begun = time.monotonic()
+        assert ask(f, "hang")[0].failure == "the party was stopped"
+        assert time.monotonic() - begun < 10
+
+
+def test_a_worker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(VisardError, match="the worker process did not start"):
+        Front(Plan("tests.toys:no_such_function", {}, tmp_path), lambda _: None)
