@@ -3,7 +3,7 @@
 All of them run the same FedAvg on the same data with one torch thread for each step; results are the same bits.
 
     python -m benchmarks.engines heavy [--clients 8] [--steps 60]
-    python -m benchmarks.engines light [--clients 1000] [--rounds 5] [--flower]
+    python -m benchmarks.engines light [--clients 1000] [--rounds 5] [--flower] [--pfl PYTHON_OF_ITS_ENVIRONMENT]
     python -m benchmarks.engines memory [--clients 10000]
 """
 
@@ -99,7 +99,30 @@ def open_engine(name: str, folder: Path, arguments: dict[str, Any], workers: int
     return RemoteNetwork(world, states, ledger, link, "0" * 32), method
 
 
-def seconds_of_rounds(engines: dict[str, tuple[EngineNetwork, FedAvg]], rounds: int) -> dict[str, list[float]]:
+class Pfl:
+    """`pfl_light.py` in its own environment, one round at a time."""
+
+    def __init__(self, python: str, clients: int, rounds: int) -> None:
+        script = [python, str(Path(__file__).with_name("pfl_light.py")), "--turns"]
+        self._process = subprocess.Popen(
+            [*script, "--clients", str(clients), "--rounds", str(rounds)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+        )  # fmt: skip
+
+    def round(self) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(file=self._process.stdin)
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def seconds_of_rounds(
+    engines: dict[str, tuple[EngineNetwork, FedAvg]], rounds: int, peer: Pfl | None
+) -> dict[str, list[float]]:
     """Seconds of each round, the engines taking turns; the first round warms up and does not count."""
     servers = {name: method.start(net.world.setup()) for name, (net, method) in engines.items()}
     taken: dict[str, list[float]] = {name: [] for name in engines}
@@ -111,19 +134,25 @@ def seconds_of_rounds(engines: dict[str, tuple[EngineNetwork, FedAvg]], rounds: 
             net.states.commit(servers[name], net.ledger.flush() if net.ledger else 0)
             if r:
                 taken[name].append(time.perf_counter() - begun)
+        if peer is not None:
+            seconds = peer.round()
+            taken.setdefault("pfl", []).extend([seconds] if r else [])
     first = next(iter(servers.values()))
     for server in servers.values():
         assert all(torch.equal(first.theta[k], server.theta[k]) for k in first.theta), "the same bits"
     return taken
 
 
-def compare(names: list[str], arguments: dict[str, Any], rounds: int, folder: Path) -> None:
+def compare(names: list[str], arguments: dict[str, Any], rounds: int, folder: Path, pfl: str | None = None) -> None:
     engines = {name: open_engine(name, folder, arguments) for name in names}
+    peer = Pfl(pfl, arguments["clients"], rounds) if pfl else None
     try:
-        taken = seconds_of_rounds(engines, rounds)
+        taken = seconds_of_rounds(engines, rounds, peer)
     finally:
         for net, _ in engines.values():
             net.close()
+        if peer:
+            peer.close()
     base = statistics.median(taken["local"])
     for name, seconds in taken.items():
         middle = statistics.median(seconds)
@@ -165,6 +194,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--flower", action="store_true")
+    options.add_argument("--pfl")
     chosen = options.parse_args()
     if chosen.what == "all":
         for what in ("heavy", "light", "memory"):
@@ -182,7 +212,7 @@ def main() -> None:
         print(f"{clients} clients x {steps} steps of {network}")
         arguments = {"folder": scratch, "clients": clients, "steps": steps, "network": network}
         names = ["local", "pool", *(["flower"] if chosen.flower else [])]
-        compare(names, arguments, chosen.rounds, Path(scratch))
+        compare(names, arguments, chosen.rounds, Path(scratch), chosen.pfl)
 
 
 if __name__ == "__main__":

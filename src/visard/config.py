@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from visard import methods
 from visard.core import Method
+from visard.core.tuning import Tuning
 from visard.data.partition import PartitionSettings
 from visard.errors import UsageError
 from visard.names import did_you_mean
@@ -44,6 +45,7 @@ class ModelSettings(Section):
     name: str = "tiny"
     embedding: int | None = Field(default=None, ge=2, le=4096)  # None: the network's own default
     weights: str | None = None  # a model file to start from
+    class_vectors: str | None = None  # a file of class vectors of the public identities, which a run leaves behind
 
 
 class EngineSettings(Section):
@@ -72,7 +74,9 @@ class EvaluationSettings(Section):
     bootstrap: int = Field(default=200, ge=0)  # resamples for confidence intervals of the final figures
     flip: bool = False  # add the features of the mirrored picture
     clients: bool = True  # test every client on its own held-out pictures
+    impostors: Literal["own", "all"] = "own"  # all: clients test against the test pictures of all parties (simulated)
     client_benchmarks: bool = False  # let clients test their personal models on the unseen people too
+    tuning: Tuning = Tuning()  # test clients' models before and after tuning
 
 
 class Settings(Section):

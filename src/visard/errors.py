@@ -11,3 +11,7 @@ class UsageError(VisardError):
     """Wrong use: an unknown setting, a missing file, an impossible combination. Exit code 2."""
 
     exit_code = 2
+
+
+class Interrupted(VisardError):
+    """Somebody pressed Ctrl-C; what was done is safe on disk. Exit code 1."""

@@ -33,7 +33,7 @@ class Presence:
 def told(settings: Settings, manifest: Manifest, size: int, embedding: int) -> dict[str, Any]:
     """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
     plain = {k: v for k, v in settings.to_dict().items() if k not in ("name", "engine")}
-    plain["model"] = {k: v for k, v in plain["model"].items() if k != "weights"}
+    plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
     if settings.data.source != SYNTHETIC:
         plain["data"] = {}
     return {

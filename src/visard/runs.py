@@ -19,8 +19,8 @@ import torch
 
 from visard import __version__, models
 from visard.config import Settings, load, parse
-from visard.core import Method, Network
-from visard.data.faces import FaceSet, Federation, describe
+from visard.core import PUBLIC, Method, Network
+from visard.data.faces import ClientData, FaceSet, Federation, describe
 from visard.data.locate import open_faces
 from visard.data.partition import Manifest, partition
 from visard.engines.checkpoint import Checkpoint
@@ -29,14 +29,17 @@ from visard.engines.loop import Silent, Watcher, run_rounds
 from visard.engines.remote import Link, RemoteNetwork
 from visard.engines.stopping import stop_on_interrupt
 from visard.engines.world import World, pooled
-from visard.errors import UsageError, VisardError
+from visard.errors import Interrupted, UsageError, VisardError
 from visard.evaluation.rounds import figures_of_round, final_metrics
 from visard.files import read_json, write_atomically, write_json
-from visard.models.files import save_model
+from visard.models.files import read_model, save_model
 from visard.numerics import fast_bf16
 from visard.privacy.ledger import Ledger
 from visard.report.events import EventLog, read_events, rounds
 from visard.report.html import build_report
+
+
+CLASS_VECTORS = "class_vectors"
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
     build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
     return World(
         seed=settings.seed,
-        clients=federation.clients,
+        clients=_parties(federation),
         training=tuple(federation.training),
         benchmarks=federation.unseen,
         classes=federation.identities,
@@ -149,8 +152,29 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         numerics=settings.numerics,
         timeout=settings.engine.timeout,
         min_replies=settings.engine.min_replies,
+        held_out=federation.hold_out,
+        public=federation.public,
+        others=federation.everyone() if settings.evaluation.impostors == "all" else None,
+        class_vectors=_class_vectors(settings.model.class_vectors, embedding),
         start_from=models.start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
+
+
+def _parties(federation: Federation) -> dict[str, ClientData]:
+    """The clients, and the party with the public pictures where there are some."""
+    if federation.public is None:
+        return federation.clients
+    none = federation.public.take([])
+    return federation.clients | {PUBLIC: ClientData(federation.public, none, none)}
+
+
+def _class_vectors(file: str | None, embedding: int) -> torch.Tensor | None:
+    if file is None:
+        return None
+    vectors = read_model(file)[0].get(CLASS_VECTORS)
+    if vectors is None or vectors.ndim != 2 or vectors.shape[1] != embedding:
+        raise UsageError(f"model.class_vectors = {file}: holds no class vectors of length {embedding}")
+    return vectors
 
 
 def world_of_run(folder: str) -> tuple[World, Method[Any]]:
@@ -220,7 +244,7 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
                 watcher.problem(f"{client} did not keep its own model: {failure}")
     except KeyboardInterrupt:
         events.write("run_stopped", reason="interrupted")
-        raise VisardError(f"interrupted; continue with: visard run --resume --out {folder}") from None
+        raise Interrupted(f"interrupted; continue with: visard run --resume --out {folder}") from None
     except VisardError as error:
         events.write("run_stopped", reason=str(error))
         raise
@@ -266,6 +290,9 @@ def _save_models(settings: Settings, folder: Path, world: World, states: Checkpo
     generic = method.backbone(server)
     if generic is not None:
         save_model(folder / "model.safetensors", generic, spec)
+    vectors = method.class_vectors(server)
+    if vectors is not None:
+        save_model(folder / "class_vectors.safetensors", {CLASS_VECTORS: vectors}, spec)
     basis = method.basis(server)
     for client in () if states.remote else world.training:
         own = method.personal(states.client_state(client), basis)

@@ -40,6 +40,9 @@ def run_command(words: list[str]) -> None:
             size = [s for s in size if not s.startswith(("data.", "partition."))]
             size += ["partition.clients=3", "partition.test_identities=6"]
         words = [*words, *(part for s in size for part in ("--set", s))]
+    if words[1] == "bench" and len(words) > 2:
+        small = [s for s in SMOKE if not s.startswith("evaluation.every")]
+        words = [*words, *(part for s in small for part in ("--set", s))]
     sys.argv = words
     try:
         main()

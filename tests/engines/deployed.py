@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,8 +33,9 @@ def until(met: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
 class Deployment:
     """A server and its nodes; every process is ended when the tests are over."""
 
-    def __init__(self, folder: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, nodes: int, roles: Sequence[str] = (), paths: Sequence[Path] = ()) -> None:
         self.folder, self.port = folder, free_port()
+        self.paths = os.pathsep.join(map(str, [*paths, ROOT]))
         self.state = folder / "server-state"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.starters: dict[str, list[str]] = {}
@@ -49,6 +50,7 @@ class Deployment:
             "--host",
             "127.0.0.1",
         ]
+        keys += [part for role in roles for part in ("--role", role)]
         subprocess.run(keys, check=True, capture_output=True)
         self.start_server()
 
@@ -61,7 +63,7 @@ class Deployment:
 
     def start(self, name: str, command: list[str]) -> None:
         self.starters[name] = command
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": self.paths}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=self.folder)
 

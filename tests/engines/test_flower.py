@@ -248,10 +248,17 @@ def toy_rounds(net: Any, method: Toy, count: int) -> ToyServer:
 
 
 def toy_problems(
-    there: Deployment, out: Path, faults: dict[str, str], forge: dict[str, str], rounds: int = 2, **changes: Any
+    there: Deployment,
+    out: Path,
+    faults: dict[str, str],
+    forge: dict[str, str],
+    rounds: int = 2,
+    wait: float = 60.0,
+    say: Callable[[str], None] = lambda _: None,
+    **changes: Any,
 ) -> Any:
     """Some rounds with toys; returns the network and its problems."""
-    link = DeploymentLink(there.state, 60.0, lambda _: None)
+    link = DeploymentLink(there.state, wait, say)
     states = Checkpoint(out / "far", "toy", remote=True)
     told = {"method": "toy", "clients": 3, "faults": faults, "forge": forge}
     net = RemoteNetwork(
@@ -306,6 +313,32 @@ def test_a_client_that_hangs_is_dropped_at_the_time_limit(tmp_path: Path, deploy
     toy_problems(deployed, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
     _, problems = toy_problems(deployed, tmp_path / "hang", {TOYS[1]: "hang"}, {}, rounds=1, timeout=4.0)
     assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "no reply before the time limit")]
+
+
+# A registered key in another's place
+
+
+def test_a_node_cannot_take_the_role_of_another_key(tmp_path: Path) -> None:
+    there = Deployment(tmp_path, 3, ["1=client-000", "1=client-002", "2=client-001"])
+    said: list[str] = []
+    try:
+        toy_world(there.folder)
+        there.wait_server()
+        there.start_toy(2, '["client-001", "client-000"]')  # comes first, and still does not get what is not its own
+        there.start_toy(3, '["client-002"]')
+        there.wait_connected("node-2", "node-3")
+        with pytest.raises(VisardError, match=r"1 of 3 clients are connected, 2 are needed"):
+            toy_problems(there, tmp_path / "first", {}, {}, rounds=1, wait=4.0, say=said.append)
+        assert "refused: node-2 claims to be client-000, which belongs to the key of node-1" in said
+        assert "refused: node-3 claims to be client-002, which belongs to the key of node-1" in said
+        there.start_toy(1, '["client-000", "client-002"]')
+        there.wait_connected("node-1")
+        server, problems = toy_problems(there, tmp_path / "second", {}, {}, rounds=1)
+        assert not problems
+        expected = toy_rounds(toy_engine(tmp_path, toy_world(there.folder)), Toy(), 1)
+        assert torch.equal(server.w, expected.w)
+    finally:
+        there.close()
 
 
 # Strangers

@@ -110,10 +110,8 @@ def test_a_resumed_run_and_restarted_parties_continue_bit_for_bit(tmp_path: Path
     server = rounds(again, Toy(), 1, 2, again.states.server_state(ToyServer))
     assert torch.equal(server.w, expected(tmp_path, 3).w)
     states = OwnStates(tmp_path / "at" / CLIENTS[0])
-    name = again.states.committed.clients[CLIENTS[0]]
-    request = Request(
-        RUN, {}, CLIENTS[0], state=(name, again.states.committed.digests[name]), committed=name, new_state=name
-    )
+    file = again.states.committed.clients[CLIENTS[0]]
+    request = Request(RUN, {}, CLIENTS[0], state=file.place, committed=file.name, new_state=file.name)
     assert states.read(request) == {"steps": 3}
 
 
@@ -176,7 +174,7 @@ def forged(change: Callable[[Answer], Answer]) -> Forge:
         (forged(lambda a: replace(a, round=7)), "reply refused: it belongs to add round 7, ask 1"),
         (forged(lambda a: replace(a, run="cd" * 16)), "reply refused: it belongs to"),
         (forged(lambda a: replace(a, client=CLIENTS[0])), "reply refused: it belongs to"),
-        (forged(lambda a: replace(a, state=("clients/x-000001-1.bin", "00"))), "its state has another name"),
+        (forged(lambda a: replace(a, state=("clients/x-000001-1.bin", "00", 0, 0))), "its state has another name"),
         (forged(lambda a: replace(a, failure="bad\x1b[31m news\n")), "bad[31m news"),
         (forged(lambda a: replace(a, seconds=1e9)), "over the limit"),
         (lambda r, h, p: (b"\xff", p) if r.client == CLIENTS[1] else (h, p), "reply refused: malformed answer"),
@@ -238,10 +236,10 @@ def test_a_party_refuses_roles_steps_and_settings_that_are_not_its_own(tmp_path:
     assert "no client step 'start'" in failure(replace(good, step="start"))
     assert "only toys" in failure(replace(good, settings={}))
     assert "malformed name" in failure(replace(good, new_state="clients/../../escape-000001-1.bin"))
-    assert "malformed name" in failure(replace(good, state=("/etc/passwd", "00")))
+    assert "malformed name" in failure(replace(good, state=("/etc/passwd", "00", 0, 0)))
     assert "malformed run id" in failure(replace(good, run="../" + RUN))
     assert "is not in the party's state folder" in failure(
-        replace(good, state=("clients/client-000-000009-1.bin", "00"))
+        replace(good, state=("clients/client-000-000009-1.bin", "00", 0, 0))
     )
     assert "not a visard message" in failure(good, b"x" * 50)
     with pytest.raises(WireError, match="malformed request"):
@@ -265,8 +263,8 @@ def test_small_states_cannot_be_guessed_from_their_digests(tmp_path: Path) -> No
 
 def test_headers_of_another_format_say_so() -> None:
     header = json.loads(pack(Answer(RUN, "c", "s", 0, 1)))
-    with pytest.raises(WireError, match="wire format 2 is not format 1"):
-        unpack(json.dumps(header | {"version": 2}).encode(), Answer)
+    with pytest.raises(WireError, match="wire format 1 is not format 2"):
+        unpack(json.dumps(header | {"version": 1}).encode(), Answer)
     check_names(Request(RUN, {}))
 
 

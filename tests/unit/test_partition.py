@@ -183,6 +183,17 @@ def test_domains_by_attribute(two_domains: FaceSet) -> None:
     assert list(manifest.content.unseen) == ["source", "target"]
 
 
+def test_targets_with_many_pictures(tmp_path: Path) -> None:
+    faces = make_set(tmp_path / "set", [5, 5, 5, 9, 5, 12], domains=[0, 1, 0, 1, 0, 1])
+    chosen = settings(kind="domains", source_domain="north", target_domain="south", clients=2, target_images=9)
+    assert identities(faces, partition(faces, chosen, 0)) in (
+        {"source": {0, 2, 4}, "target-0": {3}, "target-1": {5}},
+        {"source": {0, 2, 4}, "target-0": {5}, "target-1": {3}},
+    )
+    with pytest.raises(ValueError, match="target_images"):
+        settings(clients=2, target_images=9)
+
+
 def test_domain_of_an_identity_is_that_of_most_pictures(tmp_path: Path) -> None:
     faces = make_set(tmp_path / "set", [5, 5])
     marks = np.array(faces.attributes)

@@ -92,7 +92,7 @@ def test_pixels_belong_to_the_version_of_the_renderer() -> None:
     """Block means of three pictures: if this fails, VERSION must go up, or old caches would be wrong."""
     spec = SyntheticSpec(identities=3, images_per_identity=1, size=32, seed=0)
     blocks = render(spec, *everyone(spec))[0].reshape(3, 2, 16, 2, 16, 3).mean(axis=(2, 4, 5))
-    assert synthetic.VERSION == "1"
+    assert synthetic.VERSION == "2"
     np.testing.assert_allclose(blocks.reshape(3, 4), EXPECTED_BLOCKS, atol=0.6)
 
 
@@ -126,7 +126,7 @@ def shown(size: int = 64, people: int = 12, **changes: float) -> np.ndarray:
     s = traits(3, "north", who, which)
     for name, value in (PLAIN | changes).items():
         s[name] = np.full(people, float(value))
-    return draw(s, *textures(3, "north", who, which, size), size).astype(np.float64)
+    return draw(measures(s), *textures(3, "north", who, which, size), size).astype(np.float64)
 
 
 def box(pictures: np.ndarray, u: tuple[float, float], v: tuple[float, float]) -> np.ndarray:
@@ -212,7 +212,7 @@ def test_face_shapes_differ_in_width(trait: str, sign: int) -> None:
         for name, plain in (PLAIN | {trait: value}).items():
             s[name] = np.full(10, float(plain))
         t = measures(s)
-        areas.append((meet(view(t, 64), skull(t), t, 3).margin > 0).sum(axis=(1, 2)))
+        areas.append((meet(view(t, 64), skull(t), t).margin > 0).sum(axis=(1, 2)))
     assert (sign * (areas[1] - areas[0]) > 10).all()
 
 
@@ -225,7 +225,7 @@ def test_parts_move_by_depth() -> None:
             s[name] = np.full(6, float(plain))
         t = measures(s)
         camera = view(t, 112)
-        f = meet(camera, skull(t), t, 3)
+        f = meet(camera, skull(t), t)
         for part, v in (("nose", t["nose_v"]), ("eyes", t["eye_v"])):
             near = np.abs(f.u) * 3 + np.abs(f.v - v)
             moved[part, yaw] = camera.x.reshape(6, -1)[np.arange(6), near.reshape(6, -1).argmin(axis=1)]

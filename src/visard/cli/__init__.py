@@ -24,14 +24,16 @@ def commands(first: str) -> typer.Typer:
         rich_markup_mode="rich",
     )
     if first not in DEPLOYMENT:
-        from visard.cli import data, embed, evaluate, export, gallery, listing, report, run
+        from visard.cli import bench, cluster, data, embed, evaluate, export, gallery, listing, report, run
 
         app.command("methods")(listing.methods)
         app.command("presets")(listing.presets)
         app.add_typer(data.app, name="data")
         app.command("run")(run.run)
+        app.command("bench")(bench.bench)
         app.command("eval")(evaluate.evaluate)
         app.command("embed")(embed.embed)
+        app.command("cluster")(cluster.cluster)
         app.command("export")(export.export)
         app.command("enroll")(gallery.enroll)
         app.command("identify")(gallery.identify)

@@ -22,11 +22,11 @@ console = Console()
 LINES_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; the first column is left-aligned text."""
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], text: int = 1) -> None:
+    """Print a table; the first `text` columns are left-aligned."""
     t = Table(title=title, title_justify="left", title_style="bold")
     for i, column in enumerate(columns):
-        t.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+        t.add_column(column, justify="left" if i < text else "right", overflow="fold")
     for row in rows:
         t.add_row(*(str(cell) for cell in row))
     console.print(t)

@@ -25,15 +25,20 @@ def make(
     out: Annotated[Path, typer.Option(help="an empty or new folder")],
     nodes: Annotated[int, typer.Option(min=1, max=10_000, help="how many parties")],
     host: Annotated[list[str], typer.Option(help="name or address that the parties reach the server by (may repeat)")],
+    role: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat)"),
+    ] = None,
 ) -> None:
     """Make a CA, the server's certificate and a key for each party, and say which file goes where.
 
-    Example: visard keys make --out keys --nodes 3 --host server.example
+    Example: visard keys make --out keys --nodes 2 --host server.example --role 1=house-1 --role 2=house-2
     """
     _require()
     from visard.engines.keys import make_keys
+    from visard.engines.roles import parse_roles
 
-    told = make_keys(out, nodes, host)
+    told = make_keys(out, nodes, host, parse_roles(role or [], nodes))
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
 
 
@@ -56,6 +61,8 @@ def server(
 
     def ready(count: int) -> None:
         _say(f"listening on {host}:{port} for {count} registered nodes")
+        if not loaded.roles.of:
+            _say("no role is bound to a key: any of these nodes can take any role (visard keys make --role NODE=ROLE)")
         _say(f"start a run with: visard run PRESET --engine flower --server {state}")
 
     serve(loaded, state, host, port, ready)

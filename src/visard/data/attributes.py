@@ -5,7 +5,9 @@ maximum and `!` the negative; a picture whose hat is unknown fits neither "Weari
 """
 
 import re
+import tomllib
 from collections.abc import Callable
+from importlib import resources
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +19,14 @@ from visard.names import did_you_mean
 Truth = npt.NDArray[np.int8]
 TOKEN = re.compile(r"\s*(?:(?P<name>[\w.\-]+)|(?P<sign>[!&|()]))")
 DEEPEST = 50
+
+
+def expressions(name: str) -> tuple[str, ...]:
+    """The list of that name in `attribute_clients.toml`: one expression a client."""
+    lists = tomllib.loads((resources.files("visard") / "data" / "attribute_clients.toml").read_text())
+    if name not in lists:
+        raise UsageError(f"no list {name!r} of attribute expressions{did_you_mean(name, lists)}")
+    return tuple(lists[name]["expressions"])
 
 
 def matching(faces: FaceSet, expression: str) -> npt.NDArray[np.bool_]:

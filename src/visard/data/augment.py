@@ -35,7 +35,10 @@ def to_float(images: npt.NDArray[np.uint8], channels_last: bool = False) -> Tens
     """Pictures (B, H, W, 3) uint8 -> (B, 3, H, W) float32 in [-1, 1]: (x / 255 - 0.5) / 0.5.
 
     With `channels_last` the result keeps the picture's own memory order and no transposition is made.
+    What is float already (sensor data, vectors) passes as it is.
     """
+    if images.dtype != np.uint8:
+        return torch.from_numpy(np.asarray(images, np.float32))
     pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
     if not channels_last:
         pixels = pixels.contiguous()  # transpose while a value is one byte

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from visard.data.attributes import matching
 from visard.data.faces import FaceSet
-from visard.data.shares import deal_by_dirichlet, equal_counts, lognormal_counts
+from visard.data.shares import deal_by_dirichlet, equal_counts, lognormal_counts, proportional_counts
 from visard.errors import UsageError
 
 Ints = npt.NDArray[np.int64]
@@ -40,10 +40,18 @@ def equal(faces: FaceSet, identities: Ints, clients: int) -> list[Ints]:
 
 
 def lognormal(
-    faces: FaceSet, identities: Ints, clients: int, mu: float, sigma: float, rng: np.random.Generator
+    faces: FaceSet,
+    identities: Ints,
+    clients: int,
+    mu: float,
+    sigma: float,
+    rng: np.random.Generator,
+    shares: tuple[float, ...] = (),
 ) -> list[Ints]:
-    """C * S_i / sum S identities to client i, S_i ~ LogNormal(mu, sigma); at least one each."""
+    """C * S_i / sum S identities to client i, S_i ~ LogNormal(mu, sigma) or `shares`; at least one each."""
     _check_enough(identities, clients)
+    if shares:
+        return _by_counts(faces, identities, proportional_counts(len(identities), np.array(shares, np.float64)))
     return _by_counts(faces, identities, lognormal_counts(len(identities), clients, mu, sigma, rng))
 
 
@@ -55,19 +63,38 @@ def dirichlet(faces: FaceSet, identities: Ints, clients: int, alpha: float, rng:
 
 
 def by_attribute(
-    faces: FaceSet, identities: Ints, expressions: tuple[str, ...], cap: int | None, rng: np.random.Generator
+    faces: FaceSet,
+    identities: Ints,
+    expressions: tuple[str, ...],
+    cap: int | None,
+    rng: np.random.Generator,
+    least: int = 1,
 ) -> list[Ints]:
-    """Pictures (not identities) by expression: each takes up to `cap` of those that earlier ones left."""
+    """Pictures (not identities) by expression: each takes up to `cap` of those that earlier ones left.
+
+    With `least` > 1 a client takes the pictures of one person after the other, in random order, and nobody of whom it
+    would have fewer than `least`.
+    """
     free = np.zeros(len(faces), bool)
     free[rows_of(faces, identities)] = True
     owned = []
     for expression in expressions:
-        chosen = np.sort(rng.permutation(np.flatnonzero(free & matching(faces, expression)))[:cap])
+        chosen = rng.permutation(np.flatnonzero(free & matching(faces, expression)))
+        if least > 1:
+            turn = rng.permutation(len(faces.names))
+            chosen = chosen[np.argsort(turn[faces.identity[chosen]], kind="stable")]
+            chosen = _with_company(faces, _with_company(faces, chosen, least)[:cap], least)
+        chosen = np.sort(chosen[:cap])
         if not len(chosen):
             raise UsageError(f"no picture is left for the attribute expression {expression!r}")
         free[chosen] = False
         owned.append(chosen)
     return owned
+
+
+def _with_company(faces: FaceSet, rows: Ints, least: int) -> Ints:
+    """The rows of people with at least `least` pictures among them."""
+    return rows[np.bincount(faces.identity[rows], minlength=len(faces.names))[faces.identity[rows]] >= least]
 
 
 def _check_enough(identities: Ints, clients: int) -> None:

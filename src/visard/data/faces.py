@@ -1,7 +1,7 @@
 """Face sets on disk, views of some of their pictures, and the federation that clients are made of."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,7 @@ class ClientData:
     train: FaceView
     val: FaceView
     test: FaceView
+    parts: Mapping[str, FaceView] = field(default_factory=dict)  # of a pool: the training pictures of each party
 
     def __post_init__(self) -> None:
         if not all(np.array_equal(self.train.classes, view.classes) for view in (self.val, self.test)):
@@ -217,11 +218,17 @@ class Federation:
     hold_out: tuple[str, ...]  # clients that take no part in training
     identities: int  # of the whole set
     fingerprint: str
+    public: FaceView | None = None  # pictures that every party has
 
     @property
     def training(self) -> dict[str, ClientData]:
         """The clients that take part in training."""
         return {name: data for name, data in self.clients.items() if name not in self.hold_out}
+
+    def everyone(self) -> FaceView | None:
+        """The test pictures of all clients in one view; None if there are none."""
+        views = [data.test for data in self.clients.values() if len(data.test)]
+        return FaceView.of(views[0].faces, np.concatenate([v.index for v in views])) if views else None
 
 
 def list_sets(folder: Path) -> list[Path]:

@@ -42,6 +42,7 @@ class Content(BaseModel):
     clients: dict[str, ClientRows]
     unseen: dict[str, Rows]
     hold_out: list[str]
+    public: Rows = []
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Manifest:
         clients = self.content.clients.items()
         lists = [(f"{name} ({part})", getattr(rows, part)) for name, rows in clients for part in PARTS]
         lists += [(f"test set {name}", rows) for name, rows in self.content.unseen.items()]
+        lists.append(("public pictures", self.content.public))
         return [(name, np.array(rows, np.int64)) for name, rows in lists]
 
     @cached_property
@@ -122,8 +124,10 @@ class Manifest:
             )
         clients = {name: _client(faces, rows) for name, rows in self.content.clients.items()}
         unseen = {name: FaceView.of(faces, rows) for name, rows in self.content.unseen.items()}
-        check_disjoint((view for data in clients.values() for view in (data.train, data.val, data.test)), unseen)
-        return Federation(clients, unseen, tuple(self.content.hold_out), len(faces.names), self.hash)
+        public = FaceView.of(faces, self.content.public) if self.content.public else None
+        known = [view for data in clients.values() for view in (data.train, data.val, data.test)]
+        check_disjoint(known if public is None else [*known, public], unseen)
+        return Federation(clients, unseen, tuple(self.content.hold_out), len(faces.names), self.hash, public)
 
 
 class _Stored(Content):

@@ -1,11 +1,12 @@
 """Share the pictures of a face set out to clients, with test sets of identities that no client has."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from visard.data import dealing
+from visard.data.attributes import expressions
 from visard.data.dealing import Ints
 from visard.data.domains import domain_groups, home_domain, identities_in
 from visard.data.faces import FaceSet
@@ -17,8 +18,8 @@ __all__ = ["Manifest", "PartitionSettings", "check_disjoint", "partition"]
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
-# streams of random numbers: the test identities stay the same whatever the clients are
-TEST_STREAM, CLIENT_STREAM, SPLIT_STREAM = 1, 2, 3
+# streams of random numbers: the test and the public identities stay the same whatever the clients are
+TEST_STREAM, CLIENT_STREAM, SPLIT_STREAM, PUBLIC_STREAM = 1, 2, 3, 4
 
 
 class PartitionSettings(BaseModel):
@@ -31,17 +32,28 @@ class PartitionSettings(BaseModel):
     clients: Count | None = None  # number of clients; of target clients for kind = domains
     identities: Count | None = None  # given out in total (by domains: to the target clients); None = all
     test_identities: int = Field(0, ge=0)  # set aside as unseen test set, of each domain if there are several
+    public_identities: int = Field(0, ge=0)  # set aside as pictures that every party has
     min_images: Count = 1  # identities with fewer pictures are left out
     split: tuple[Fraction, Fraction, Fraction] = (0.7, 0.1, 0.2)  # train, validation, test inside a client
     hold_out: int = Field(0, ge=0)  # the last so many clients take no part in training
     mu: float = 3.0  # lognormal: S_i ~ LogNormal(mu, sigma)
     sigma: float = Field(3.0, ge=0)
+    shares: tuple[float, ...] = ()  # lognormal: the S_i, where they are not to be drawn
     alpha: float = Field(0.5, gt=0)  # dirichlet: each identity's pictures over the clients ~ Dirichlet(alpha)
-    attributes: tuple[str, ...] = ()  # attribute: one expression a client; earlier ones choose first
+    # attribute: one expression a client, earlier ones choose first; or the name of a list ("table-ii", "eight")
+    attributes: tuple[str, ...] = ()
     cap: Count | None = None  # attribute: at most so many pictures a client
+    least: Count = 1  # attribute: identities with fewer pictures at a client are left out there
+    seed: int | None = Field(None, ge=0)  # of its own, so that runs with other seeds share the partition
     source_domain: str | tuple[str, ...] = ()  # domains: names of domains, or an attribute expression
     target_domain: str | tuple[str, ...] = ()
     source_identities: Count | None = None  # domains: identities of the source client; None = all
+    target_images: Count = 1  # domains: a target client's identities have so many pictures or more
+
+    @field_validator("attributes", mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        return expressions(given) if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _fits_together(self) -> "PartitionSettings":
@@ -57,13 +69,20 @@ class PartitionSettings(BaseModel):
                 raise ValueError("kind = one_identity has as many clients as identities")
         elif self.clients is None:
             raise ValueError(f"kind = {self.kind} needs clients")
+        if self.shares and (len(self.shares) != self.clients or min(self.shares) <= 0):
+            raise ValueError(f"shares: {len(self.shares)} for {self.clients} clients; each must be positive")
         if self.kind == "domains" and not (self.source_domain and self.target_domain):
             raise ValueError("kind = domains needs source_domain and target_domain")
+        if self.kind != "domains" and self.target_images > 1:
+            raise ValueError(f"target_images is of kind = domains, not of {self.kind}")
+        if self.public_identities and self.kind in ("domains", "parties"):
+            raise ValueError(f"kind = {self.kind} has no public identities")
         return self
 
 
 def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifest:
     """Share out `faces`; the same settings and seed give the same manifest."""
+    seed = seed if settings.seed is None else settings.seed
     if seed < 0:
         raise UsageError(f"seed = {seed}: must not be negative")
     pictures = np.bincount(faces.identity, minlength=len(faces.names))
@@ -80,6 +99,12 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     unseen = _choose_unseen(groups, pictures, settings.test_identities, rng)
     taken = np.concatenate([np.zeros(0, np.int64), *unseen.values()])
     source, target = np.setdiff1d(source, taken), np.setdiff1d(target, taken)
+    target = target[pictures[target] >= settings.target_images]
+    public = np.zeros(0, np.int64)
+    if settings.public_identities:
+        rng = np.random.default_rng([seed, PUBLIC_STREAM])
+        public = dealing.pick(target, settings.public_identities, rng, "public_identities")
+        target = np.setdiff1d(target, public)
 
     owned = _deal(faces, settings, source, target, np.random.default_rng([seed, CLIENT_STREAM]))
     for name, rows in owned.items():
@@ -97,6 +122,7 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         clients={name: _split(faces, rows, settings.split, rng) for name, rows in owned.items()},
         unseen={name: dealing.rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(owned)[len(owned) - settings.hold_out :],
+        public=dealing.rows_of(faces, public).tolist(),
     )
     return Manifest(content)
 
@@ -173,11 +199,13 @@ def _deal(
     if kind == "equal" or kind == "one_identity":
         return dealing.named(dealing.equal(faces, given, clients))
     if kind == "lognormal":
-        return dealing.named(dealing.lognormal(faces, given, clients, settings.mu, settings.sigma, rng))
+        return dealing.named(
+            dealing.lognormal(faces, given, clients, settings.mu, settings.sigma, rng, settings.shares)
+        )
     if kind == "dirichlet":
         return dealing.named(dealing.dirichlet(faces, given, clients, settings.alpha, rng))
     if kind == "attribute":
-        return dealing.named(dealing.by_attribute(faces, given, settings.attributes, settings.cap, rng))
+        return dealing.named(dealing.by_attribute(faces, given, settings.attributes, settings.cap, rng, settings.least))
     origin = dealing.pick(source, settings.source_identities, rng, "source_identities")
     targets = dealing.equal(faces, given, clients)
     return {"source": dealing.rows_of(faces, origin)} | {f"target-{i}": rows for i, rows in enumerate(targets)}

@@ -21,9 +21,10 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
+from visard.engines.tensors import dump
 from visard.errors import VisardError
 
 T = TypeVar("T")
@@ -44,13 +45,11 @@ def encode(value: object) -> bytes:
     """Bytes of a dataclass, dict, list, tensor, number, text or bytes, or of any tree of these."""
     tensors: dict[str, Tensor] = {}
     tree = flatten(value, tensors)
-    seen: set[int] = set()  # safetensors refuses tensors that share memory
-    for key, tensor in tensors.items():
-        if tensor.data_ptr() in seen:
-            tensors[key] = tensor.clone()
-        seen.add(tensor.data_ptr())
     header = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
-    return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + save(tensors)
+    try:
+        return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + dump(tensors)
+    except TypeError as error:
+        raise CodecError(str(error)) from None
 
 
 def decode(data: bytes, kind: type[T]) -> T:
@@ -220,17 +219,24 @@ def _float(body: Any, where: str) -> float:
         raise CodecError(f"{where} is not a number") from None
 
 
-def own(value: T) -> T:
-    """A copy that shares no memory with `value`: what crosses between server and client is never aliased."""
+def own(value: T, copies: dict[int, Tensor] | None = None) -> T:
+    """A copy that shares no memory with `value`: what crosses between server and client is never aliased.
+
+    With `copies` a tensor that several values hold is copied once for all of them.
+    """
     if isinstance(value, Tensor):
-        return cast(T, value.detach().clone())
+        if copies is None:
+            return cast(T, value.detach().clone())
+        if id(value) not in copies:
+            copies[id(value)] = value.detach().clone()
+        return cast(T, copies[id(value)])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changes = {f.name: own(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        changes = {f.name: own(getattr(value, f.name), copies) for f in dataclasses.fields(value)}
         return dataclasses.replace(value, **changes)
     if isinstance(value, dict):
-        return cast(T, {k: own(v) for k, v in value.items()})
+        return cast(T, {k: own(v, copies) for k, v in value.items()})
     if isinstance(value, list | tuple):
-        return cast(T, type(value)(own(v) for v in value))
+        return cast(T, type(value)(own(v, copies) for v in value))
     return value
 
 

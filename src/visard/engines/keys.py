@@ -14,11 +14,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from visard.engines.roles import Roles
 from visard.errors import UsageError, VisardError
 from visard.files import write_durably
 
 DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
 CURVE = ec.SECP384R1()
+NO_ROLES = Roles()
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class ServerKeys:
     certificate: Path
     key: Path
     nodes: dict[str, ec.EllipticCurvePublicKey]
+    roles: Roles = NO_ROLES
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
@@ -43,7 +46,7 @@ class ServerKeys:
             nodes[path.stem] = _public(path)
         if not nodes:
             raise UsageError(f"{folder / 'nodes'} holds no public keys of nodes (*.pub)")
-        return cls(ca, certificate, key, nodes)
+        return cls(ca, certificate, key, nodes, Roles.load(folder))
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class NodeKeys:
         return cls(ca, private)
 
 
-def make_keys(out: Path, nodes: int, hosts: list[str]) -> dict[Path, str]:
+def make_keys(out: Path, nodes: int, hosts: list[str], roles: Roles = NO_ROLES) -> dict[Path, str]:
     """Write all keys of a deployment below `out`; returns each folder with what it is for."""
     if out.exists() and any(out.iterdir()):
         raise UsageError(f"{out} is not empty: keys are never overwritten")
@@ -112,7 +115,9 @@ def make_keys(out: Path, nodes: int, hosts: list[str]) -> dict[Path, str]:
             serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
         )
         _write(out / "server" / "nodes" / f"node-{number}.pub", public)
-        told[folder] = f"to party {number} alone, then delete it here; visard client --keys ... --node {number}"
+        own = "".join(f" --role {role}" for role in roles.of.get(f"node-{number}", ()))
+        told[folder] = f"to party {number} alone, then delete it here; visard client --keys ... --node {number}{own}"
+    roles.save(out / "server")
     return told
 
 

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from visard.core import BoundStep, ClientId, M, R, Replies
+from visard.core import BoundStep, ClientId, M, R, Replies, Weights
 from visard.engines.check import refusal
-from visard.engines.checkpoint import Checkpoint, StateFile
+from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import size_of
+from visard.engines.cohort import Averaging, gather
+from visard.engines.packs import StateFile
 from visard.engines.perform import Place
 from visard.engines.seeds import generator
 from visard.engines.world import World
@@ -47,7 +49,7 @@ class EngineNetwork(ABC):
 
     def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
         self.world = world
-        self.clients = world.training
+        self.clients, self.held_out = world.training, world.held_out
         self.states = states
         self.ledger = ledger
         self.begin("start", 0)
@@ -57,6 +59,12 @@ class EngineNetwork(ABC):
         self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
     ) -> Iterator[Outcome]:
         """One outcome for each message, in the order of `messages`."""
+
+    def outcomes_together(
+        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float, mean: str
+    ) -> Iterator[Outcome]:
+        """As `outcomes`, but the field `mean` of a reply may be the average over a cohort; here everyone is alone."""
+        return self.outcomes(step, messages, place, timeout)
 
     def close(self) -> None:  # noqa: B027 (most engines hold nothing)
         """Let go of processes and connections."""
@@ -94,6 +102,21 @@ class EngineNetwork(ABC):
         """See `Network.stream`."""
         return self._replies(step, messages, timeout, min_replies, {})
 
+    def reduce(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        *,
+        mean: str,
+        by: str,
+        timeout: float | None = None,
+        min_replies: int | None = None,
+    ) -> tuple[Weights, Replies[R]]:
+        """See `Network.reduce`."""
+        missing: dict[ClientId, str] = {}
+        averaging = Averaging(mean, by)
+        return gather(self._replies(step, messages, timeout, min_replies, missing, averaging), averaging, missing)
+
     def _replies(
         self,
         step: BoundStep[M, R],
@@ -101,13 +124,19 @@ class EngineNetwork(ABC):
         timeout: float | None,
         min_replies: int | None,
         missing: dict[ClientId, str],
+        averaging: Averaging | None = None,
     ) -> Iterator[tuple[ClientId, R]]:
         self.asks += 1
         good = 0
         timeout = self.world.timeout if timeout is None else timeout
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sum(size_of(m) for m in messages.values())
-        for outcome in self.outcomes(step, messages, Place(self.stage, self.round, self.asks), timeout):
+        place = Place(self.stage, self.round, self.asks)
+        if averaging is not None and step.together is not None:
+            outcomes = self.outcomes_together(step, messages, place, timeout, averaging.mean)
+        else:
+            outcomes = self.outcomes(step, messages, place, timeout)
+        for outcome in outcomes:
             client, reply = outcome.client, outcome.reply
             failure = outcome.failure
             if failure is None and outcome.seconds > timeout:
@@ -116,7 +145,7 @@ class EngineNetwork(ABC):
                 missing[client] = failure
                 self._problem("missing", client, reason=failure, traceback=outcome.traceback)
                 continue
-            if wrong := refusal(step, messages[client], reply):
+            if wrong := refusal(step, messages[client], reply, averaging.checked(reply) if averaging else ()):
                 name, reason = wrong
                 kind = type(reply).__name__
                 missing[client] = f"reply refused: {kind}{name and '.' + name} {reason}"

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from visard.core import Method, State
-from visard.engines.checkpoint import StateFile, read_state, write_state
 from visard.engines.codec import decode, encode
+from visard.engines.packs import Packs, StateFile
 from visard.engines.perform import Place, perform
 from visard.engines.wire import Answer, Request, check_names, pack, step_of, unpack
 from visard.engines.world import World
@@ -34,18 +34,23 @@ class States(Protocol):
     def write(self, request: Request, state: State) -> StateFile | None: ...
 
 
-@dataclass(frozen=True)
 class SharedStates:
-    """States in the checkpoint folder of the run itself, where server and clients share a file system."""
+    """States in the checkpoint folder of the run itself, where server and clients share a file system.
 
-    folder: Path
+    Packs are closed after every step: over a network file system others see what was written only then.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.packs = Packs(folder)
 
     def read(self, request: Request) -> State:
-        return read_state(self.folder, StateFile(*request.state) if request.state else None)
+        return self.packs.read(StateFile(*request.state) if request.state else None)
 
     def write(self, request: Request, state: State) -> StateFile | None:
-        before = StateFile(*request.state) if request.state else None
-        return write_state(self.folder, request.new_state, state, before)
+        try:
+            return self.packs.write(request.new_state, state, StateFile(*request.state) if request.state else None)
+        finally:
+            self.packs.close()
 
 
 class OwnStates:
@@ -76,7 +81,7 @@ class OwnStates:
         self.sweep(request)
         if request.state is None:
             return {}
-        name, digest = request.state
+        name, digest = request.state[:2]
         path = self.home(request.run) / name
         try:
             data = path.read_bytes()
@@ -160,8 +165,7 @@ class Party:
         done = perform(world, step, request.client, message, self.states.read(request), place)
         reply = encode(done.reply)
         after = self.states.write(request, done.state)
-        state = (after.name, after.digest) if after else None
-        return Answer(*request.place, state=state, seconds=done.seconds), reply
+        return Answer(*request.place, state=after.place if after else None, seconds=done.seconds), reply
 
     def keep(self, request: Request, method: Method[Any], payload: bytes) -> Answer:
         """Save the client's own model at the party; only the fact leaves."""

@@ -32,9 +32,17 @@ class Done(Generic[R]):
 
 def perform(world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place) -> Done[R]:
     """Run `step` at `client`; reply and state share no memory with anything that lives on."""
+    party = enter(world, client, state, place)
+    begun = time.perf_counter()
+    reply = own(step(party, own(message)))
+    return Done(reply, party.state, time.perf_counter() - begun)
+
+
+def enter(world: World, client: ClientId, state: State, place: Place) -> Client:
+    """The client of a step, with random streams of its own."""
     path = (place.stage, place.round, place.ask, client)
     seed_default(derive(world.seed, *path, "default"))  # for layers that draw by themselves
-    party = Client(
+    return Client(
         id=client,
         data=world.clients[client],
         state=state,
@@ -43,7 +51,6 @@ def perform(world: World, step: BoundStep[M, R], client: ClientId, message: M, s
         embedding=world.embedding,
         numerics=world.numerics,
         benchmarks=world.benchmarks,
+        public=world.public,
+        others=world.others,
     )
-    begun = time.perf_counter()
-    reply = own(step(party, own(message)))
-    return Done(reply, party.state, time.perf_counter() - begun)

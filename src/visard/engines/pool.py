@@ -1,7 +1,7 @@
 """The pool engine: every core of one machine, persistent worker processes, the same bits as `local`.
 
-Of the next clients in line the largest goes first, to whichever worker is free. Replies are handed over in the
-order asked, so a bounded number of them waits: memory grows with the workers, not with the clients.
+Who goes next is decided in `line`. Replies are handed over in the order asked, so a bounded number of them waits:
+memory grows with the workers, not with the clients.
 """
 
 from __future__ import annotations
@@ -14,22 +14,27 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from visard.core import BoundStep, ClientId, M, R
-from visard.engines.checkpoint import Checkpoint, StateFile
-from visard.engines.codec import CodecError
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.codec import size_of
+from visard.engines.cohort import cohorts
+from visard.engines.line import Line, Pace
 from visard.engines.network import EngineNetwork, Outcome
 from visard.engines.perform import Place
-from visard.engines.shared import Bundle, memory_folder, read, receive, send
+from visard.engines.shared import Bundle, Mapped, memory_folder, receive, send
+from visard.engines.tasks import Task, read_outcomes, together
 from visard.engines.world import World
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
 
-AHEAD = 8  # clients in line for each worker
+DIED = "its worker process died"
+LATE = "no reply before the time limit"
 START_SECONDS = 120.0
 
 
@@ -44,7 +49,7 @@ class Recipe:
 class Worker:
     """One worker process and the socket to it."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, states: Path, replies: Path) -> None:
         self.channel, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -54,9 +59,16 @@ class Worker:
             start_new_session=True,  # Ctrl-C reaches the coordinator alone
         )
         theirs.close()
-        send(self.channel, json.dumps({"factory": recipe.factory, "arguments": recipe.arguments}).encode())
+        first = {
+            "factory": recipe.factory,
+            "arguments": recipe.arguments,
+            "states": str(states),
+            "replies": str(replies),
+        }
+        send(self.channel, json.dumps(first).encode())
+        self.room, self.replies = replies, Mapped(replies, copied=True)
         self.ready = False
-        self.task: Task | None = None
+        self.tasks: deque[Task] = deque()  # in the order in which it does them
         self.deadline = time.monotonic() + START_SECONDS
 
     def kill(self) -> None:
@@ -64,17 +76,6 @@ class Worker:
         self.channel.close()
         self.process.kill()
         self.process.wait()
-
-
-@dataclass
-class Task:
-    """A client's step on its way."""
-
-    client: ClientId
-    position: int
-    size: int
-    request: dict[str, Any] = field(repr=False)
-    tries: int = 0
 
 
 class PoolNetwork(EngineNetwork):
@@ -85,6 +86,8 @@ class PoolNetwork(EngineNetwork):
         self.recipe = recipe
         self.memory = memory_folder()
         self.workers: list[Worker] = []
+        self._hired = self._asks = 0
+        self._paces: dict[str, Pace] = {}  # by step
         self.selector = selectors.DefaultSelector()
         for _ in range(min(workers, len(world.training))):
             self._hire()
@@ -97,7 +100,8 @@ class PoolNetwork(EngineNetwork):
         shutil.rmtree(self.memory, ignore_errors=True)
 
     def _hire(self) -> None:
-        worker = Worker(self.recipe)
+        self._hired += 1
+        worker = Worker(self.recipe, self.states.folder.absolute(), self.memory / f"replies-{self._hired}")
         self.workers.append(worker)
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
 
@@ -105,28 +109,50 @@ class PoolNetwork(EngineNetwork):
         self.selector.unregister(worker.channel)
         self.workers.remove(worker)
         worker.kill()
+        worker.room.unlink(missing_ok=True)
 
     def outcomes(
         self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
     ) -> Iterator[Outcome]:
-        bundle = Bundle(self.memory / f"ask-{place.ask}.safetensors")
+        bundle, line = self._line(step, messages, place)
+        for outcomes in self._work(step, line, bundle, timeout):
+            yield from outcomes
+
+    def outcomes_together(
+        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float, mean: str
+    ) -> Iterator[Outcome]:
+        bundle, alone = self._line(step, messages, place)
+        by_client = {task.clients[0]: task for task in alone}
+        line = [
+            together([by_client[c] for c in group], position, mean)
+            for position, group in enumerate(cohorts(self.world, messages))
+        ]
+        for outcomes in self._work(step, line, bundle, timeout):
+            yield from outcomes
+
+    def _line(self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place) -> tuple[Path, list[Task]]:
+        """The messages in shared memory, and a task for each."""
+        self._asks += 1
+        bundle = Bundle(self.memory / f"ask-{self._asks}")
         trees = {client: bundle.tree(message) for client, message in messages.items()}
-        bundle.write()
-        line = [self._task(c, i, step, trees[c], bundle.path, place) for i, c in enumerate(messages)]
-        finished: dict[int, Outcome] = {}
-        given, retries = 0, list[Task]()
+        bundle.close()
+        return bundle.path, [self._task(c, i, step, trees[c], bundle.path, place) for i, c in enumerate(messages)]
+
+    def _work(self, step: BoundStep[M, R], tasks: list[Task], bundle: Path, timeout: float) -> Iterator[list[Outcome]]:
+        """The outcomes of each task, in their order."""
+        line = Line(tasks, self._paces.setdefault(step.name, Pace()), len(self.workers))
+        finished: dict[int, list[Outcome]] = {}
+        given = 0
         try:
-            while given < len(line):
-                self._hand_out(line, given, retries, timeout)
-                for worker, outcome in self._wait(step, retries):
-                    finished[outcome[0]] = outcome[1]
-                    worker.task = None
+            while given < len(tasks):
+                self._hand_out(line, given, timeout)
+                finished.update(self._wait(step, line, timeout))
                 while given in finished:
                     yield finished.pop(given)
                     given += 1
         finally:
-            bundle.path.unlink(missing_ok=True)
-            for worker in [w for w in self.workers if w.task]:  # the method stopped listening
+            bundle.unlink(missing_ok=True)
+            for worker in [w for w in self.workers if w.tasks]:  # the method stopped listening
                 self._fire(worker)
                 self._hire()
 
@@ -139,80 +165,63 @@ class PoolNetwork(EngineNetwork):
             "client": client,
             "message": tree,
             "bundle": str(bundle),
-            "reply": str(self.memory / f"reply-{position}.safetensors"),
             "place": [place.stage, place.round, place.ask],
-            "states": str(self.states.folder),
-            "state": [before.name, before.digest] if before else None,
-            "new_state": self.states.new_state_name(client),
+            "state": before.place if before else None,
+            "pack": self.states.new_pack,
         }
-        return Task(client, position, len(self.world.clients[client].train), request)
+        return Task([client], position, len(self.world.clients[client].train), request)
 
-    def _hand_out(self, line: list[Task], given: int, retries: list[Task], timeout: float) -> None:
-        """Give every free worker the largest client among the next in line."""
-        near = line[given : given + AHEAD * max(1, len(self.workers))]
-        waiting = [t for t in near if t.tries == 0]
+    def _hand_out(self, line: Line, given: int, timeout: float) -> None:
+        """Give every free worker something to do."""
         for worker in self.workers:
-            if not worker.ready or worker.task is not None:
+            if not worker.ready or worker.tasks:
                 continue
-            if not (retries or waiting):
+            if not (tasks := line.next(given)):
                 return
-            if retries:
-                task = retries.pop()
-            else:
-                task = max(waiting, key=lambda t: t.size)
-                waiting.remove(task)
-            task.tries += 1
-            worker.task, worker.deadline = task, time.monotonic() + timeout
+            for task in tasks:
+                task.tries += 1
+            worker.tasks.extend(tasks)
+            worker.deadline = time.monotonic() + timeout
             try:
-                send(worker.channel, json.dumps(task.request).encode())
+                send(worker.channel, json.dumps([task.request for task in tasks]).encode())
             except OSError:
                 continue  # it is dead: noticed when its channel is read
 
-    def _wait(self, step: BoundStep[M, R], retries: list[Task]) -> list[tuple[Worker, tuple[int, Outcome]]]:
-        """Answers that have come in; dead and late workers are replaced."""
+    def _wait(self, step: BoundStep[M, R], line: Line, timeout: float) -> Iterator[tuple[int, list[Outcome]]]:
+        """Answers that have come in, by the position of their task; dead and late workers are replaced."""
         soonest = min(w.deadline for w in self.workers)
-        ready = self.selector.select(max(0.0, min(soonest - time.monotonic(), 1.0)))
-        results = []
-        for key, _ in ready:
+        for key, _ in self.selector.select(max(0.0, min(soonest - time.monotonic(), 1.0))):
             worker: Worker = key.data
             frame = receive(worker.channel)
             if frame is None:
-                results += self._lost(worker, retries, "its worker process died")
+                yield from self._lost(worker, line, DIED)
             elif not worker.ready:
                 worker.ready, worker.deadline = True, float("inf")
-            elif worker.task is not None:
-                results.append((worker, self._read(step, worker.task, json.loads(frame))))
-                worker.deadline = float("inf")
+            elif worker.tasks:
+                task = worker.tasks.popleft()
+                worker.deadline = time.monotonic() + timeout if worker.tasks else float("inf")
+                outcomes = read_outcomes(step, task, json.loads(frame), worker.replies)
+                line.pace.heard(sum(o.seconds for o in outcomes))
+                line.pace.bytes = line.pace.bytes or size_of(outcomes[0].reply)
+                yield task.position, outcomes
         for worker in [w for w in self.workers if time.monotonic() > w.deadline]:
             if not worker.ready:
                 raise VisardError(f"a worker process did not start within {START_SECONDS:g} s")
-            results += self._lost(worker, [], "no reply before the time limit")
-        return results
+            yield from self._lost(worker, line, LATE)
 
-    def _lost(self, worker: Worker, retries: list[Task], why: str) -> list[tuple[Worker, tuple[int, Outcome]]]:
-        """Replace a worker; its step is tried once more if it just died."""
+    def _lost(self, worker: Worker, line: Line, why: str) -> Iterator[tuple[int, list[Outcome]]]:
+        """Replace a worker; the task that it was at is tried once more if the worker just died."""
         if not worker.ready:
             code = worker.process.wait()
             raise VisardError(f"a worker process ended while starting (exit code {code})")
-        task, worker.task = worker.task, None
+        tasks = list(worker.tasks)
+        worker.tasks.clear()
         self._fire(worker)
         self._hire()
-        if task is None:
-            return []
-        if task.tries == 1 and why == "its worker process died":
-            retries.append(task)
-            return []
-        return [(worker, (task.position, Outcome(task.client, failure=why)))]
-
-    def _read(self, step: BoundStep[M, R], task: Task, answer: dict[str, Any]) -> tuple[int, Outcome]:
-        if "failure" in answer:
-            return task.position, Outcome(task.client, failure=answer["failure"], traceback=answer.get("traceback"))
-        path = Path(task.request["reply"])
-        try:
-            reply = read(answer["reply"], step.types[1], path)
-        except CodecError as error:
-            return task.position, Outcome(task.client, failure=f"reply refused: {error}")
-        finally:
-            path.unlink(missing_ok=True)
-        state = StateFile(*answer["state"]) if answer["state"] else None
-        return task.position, Outcome(task.client, reply, state, answer["seconds"])
+        for task in tasks[1:]:
+            task.tries -= 1
+        line.back(tasks[1:])
+        if tasks and tasks[0].tries == 1 and why == DIED:
+            line.once_more(tasks[0])
+        elif tasks:
+            yield tasks[0].position, [Outcome(c, failure=why) for c in tasks[0].clients]

@@ -14,12 +14,13 @@ from typing import Any
 from urllib.parse import quote
 
 from visard.core import BoundStep, ClientId, M, R, Weights
-from visard.engines.checkpoint import Checkpoint, StateFile
+from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import CodecError, decode, encode
 from visard.engines.network import EngineNetwork, Outcome
+from visard.engines.packs import StateFile
 from visard.engines.party import Basis
 from visard.engines.perform import Place
-from visard.engines.wire import Answer, Request, WireError, pack, unpack
+from visard.engines.wire import PACK_NAME, Answer, Request, Where, WireError, pack, unpack
 from visard.engines.world import World
 from visard.privacy.ledger import Ledger
 
@@ -151,7 +152,8 @@ class RemoteNetwork(EngineNetwork):
 
     def request(self, client: ClientId, step: str, place: Place, timeout: float, keep: str = "") -> Request:
         """The request for a step, with the state that the run stands at."""
-        before = self.states.state_file(client)
+        before, committed = self.states.state_file(client), self.states.committed.clients.get(client)
+        new_state = self.states.new_state_name(client) if self.states.remote else self.states.new_pack
         return Request(
             run=self.run,
             settings=self.settings,
@@ -160,9 +162,9 @@ class RemoteNetwork(EngineNetwork):
             stage=place.stage,
             round=place.round,
             ask=place.ask,
-            state=(before.name, before.digest) if before else None,
-            committed=self.states.committed.clients.get(client, ""),
-            new_state=self.states.new_state_name(client),
+            state=before.place if before else None,
+            committed=committed.name if committed else "",
+            new_state=new_state,
             timeout=timeout,
             keep=keep,
         )
@@ -185,9 +187,17 @@ def failure_of(sent: Sent, reply: Reply) -> str | None:
         return f"reply refused: it belongs to {plain(answer.stage)} round {answer.round}, ask {answer.ask}"
     if answer.failure is not None:
         return plain(answer.failure)
-    if answer.state is not None and answer.state[0] != sent.request.new_state:
+    if answer.state is not None and not _asked_for(answer.state, sent.request.new_state):
         return "reply refused: its state has another name than asked for"
     return None
+
+
+def _asked_for(state: Where, new_state: str) -> bool:
+    """Whether a new state is where it should be: the party's file, or a pack that begins as asked for."""
+    name, _, offset, length = state
+    if new_state.endswith(".bin"):
+        return (name, offset, length) == (new_state, 0, 0)
+    return name.startswith(f"{new_state}-") and PACK_NAME.fullmatch(name) is not None and offset >= 0 and length > 0
 
 
 def read(step: BoundStep[Any, Any], sent: Sent, reply: Reply) -> Outcome:

@@ -5,87 +5,146 @@ A tensor that many messages of one ask carry (the global weights) is written onc
 
 from __future__ import annotations
 
+import math
+import mmap
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
-from visard.engines.codec import build, flatten
+from visard.engines.codec import flatten
 from visard.engines.frames import receive, send
+from visard.errors import VisardError
 
-__all__ = ["Bundle", "Mapped", "memory_folder", "read", "receive", "send"]
+__all__ = ["Bundle", "Mapped", "memory_folder", "receive", "send"]
 
 MEMORY = Path("/dev/shm")
+ENOUGH = 1 << 28  # bytes; containers often get 64 MB of shared memory: then files in the temporary folder are better
+ALIGN = 64
+DTYPES = {
+    str(kind).removeprefix("torch."): kind
+    for kind in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
+        torch.int8, torch.uint8, torch.bool, torch.complex64,
+    )
+}  # fmt: skip
 
 
 def memory_folder() -> Path:
-    """A private folder in shared memory, or in the temporary folder where there is none."""
-    where = MEMORY if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="visard-", dir=where))
+    """A private folder in shared memory, or in the temporary folder where there is none or little."""
+    good = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
+    return Path(tempfile.mkdtemp(prefix="visard-", dir=MEMORY if good else None))
 
 
 class Bundle:
-    """Tensors of many messages in one file, each tensor once."""
+    """Tensors of many messages in one file, written where the file is mapped.
 
-    def __init__(self, path: Path) -> None:
+    A tensor stands in a message's header as "float32/128/2x3": type, place and shape. With `once` a tensor that
+    several messages hold is written once.
+    """
+
+    def __init__(self, path: Path, once: bool = True) -> None:
         self.path = path
-        self._tensors: dict[str, Tensor] = {}
-        self._known: dict[tuple[Any, ...], str] = {}
+        self._once = once
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._memory: mmap.mmap | None = None
+        self._size = self._end = 0
+        self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # holds tensors, so that their place stays taken
 
     def tree(self, value: object) -> Any:
         """The header of a message; its tensors go into the bundle."""
         found: dict[str, Tensor] = {}
         tree = flatten(value, found)
-        names = {key: self._intern(tensor) for key, tensor in found.items()}
-        return _rename(tree, names)
+        return _rename(tree, {key: self._intern(tensor) for key, tensor in found.items()})
+
+    def clear(self) -> None:
+        """Begin again at the start of the file: nobody reads what is there any more."""
+        self._end = 0
+        self._known.clear()
+
+    def close(self) -> None:
+        """Let go of the file; those who have it mapped keep it."""
+        self.clear()
+        self._memory = None
+        os.close(self._file)
 
     def _intern(self, tensor: Tensor) -> str:
+        if not self._once:
+            return self._put(tensor)
         key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape)) if tensor.numel() else (id(tensor),)
         if key not in self._known:
-            self._known[key] = str(len(self._tensors))
-            self._tensors[self._known[key]] = tensor
-        return self._known[key]
+            self._known[key] = self._put(tensor), tensor
+        return self._known[key][0]
 
-    def write(self) -> None:
-        """Write the file; the tensors may change afterwards."""
-        seen: set[int] = set()
-        for name, tensor in self._tensors.items():
-            if tensor.data_ptr() in seen:  # another view of memory that is already there
-                self._tensors[name] = tensor.clone()
-            seen.add(tensor.data_ptr())
-        save_file(self._tensors, self.path)
-        self._tensors.clear()
+    def _put(self, tensor: Tensor) -> str:
+        place, count = self._end, tensor.numel()
+        self._end = place + -(-count * tensor.element_size() // ALIGN) * ALIGN
+        if self._end > self._size:
+            self._grow()
+        if count:
+            assert self._memory is not None
+            torch.frombuffer(self._memory, dtype=tensor.dtype, count=count, offset=place).copy_(tensor.view(-1))
+        return f"{str(tensor.dtype)[6:]}/{place}/{'x'.join(map(str, tensor.shape))}"
+
+    def _grow(self) -> None:
+        self._size = max(self._end, 2 * self._size)
+        try:
+            os.posix_fallocate(self._file, 0, self._size)  # a full disk is an error here, and a crash when written to
+        except OSError as error:
+            raise VisardError(f"cannot share {self._size} bytes in {self.path.parent}: {error.strerror}") from None
+        self._memory = mmap.mmap(self._file, self._size)
 
 
 class Mapped(Mapping[str, Tensor]):
-    """The tensors of a bundle, read when asked for."""
+    """The tensors of a bundle, found when asked for; `copied` ones share no memory with it."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = cast(Any, safe_open(path, framework="pt"))
-        self._keys = set(self._file.keys())
+    def __init__(self, path: Path, copied: bool = False) -> None:
+        self._path, self._copied = path, copied
+        self._memory: mmap.mmap | None = None
+        self._found: dict[str, Tensor] = {}
 
     def __getitem__(self, key: str) -> Tensor:
-        tensor: Tensor = self._file.get_tensor(key)
-        return tensor
+        if key not in self._found:
+            self._found[key] = self._find(key)
+        return self._found[key]
+
+    def forget(self) -> None:
+        """What was found so far will be written over."""
+        self._found.clear()
+
+    def _find(self, key: str) -> Tensor:
+        try:
+            name, place, sizes = key.split("/")
+            dtype, offset, shape = DTYPES[name], int(place), [int(n) for n in sizes.split("x") if n]
+        except (ValueError, KeyError):
+            raise KeyError(key) from None
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        if self._memory is None or offset + count * dtype.itemsize > len(self._memory):
+            # where tensors are not copied the map is private: who scribbles on one does so on a copy of its page
+            access = mmap.ACCESS_WRITE if self._copied else mmap.ACCESS_COPY
+            with self._path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), 0, access=access)
+        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
+        return tensor.clone() if self._copied else tensor
 
     def __contains__(self, key: object) -> bool:
-        return key in self._keys
+        try:
+            return isinstance(key, str) and self[key] is not None
+        except (KeyError, ValueError, OSError):
+            return False
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._keys)
+        return iter(self._found)
 
     def __len__(self) -> int:
-        return len(self._keys)
-
-
-def read(tree: Any, kind: Any, path: Path) -> Any:
-    """The value of a header whose tensors are in the bundle at `path`."""
-    return build(tree, kind, Mapped(path))
+        return len(self._found)
 
 
 def _rename(tree: Any, names: dict[str, str]) -> Any:

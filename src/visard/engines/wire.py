@@ -15,12 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from visard.errors import VisardError
 
-VERSION = 1
+VERSION = 2
 MAX_HEADER = 2**20
 RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 STATE_NAME = re.compile(r"clients/[\w%.~-]{1,200}-(\d{6,})-\d{1,9}\.bin")
 
+PACK_NAME = re.compile(r"clients/\d{6,}-[0-9a-f]{8}(-[0-9a-f]{8}\.pack)?")
+
 H = TypeVar("H")
+Where = tuple[str, str, int, int]  # name, digest, offset, length; the last two are 0 for a file of a party
 
 
 class WireError(VisardError):
@@ -38,9 +41,9 @@ class Request:
     stage: str = ""
     round: int = 0
     ask: int = 0
-    state: tuple[str, str] | None = None  # name and digest of the client's present state
+    state: Where | None = None  # the client's present state
     committed: str = ""  # name of the state that the last committed round left
-    new_state: str = ""  # where the state after this step goes
+    new_state: str = ""  # where the state after this step goes: a file of the party, or how packs are to begin
     timeout: float = 3600.0
     keep: str = ""  # instead of a step: keep your own model under this name (the message is the basis)
     version: int = VERSION
@@ -60,7 +63,7 @@ class Answer:
     stage: str
     round: int
     ask: int
-    state: tuple[str, str] | None = None  # name and digest of the new state; None: unchanged
+    state: Where | None = None  # the new state; None: unchanged
     seconds: float = 0.0
     failure: str | None = None
     traceback: str | None = None
@@ -98,7 +101,7 @@ def check_names(request: Request) -> None:
     if not RUN_ID.fullmatch(request.run):
         raise WireError("malformed run id")
     for name in (request.committed, request.new_state, request.state[0] if request.state else ""):
-        if name and not STATE_NAME.fullmatch(name):
+        if name and not STATE_NAME.fullmatch(name) and not PACK_NAME.fullmatch(name):
             raise WireError("malformed name of a state")
     if request.keep and not re.fullmatch(r"[\w%.~-]{1,100}", request.keep):
         raise WireError("malformed name of a model")

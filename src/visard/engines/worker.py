@@ -18,39 +18,61 @@ from typing import Any
 import torch
 
 from visard.core import Method
-from visard.engines.checkpoint import StateFile, read_state, write_state
+from visard.engines.codec import build
+from visard.engines.cohort import perform_together
+from visard.engines.packs import Packs, StateFile
 from visard.engines.perform import Place, perform
-from visard.engines.shared import Bundle, read, receive, send
+from visard.engines.shared import Bundle, Mapped, receive, send
 from visard.engines.world import World
 from visard.errors import VisardError
 
 
+class Desk:
+    """What a worker has at hand: the world, the states, the messages of the ask and room for replies."""
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        module, _, name = first["factory"].partition(":")
+        made: tuple[World, Method[Any]] = getattr(importlib.import_module(module), name)(**first["arguments"])
+        self.world, self.method = made
+        self.packs = Packs(Path(first["states"]))
+        self.replies = Bundle(Path(first["replies"]), once=False)
+        self._messages = "", Mapped(Path())
+
+    def messages(self, path: str) -> Mapped:
+        """The tensors of the messages at `path`, which all clients of an ask share."""
+        if self._messages[0] != path:
+            self._messages = path, Mapped(Path(path))
+        return self._messages[1]
+
+
 def serve(channel: socket.socket) -> None:
-    """Build the world that the first frame names, then do steps until the other side is gone."""
+    """Build the world that the first frame names, then do steps until the other side is gone.
+
+    A frame holds several tasks; each has an answer of its own, whose tensors stay until the next frame.
+    """
     frame = receive(channel)
     if frame is None:
         return
-    first = json.loads(frame)
-    module, _, name = first["factory"].partition(":")
-    world, method = getattr(importlib.import_module(module), name)(**first["arguments"])
-    torch.set_num_threads(world.numerics.threads_per_step)
+    desk = Desk(json.loads(frame))
+    torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
-        send(channel, json.dumps(answer(world, method, json.loads(frame))).encode())
+        desk.replies.clear()
+        for task in json.loads(frame):
+            reply = answer_together(desk, task) if "cohort" in task else answer(desk, task)
+            send(channel, json.dumps(reply).encode())
+        desk.packs.let_go()
 
 
-def answer(world: World, method: Method[Any], task: dict[str, Any]) -> dict[str, Any]:
+def answer(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
     """Do one step; failures come back as one line."""
     try:
-        step = getattr(method, task["step"])
+        step = getattr(desk.method, task["step"])
         before = StateFile(*task["state"]) if task["state"] else None
-        states = Path(task["states"])
-        message = read(task["message"], step.types[0], Path(task["bundle"]))
-        done = perform(world, step, task["client"], message, read_state(states, before), Place(*task["place"]))
-        after = write_state(states, task["new_state"], done.state, before)
-        bundle = Bundle(Path(task["reply"]))
-        tree = bundle.tree(done.reply)
-        bundle.write()
+        message = build(task["message"], step.types[0], desk.messages(task["bundle"]))
+        done = perform(desk.world, step, task["client"], message, desk.packs.read(before), Place(*task["place"]))
+        after = desk.packs.write(task["pack"], done.state, before)
+        tree = desk.replies.tree(done.reply)
     except Exception as error:
         text = " ".join(str(error).splitlines()) or type(error).__name__
         if isinstance(error, VisardError):
@@ -59,9 +81,31 @@ def answer(world: World, method: Method[Any], task: dict[str, Any]) -> dict[str,
     return {
         "reply": tree,
         "type": type(done.reply).__name__,
-        "state": [after.name, after.digest] if after else None,
+        "state": after.place if after else None,
         "seconds": done.seconds,
     }
+
+
+def answer_together(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
+    """Do the steps of a cohort in one pass; if anything is wrong, one by one."""
+    tasks: list[dict[str, Any]] = task["cohort"]
+    try:
+        step, place = getattr(desk.method, tasks[0]["step"]), Place(*tasks[0]["place"])
+        before = {one["client"]: StateFile(*one["state"]) if one["state"] else None for one in tasks}
+        tensors = desk.messages(tasks[0]["bundle"])
+        messages = [build(one["message"], step.types[0], tensors) for one in tasks]
+        states = {client: desk.packs.read(file) for client, file in before.items()}
+        asked = dict(zip(before, messages, strict=True))
+        value, done = perform_together(desk.world, step, asked, states, place, task["mean"])
+        after = [desk.packs.write(tasks[0]["pack"], d.state, b) for d, b in zip(done, before.values(), strict=True)]
+        mean, trees = desk.replies.tree(value), [desk.replies.tree(one.reply) for one in done]
+    except Exception:
+        return {"alone": [answer(desk, one) for one in tasks]}
+    replies = [
+        {"reply": tree, "state": state.place if state else None, "seconds": one.seconds}
+        for tree, state, one in zip(trees, after, done, strict=True)
+    ]
+    return {"mean": mean, "replies": replies}
 
 
 if __name__ == "__main__":

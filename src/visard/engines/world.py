@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from visard.core import ClientId, Leaves, Method, Setup, Weights
+from visard.core import PUBLIC, ClientId, Leaves, Method, Setup, Weights
 from visard.data.faces import ClientData, FaceView
 from visard.engines.seeds import derive, seed_default
+from visard.errors import UsageError
 from visard.numerics import Numerics
 
 
@@ -31,6 +32,10 @@ class World:
     numerics: Numerics
     timeout: float = 3600.0  # seconds of one step
     min_replies: float = 0.5  # share of the asked clients
+    held_out: tuple[ClientId, ...] = ()  # clients that take no part in training
+    public: FaceView | None = None  # pictures that every party has
+    others: FaceView | None = None  # the test pictures of all parties, where tests may use them
+    class_vectors: Tensor | None = field(default=None, repr=False)  # of the public identities, from a file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     _network: nn.Module | None = field(default=None, repr=False)
 
@@ -53,7 +58,12 @@ class World:
     def setup(self) -> Setup:
         """What the server knows before the first round; the default generator is seeded for heads."""
         seed_default(derive(self.seed, "setup"))
-        return Setup(self.training, self.classes, self.embedding, self.new_weights, self.seed)
+        return Setup(
+            self.training, self.classes, self.embedding, self.new_weights, self.seed,
+            given=self.start_from is not None,
+            public_classes=0 if self.public is None else self.public.n_classes,
+            class_vectors=self.class_vectors,
+        )  # fmt: skip
 
     def replies_needed(self, asked: int) -> int:
         """The smallest number of good replies with which a round counts."""
@@ -64,15 +74,24 @@ def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dic
     """The world of a method that pools data: one client with everything, and what left each real one."""
     if not method.pools:
         return world, {}
-    left = {c: pooled_bytes(world.clients[c], method.pools) for c in world.training}
-    parts = [world.clients[c] for c in world.training]
+    kinds = {c: kinds for c in world.training if (kinds := method.pools_of(c))}
+    if not kinds:
+        raise UsageError(f"{method.name} pools no client's pictures: it needs partition.kind = domains")
+    left = {c: pooled_bytes(world.clients[c], kinds[c]) for c in kinds}
+    parts = [world.clients[c] for c in kinds]
+    if method.pools_public():
+        if world.public is None:
+            raise UsageError("method.with_public = true, but partition.public_identities = 0")
+        parts.append(world.clients[PUBLIC])
     classes = np.unique(np.concatenate([p.train.classes for p in parts]))
 
     def merge(views: list[FaceView]) -> FaceView:
         return FaceView.of(views[0].faces, np.concatenate([v.index for v in views]), classes)
 
-    pool = ClientData(merge([p.train for p in parts]), merge([p.val for p in parts]), merge([p.test for p in parts]))
-    return replace(world, clients={**world.clients, "pool": pool}, training=("pool",), _network=None), left
+    train, val, test = (merge([getattr(p, name) for p in parts]) for name in ("train", "val", "test"))
+    pool = ClientData(train, val, test, parts={c: world.clients[c].train for c in kinds})
+    clients = {**world.clients, "pool": pool}
+    return replace(world, clients=clients, training=("pool",), held_out=(), _network=None), left
 
 
 def pooled_bytes(data: ClientData, kinds: frozenset[Leaves]) -> dict[Leaves, int]:

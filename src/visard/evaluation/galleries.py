@@ -108,8 +108,27 @@ def search_legacy(
     names, index, count = np.unique(people, return_index=True, return_counts=True)
     if (count > 1).any():
         raise VisardError(f"galleries: subject {names[count > 1][0]} has several templates, {LEGACY} allows one")
-    right = torch.from_numpy(np.ascontiguousarray(pooled.rows[pooled.place(template[index], "galleries")].T))
-    place, wanted = pooled.place(probes[0], "probes"), _subjects(probes, "probes")
+    gallery = pooled.rows[pooled.place(template[index], "galleries")]
+    place = pooled.place(probes[0], "probes")
+    return legacy_rule(gallery, names, pooled.rows, _subjects(probes, "probes"), place=place, ranks=ranks, fpir=fpir)
+
+
+def legacy_rule(
+    gallery: Floats,
+    names: Ints,
+    probes: Floats,
+    wanted: Ints,
+    *,
+    place: Ints | None = None,
+    ranks: tuple[int, ...] = RANKS,
+    fpir: tuple[float, ...] = FPIR,
+) -> Legacy:
+    """The rule of `search_legacy` for gallery rows (K, E) of the people `names` (rising), and probe rows of `wanted`.
+
+    Scores are inner products of the rows as they are; `place` picks probe rows (default all, in order).
+    """
+    place = np.arange(len(wanted)) if place is None else place
+    right = torch.from_numpy(np.ascontiguousarray(gallery.T))
     column = np.minimum(np.searchsorted(names, wanted), len(names) - 1)
     mated = names[column] == wanted
     if not mated.any():
@@ -120,7 +139,7 @@ def search_legacy(
     block = max(1, CELLS // len(names))
     for start in range(0, len(wanted), block):
         part = slice(start, start + block)
-        scores = (torch.from_numpy(pooled.rows[place[part]]) @ right).numpy()
+        scores = (torch.from_numpy(probes[place[part]]) @ right).numpy()
         mine = np.flatnonzero(mated[part])
         mate[part][mine] = scores[mine, column[part][mine]]
         rank[part] = (scores >= mate[part, None]).sum(axis=1)

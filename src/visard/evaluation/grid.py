@@ -45,10 +45,15 @@ class Side:
     def __len__(self) -> int:
         return len(self.identity)
 
+    def first(self, count: int) -> Side:
+        """The first `count` rows; rows that fill up to a multiple of `PAD` are here those that follow."""
+        group = None if self.group is None else self.group[:count]
+        return Side(self.rows[: -(-count // PAD) * PAD], self.identity[:count], group)
+
 
 @dataclass(frozen=True)
 class Grid:
-    """All pairs i < j of one set (`within`), or all pairs of two sets."""
+    """All pairs i < j of one set (`within`; `a` may be only its first rows), or all pairs of two sets."""
 
     a: Side
     b: Side
@@ -63,13 +68,18 @@ class Grid:
         against: tuple[Any, Any] | None = None,
         exclude: Any = None,
         tile: int = 1024,
+        below: int | None = None,
     ) -> Grid:
-        """One set with itself, or with (features, identity) of `against`; `exclude`: groups, or a pair."""
+        """One set with itself, or with (features, identity) of `against`; `exclude`: groups, or a pair.
+
+        `below`: of the pairs of one set only those with at least one identity smaller than this.
+        """
         if tile < PAD or tile % PAD:
             raise VisardError(f"tile: {tile} is not a positive multiple of {PAD}")
         if against is None:
             side = Side.build(features, identity, exclude, "set")
-            return cls(side, side, True, tile)
+            some = side if below is None else side.first(int(np.searchsorted(side.identity, below)))
+            return cls(some, side, True, tile)
         first, second = (None, None) if exclude is None else exclude
         a = Side.build(features, identity, first, "first")
         b = Side.build(against[0], against[1], second, "second")
@@ -80,7 +90,9 @@ class Grid:
     @cached_property
     def counts(self) -> tuple[int, int]:
         """Numbers of genuine and of impostor pairs, from the labels alone."""
-        total = len(self.a) * (len(self.a) - 1) // 2 if self.within else len(self.a) * len(self.b)
+        total = len(self.a) * len(self.b)
+        if self.within:
+            total -= len(self.a) * (len(self.a) + 1) // 2
         genuine = self._equal(self.a.identity, self.b.identity)
         if self.a.group is None or self.b.group is None:
             return genuine, total - genuine
@@ -92,8 +104,7 @@ class Grid:
     def _equal(self, a: Ints, b: Ints) -> int:
         """Number of pairs with equal labels."""
         if self.within:
-            sizes = np.unique(a, axis=0, return_counts=True)[1]
-            return int((sizes * (sizes - 1) // 2).sum())
+            return _pairs(b) - _pairs(b[len(a) :])
         _, inverse = np.unique(np.concatenate([a, b]), axis=0, return_inverse=True)
         size = int(inverse.max()) + 1
         of_a, of_b = inverse[: len(a)], inverse[len(a) :]
@@ -168,3 +179,9 @@ class Grid:
             part = slice(start, start + 32768)
             found[part] = np.einsum("nd,nd->n", a[i[part]], b[j[part]])
         return np.sort(found)
+
+
+def _pairs(labels: Ints) -> int:
+    """Number of pairs with equal labels inside one set."""
+    sizes = np.unique(labels, axis=0, return_counts=True)[1]
+    return int((sizes * (sizes - 1) // 2).sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from visard.core import Method, Network, ScoreRequest
@@ -20,9 +21,11 @@ def figures_of_round(
     settings: Settings, method: Method[Any], world: World, server: Any, net: Network
 ) -> dict[str, Any]:
     """The figures of an `evaluation` event: flat, quick, without confidence intervals."""
-    quick = settings.evaluation.model_copy(update={"bootstrap": 0})
+    once = replace(settings.evaluation.tuning, draws=1)
+    quick = settings.evaluation.model_copy(update={"bootstrap": 0, "tuning": once})
     generic = {name: flat(test) for name, test in _generic(settings, quick, method, world, server).items()}
-    return {"generic": generic, "clients": _clients(settings, method, world, server, net)["summary"]}
+    tested = _clients(quick, method, world, server, net)
+    return {"generic": generic, **{who: found["summary"] for who, found in tested.items()}}
 
 
 def final_metrics(settings: Settings, method: Method[Any], world: World, server: Any, net: Network) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def final_metrics(settings: Settings, method: Method[Any], world: World, server:
         "method": method.name,
         "seed": settings.seed,
         "generic": generic,
-        "clients": _clients(settings, method, world, server, net),
+        **_clients(settings.evaluation, method, world, server, net),
     }
 
 
@@ -58,15 +61,26 @@ def _generic(
     return tests
 
 
-def _clients(settings: Settings, method: Method[Any], world: World, server: Any, net: Network) -> dict[str, Any]:
-    if not settings.evaluation.clients or method.pools:
-        return {"figures": {}, "summary": {}}
-    public = tuple(world.benchmarks) if settings.evaluation.client_benchmarks else ()
-    request = ScoreRequest(method.basis(server), public)
-    scores = net.ask(method.score, dict.fromkeys(net.clients, request), min_replies=0)
-    figures = {c: s.figures for c, s in scores.items()}
-    summary = {name: s.to_dict() for name, s in summarise(figures).items()} if figures else {}
-    return {"figures": figures, "summary": summary}
+def _clients(
+    evaluation: EvaluationSettings, method: Method[Any], world: World, server: Any, net: Network
+) -> dict[str, Any]:
+    """Figures of the clients' own models: of those that trained, and of those that were held out."""
+    if not evaluation.clients or method.pools:
+        return {"clients": {"figures": {}, "summary": {}}}
+    public = tuple(world.benchmarks) if evaluation.client_benchmarks else ()
+    tuning = evaluation.tuning if evaluation.tuning.batches else None
+    request = ScoreRequest(method.basis(server), public, tuning)
+    found = {}
+    for who, clients in (("clients", net.clients), ("held_out", net.held_out)):
+        if not clients and who == "held_out":
+            continue
+        if tuning is not None:  # a client that took no part has no rows of its own in a global head
+            request = replace(request, W=method.global_head(server) if who == "clients" else None)
+        scores = net.ask(method.score, dict.fromkeys(clients, request), min_replies=0)
+        figures = {c: s.figures for c, s in scores.items()}
+        summary = {name: s.to_dict() for name, s in summarise(figures).items()} if figures else {}
+        found[who] = {"figures": figures, "summary": summary}
+    return found
 
 
 def headline(test: dict[str, Any]) -> list[dict[str, Any]]:

@@ -125,6 +125,7 @@ def stream_roc(
     *,
     against: tuple[Any, Any] | None = None,
     exclude: Any = None,
+    below: int | None = None,
     far: tuple[float, ...] = FAR,
     rule: str = "conservative",
     points: int = 200,
@@ -134,12 +135,13 @@ def stream_roc(
     """Exact ROC of cosine scores: all pairs of one set, or of a set `against` another (features, identity).
 
     Genuine = equal identity. `exclude`: one integer per row (two arrays with `against`); rows with the same
-    number are not compared at all. `progress(done, total)` is called after each tile, from any thread.
+    number are not compared at all. `below`: of one set only pairs with at least one identity smaller than this.
+    `progress(done, total)` is called after each tile, from any thread.
     """
     limits = limits or Limits()
     targets = shares(far, "far")
     known_rule(rule)  # said before the work, not after it
-    grid = Grid.build(features, identity, against, exclude, limits.tile)
+    grid = Grid.build(features, identity, against, exclude, limits.tile, below)
     G, N = grid.counts
     _both_kinds(G, N)
     with one_thread_each() as available:

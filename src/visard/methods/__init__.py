@@ -7,11 +7,38 @@ from typing import Any
 from visard.core import Method
 from visard.errors import UsageError
 from visard.methods.central import Central
+from visard.methods.dan import DAN
+from visard.methods.dann import DANN
+from visard.methods.encrypted_mmd import EncryptedMMD
 from visard.methods.fedavg import FedAvg
+from visard.methods.fedface import FedFace
+from visard.methods.fedfr_da import FedFRDA
+from visard.methods.fedfr_joint import FedFRJoint
+from visard.methods.finetune import FineTune
+from visard.methods.hf_maml import HFMaml
 from visard.methods.local import Local
+from visard.methods.pretrain import Pretrain
+from visard.methods.target_only import TargetOnly
 from visard.names import did_you_mean
 
-METHODS: dict[str, type[Method[Any]]] = {m.name: m for m in (Central, Local, FedAvg)}
+METHODS: dict[str, type[Method[Any]]] = {
+    m.name: m
+    for m in (
+        Central,
+        Local,
+        Pretrain,
+        FedAvg,
+        HFMaml,
+        TargetOnly,
+        FineTune,
+        DAN,
+        DANN,
+        FedFRDA,
+        FedFRJoint,
+        FedFace,
+        EncryptedMMD,
+    )
+}
 
 
 def find(name: str) -> type[Method[Any]]:

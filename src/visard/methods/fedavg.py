@@ -15,8 +15,9 @@ from torch import Tensor
 
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
-from visard.heads import Head
 from visard.ops.average import BatchNormPolicy, RunningMean, kept_local, without
+from visard.ops.client_head import HeadStart, client_head
+from visard.ops.drift import Drift
 from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
 
 
@@ -41,6 +42,8 @@ class Up:
     W: Annotated[Tensor | None, Leaves.class_vectors]
     n: Annotated[int, Leaves.count]
     loss: Annotated[float, Leaves.metric]
+    gradients: Annotated[int, Leaves.count]  # gradient evaluations
+    samples: Annotated[int, Leaves.count]  # pictures seen
 
 
 @dataclass(frozen=True)
@@ -56,16 +59,19 @@ class FedAvg(Method[Server]):
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     share_head: bool = False  # True: one global head with absent classes masked; False: heads stay at home
+    head_start: HeadStart = "random"  # means: a head of a client's own starts at the mean features of its people
     weighting: Literal["data", "uniform"] = "data"
     mu: float = 0.0  # FedProx
+    regularisation: float = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
     participation: float = 1.0  # share of the clients that are asked in a round
     batch_norm: BatchNormPolicy = "average"
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise UsageError(f"method.rounds = {self.rounds}: must be at least 1")
-        if self.mu < 0:
-            raise UsageError(f"method.mu = {self.mu}: must not be negative")
+        for name in ("mu", "regularisation"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"method.{name} = {getattr(self, name)}: must not be negative")
         if not 0 < self.participation <= 1:
             raise UsageError(f"method.participation = {self.participation}: must be above 0 and at most 1")
 
@@ -80,14 +86,15 @@ class FedAvg(Method[Server]):
 
     def round(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.rounds)
-        theta, W, loss, pictures = RunningMean(), RunningMean(), 0.0, 0
+        theta, W, loss, pictures, gradients, samples = RunningMean(), RunningMean(), 0.0, 0, 0, 0
         for _, up in net.stream(self.local, {c: Down(s.theta, s.fixed, s.W, lr) for c in self.sample(net)}):
             n = up.n if self.weighting == "data" else 1
             theta.add(up.theta, n)
             if up.W is not None:
                 W.add({"W": up.W}, n)
             loss, pictures = loss + up.n * up.loss, pictures + up.n
-        net.log(loss=loss / pictures, lr=lr)
+            gradients, samples = gradients + up.gradients, samples + up.samples
+        net.log(loss=loss / pictures, lr=lr, gradients=gradients, samples=samples)
         return Server(theta.mean(), s.fixed, W.mean()["W"] if self.share_head else None)
 
     def sample(self, net: Network) -> list[ClientId]:
@@ -100,10 +107,11 @@ class FedAvg(Method[Server]):
     def local(self, client: Client, msg: Down) -> Up:
         model, view = client.network(), client.data.train
         load_weights(model, msg.theta | msg.fixed | client.state.get("batch_norm", {}))
-        head, labels, mask = self._head(client, msg.W)
+        head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
         done = train(
             model, head, view, self.training, client.rng, client.numerics,
             lr=msg.lr, labels=labels, mask=mask, anchor=msg.theta, mu=self.mu,
+            penalty=Drift(model, self.regularisation) if self.regularisation else None,
         )  # fmt: skip
         theta = weights_of(model)
         if msg.fixed:
@@ -115,24 +123,15 @@ class FedAvg(Method[Server]):
             head.weight.detach() if self.share_head else None,
             len(view),
             done.loss,
+            done.steps,
+            done.pictures,
         )
-
-    def _head(self, client: Client, W: Tensor | None) -> tuple[Head, Tensor, Tensor | None]:
-        """The head to train, the labels as its rows, and the mask of classes that this client has."""
-        data = client.data
-        labels = torch.from_numpy(data.train.labels)
-        if W is None:
-            head = self.head.build(data.n_classes, client.embedding)
-            if "head" in client.state:
-                load_weights(head, client.state["head"])
-            return head, labels, None
-        head = self.head.build(len(W), client.embedding)
-        head.weight.data.copy_(W)
-        rows = torch.from_numpy(data.train.classes)
-        return head, rows[labels], torch.zeros(len(W), dtype=torch.bool).index_fill_(0, rows, True)
 
     def backbone(self, s: Server) -> Weights | None:
         return None if s.fixed else s.theta  # without batch norm there is no generic network
+
+    def global_head(self, s: Server) -> Tensor | None:
+        return s.W
 
     def basis(self, s: Server) -> Weights | None:
         return s.theta | s.fixed

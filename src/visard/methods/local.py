@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from visard.core import Client, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
-from visard.errors import UsageError
-from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+from visard.methods.fitting import check_rounds, fit
+from visard.ops.training import HeadSettings, Training, weights_of
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Local(Method[Server]):
     head: HeadSettings = HeadSettings()
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UsageError(f"method.rounds = {self.rounds}: must be at least 1")
+        check_rounds(self.rounds)
 
     def start(self, setup: Setup) -> Server:
         return Server(setup.new_weights())
@@ -57,14 +56,9 @@ class Local(Method[Server]):
 
     @client_step
     def local(self, client: Client, msg: Down) -> Up:
-        model, view = client.network(), client.data.train
-        load_weights(model, client.state.get("theta", msg.theta))
-        head = self.head.build(client.data.n_classes, client.embedding)
-        if "head" in client.state:
-            load_weights(head, client.state["head"])
-        done = train(model, head, view, self.training, client.rng, client.numerics, lr=msg.lr)
-        client.state.update(theta=weights_of(model), head=weights_of(head))
-        return Up(len(view), done.loss)
+        done = fit(client, client.state.get("theta", msg.theta), self.training, self.head, msg.lr)
+        client.state["theta"] = weights_of(client.network())
+        return Up(len(client.data.train), done.loss)
 
     def basis(self, s: Server) -> Weights | None:
         return s.theta

@@ -14,6 +14,7 @@ from visard.models.convert import fit, load_insightface, start_weights
 from visard.models.files import read_model, save_model
 from visard.models.iresnet import DEPTHS, IResNet
 from visard.models.mobilefacenet import MobileFaceNet
+from visard.models.personal import split_transform, with_transform
 from visard.models.resnet18 import ResNet18
 from visard.models.spherenet import SphereNet
 from visard.models.tiny import Tiny
@@ -54,11 +55,13 @@ def default_embedding(name: str) -> int:
 
 
 def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
-    """The network in a model file, in evaluation mode, and its spec."""
+    """The network in a model file, in evaluation mode, and its spec; a personal one ends in its client's own layer."""
     weights, spec = read_model(path)
     try:
+        theta, transform = split_transform(weights)
         model = build(spec["model"], embedding=int(spec["embedding"]), size=int(spec["size"]))
-        model.load_state_dict(fit(weights, model.state_dict()))
+        model.load_state_dict(fit(theta, model.state_dict()))
+        model = with_transform(model, transform, int(spec["embedding"]))
     except VisardError as error:
         raise VisardError(f"{path}: {error}") from None
     return model.eval(), spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,7 @@ from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.heads import Head, build_head
 from visard.numerics import Numerics
+from visard.ops.sgd import Sgd
 
 
 @dataclass(frozen=True)
@@ -103,38 +104,41 @@ def train(
     mask: Tensor | None = None,
     anchor: Weights | None = None,
     mu: float = 0.0,
+    frozen_norm: bool = False,
+    penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
+    beside: Callable[[int], Tensor] | None = None,
 ) -> Trained:
     r"""SGD on `model` and `head` in place.
 
     `labels` (n,) replaces the view's own, for example by rows of a global head, and `mask` (classes,) says which
     classes are present. With `mu` > 0 the gradient gets FedProx's $\mu(\theta - \theta_r)$ with $\theta_r$ = `anchor`.
+    `frozen_norm`: batch norm uses its running statistics and leaves them alone (its scale and shift still train).
+    `penalty` of the pictures as they went in and of their features is added to the loss. `beside` gives as many
+    pictures without labels, which go through the network behind those of a batch: only the penalty sees them.
     """
     if not len(view):
         raise VisardError("has no training pictures")
     labels = torch.from_numpy(view.labels) if labels is None else labels
     parameters = [p for p in (*model.parameters(), *head.parameters()) if p.requires_grad]
-    optimiser = torch.optim.SGD(
-        parameters,
-        lr=training.lr if lr is None else lr,
-        momentum=training.momentum,
-        weight_decay=training.weight_decay,
-        foreach=True,
-    )
+    optimiser = Sgd(parameters, training.lr if lr is None else lr, training.momentum, training.weight_decay)
     anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
     model.train()
+    if frozen_norm:
+        freeze_norm(model)
     head.train()
     total, steps, pictures = torch.zeros((), dtype=torch.float64), 0, 0
     for rows in batches(len(view), training, rng):
         x = augment(to_float(view.batch(rows), numerics.channels_last), rng, training.augment)
+        x = x if beside is None else torch.cat([x, beside(len(x))])
         with numerics.autocast():
-            features = model(numerics.place(x))
-        loss = head.loss(features.float(), labels[rows], mask)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+            features = model(x := numerics.place(x))
+        loss = head.loss(features[: len(rows)].float(), labels[rows], mask)
+        optimiser.zero_grad()
+        (loss if penalty is None else loss + penalty(x, features)).backward()  # type: ignore[no-untyped-call]
         if anchored:
             _add_proximal(anchored, mu)
         if training.clip:
-            torch.nn.utils.clip_grad_norm_(parameters, training.clip, foreach=True)
+            optimiser.clip(training.clip)
         optimiser.step()
         total += loss.detach().double() * len(rows)
         steps, pictures = steps + 1, pictures + len(rows)
@@ -149,6 +153,13 @@ def _add_proximal(anchored: list[tuple[nn.Parameter, Tensor]], mu: float) -> Non
         for p, start in anchored:
             if p.grad is not None:
                 p.grad.add_(p - start, alpha=mu)
+
+
+def freeze_norm(model: nn.Module) -> None:
+    """Put the batch-norm layers of a network in training into evaluation mode."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
 
 
 def load_weights(model: nn.Module, weights: Weights) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 from visard.core import ClientId, Leaves, declared_kinds
 from visard.engines.codec import size_of
-from visard.files import write_json
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
 KINDS = {
@@ -38,19 +38,10 @@ class Ledger:
     def record(self, stage: str, round: int, client: ClientId, reply: Any) -> int:
         """Write one row for each field of a reply; returns the bytes that left."""
         total = 0
-        for name, kind in declared_kinds(type(reply)).items():
+        start = json.dumps([stage, round, client, type(reply).__name__])[:-1]
+        for name, text in _fields(type(reply)):
             total += (size := size_of(getattr(reply, name)))
-            row = [
-                stage,
-                round,
-                client,
-                type(reply).__name__,
-                name,
-                kind.value,
-                size,
-                kind is Leaves.ciphertext,
-            ]
-            self._lines.append(json.dumps(row))
+            self._lines.append(start + text % size)
         return total
 
     def record_pooled(self, client: ClientId, sizes: dict[Leaves, int]) -> None:
@@ -71,18 +62,32 @@ class Ledger:
     def save(self, path: Path, pooled: frozenset[Leaves]) -> None:
         """`ledger.json`: the rows with their column names, and totals by kind."""
         self.flush()
-        rows = [json.loads(line) for line in self._path.read_text().splitlines()]
         totals: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            total = totals.setdefault(row[5], {"bytes": 0, "encrypted": row[7]})
-            total["bytes"] += row[6]
-        write_json(
-            path,
-            {
-                "columns": COLUMNS,
-                "kinds": {k.value: text for k, text in KINDS.items()},
-                "totals": totals,
-                "pooled": sorted(k.value for k in pooled),
-                "rows": rows,
-            },
-        )
+        with self._path.open() as rows:
+            for line in rows:
+                row = json.loads(line)
+                total = totals.setdefault(row[5], {"bytes": 0, "encrypted": row[7]})
+                total["bytes"] += row[6]
+        head = {
+            "columns": COLUMNS,
+            "kinds": {k.value: text for k, text in KINDS.items()},
+            "totals": totals,
+            "pooled": sorted(k.value for k in pooled),
+        }
+        text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
+        beside = path.with_name(f".{path.name}.tmp")
+        with beside.open("w") as out, self._path.open() as rows:  # one row at a time: there may be millions
+            out.write(f'{text},\n "rows": [')
+            for number, line in enumerate(rows):
+                out.write(f"{',' if number else ''}\n  {line.rstrip()}")
+            out.write("\n ]\n}\n" if self._path.stat().st_size else "]\n}\n")
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(beside, path)
+
+
+@functools.cache
+def _fields(reply: type) -> list[tuple[str, str]]:
+    """Field -> the end of its row, with a place for the bytes: rows of thousands of clients differ in little."""
+    kinds = declared_kinds(reply).items()
+    return [(n, f', "{n}", "{k.value}", %d, {json.dumps(k is Leaves.ciphertext)}]') for n, k in kinds]

@@ -58,7 +58,7 @@ def one_page(run: Run, samples: Samples | None = None) -> str:
     state, words = run.status
     leaving = add_up(run)
     facts = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v, 60)}</dd></div>" for k, v in single.facts(run))
-    return _page(
+    return page_of(
         title=f"{run.name}: visard run report",
         kicker=f'Run report <span class="pill {state}">{esc(words, 200)}</span> {single.privacy(run, leaving)}',
         heading=run.name,
@@ -71,7 +71,7 @@ def one_page(run: Run, samples: Samples | None = None) -> str:
 def comparison_page(runs: Sequence[Run]) -> str:
     """The page of several runs."""
     labels = compare.labels(runs)
-    return _page(
+    return page_of(
         title=f"{len(runs)} runs: visard comparison",
         kicker="Comparison",
         heading=f"{len(runs)} runs side by side",
@@ -81,7 +81,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
     )
 
 
-def _page(title: str, kicker: str, heading: str, lead: str, facts: str, sections: Sequence[Section]) -> str:
+def page_of(title: str, kicker: str, heading: str, lead: str, facts: str, sections: Sequence[Section]) -> str:
     """Put everything into the template. `kicker` and `facts` are HTML, the other texts are not."""
     from plotly.offline import get_plotlyjs, get_plotlyjs_version
 

@@ -141,16 +141,16 @@ def identifications(run: Run) -> list[tuple[str, Identification]]:
     return [(name, v) for name, v in found if v]
 
 
-def client_figures(run: Run) -> dict[str, dict[str, float | None]]:
-    """figure -> client -> value."""
-    by_client = {c: numbers(f) for c, f in mapping(mapping(run.metrics.get("clients")).get("figures")).items()}
+def client_figures(run: Run, who: str = "clients") -> dict[str, dict[str, float | None]]:
+    """figure -> client -> value, of the clients that trained or of those that were `held_out`."""
+    by_client = {c: numbers(f) for c, f in mapping(mapping(run.metrics.get(who)).get("figures")).items()}
     names = list(dict.fromkeys(n for f in by_client.values() for n in f))
     return {n: {c: f[n] for c, f in by_client.items() if n in f} for n in names}
 
 
-def client_summary(run: Run) -> dict[str, dict[str, Any]]:
+def client_summary(run: Run, who: str = "clients") -> dict[str, dict[str, Any]]:
     """figure -> mean, std, worst, worst_client, ..."""
-    summary = mapping(mapping(run.metrics.get("clients")).get("summary"))
+    summary = mapping(mapping(run.metrics.get(who)).get("summary"))
     return {name: s for name, s in summary.items() if isinstance(s, dict)}
 
 

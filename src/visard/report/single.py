@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from visard.report import curves, scores, tables
 from visard.report.charts import Chart
@@ -82,7 +83,8 @@ def sections(run: Run, leaving: Leaving | None, samples: Samples | None = None) 
         _headline(run, heads),
         _curves(run),
         _recognition(run),
-        _clients(run),
+        _clients(run, "clients", "How the clients fare", "Clients"),
+        _clients(run, "held_out", "Clients that took no part in training", "Held out"),
         _leaving(run, leaving),
         _cost(run),
         _replies(run),
@@ -126,10 +128,11 @@ def _recognition(run: Run) -> Section | None:
     return with_charts("recognition", title, "Recognition", charts, after=tables.recognition(run))
 
 
-def _clients(run: Run) -> Section | None:
-    listed = fold("Every client as a table", rows) if (rows := tables.clients(run)) else ""
-    charts = scores.per_client(client_figures(run), client_summary(run))
-    return with_charts("clients", "How the clients fare", "Clients", charts, before=tables.spread(run), after=listed)
+def _clients(run: Run, who: str, title: str, short: str) -> Section | None:
+    listed = fold("Every client as a table", rows) if (rows := tables.clients(run, who)) else ""
+    charts = scores.per_client(client_figures(run, who), client_summary(run, who))
+    charts = [replace(chart, id=f"{who}-{chart.id}") for chart in charts] if who != "clients" else charts
+    return with_charts(who, title, short, charts, before=tables.spread(run, who), after=listed)
 
 
 def _leaving(run: Run, leaving: Leaving | None) -> Section:

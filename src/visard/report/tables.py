@@ -91,10 +91,10 @@ def recognition(run: Run) -> str:
     return table(["Figure", *(esc(s, 40) for s in sets)], rows, "All final figures, with 95 % intervals")
 
 
-def spread(run: Run) -> str:
+def spread(run: Run, who: str = "clients") -> str:
     """Mean, spread, worst and best over clients."""
     rows = []
-    for name, s in sorted(client_summary(run).items(), key=lambda item: order(item[0])):
+    for name, s in sorted(client_summary(run, who).items(), key=lambda item: order(item[0])):
         f = describe(name)
         at = {key: f.text(number(s.get(key))) for key in ("mean", "std", "worst", "best", "gap")}
         for key in ("worst", "best"):
@@ -108,9 +108,9 @@ def spread(run: Run) -> str:
     return table(head, rows, "Spread over clients") + f'<p class="note">{note}</p>'
 
 
-def clients(run: Run) -> str:
+def clients(run: Run, who: str = "clients") -> str:
     """Every client with every figure."""
-    figures = client_figures(run)
+    figures = client_figures(run, who)
     everyone = sorted({c for v in figures.values() for c in v})
     if not everyone:
         return ""

@@ -1,125 +1,94 @@
-"""The camera: exposure, lens blur, contrast, sensor noise, block compression, eight bits."""
+"""The camera: exposure, lens blur, contrast, sensor noise, eight bits."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .head import View
-from .shapes import Plane, Traits
+from .section import View
+from .shapes import Plane, Traits, at_least
 
-BLURRIEST = 1.3  # no domain blurs more, in 64ths of the width: fixes the length of the kernel
+SHARPEST = 1e-3  # least sigma of a blur, pixels
 
 
 def expose(t: Traits, view: View, canvas: Plane, grain: Plane) -> NDArray[np.uint8]:
     """uint8 (B, S, S, 3) from linear light (B, 3, S, S) and unit noise of the same shape."""
     size = canvas.shape[-1]
-    fall = np.maximum(1.0 - 0.16 * t["vignette"] * (view.x * view.x + view.y * view.y), 0.3)
-    canvas *= (fall * (1.25 * t["exposure"]))[:, None]
-    canvas *= t["cast_rgb"]
-    canvas = blur(canvas, t["blur"] * np.float32(size / 64.0), size)
-    # shoulder instead of clipping: x (1 + x/4) / (1 + x), then gamma 2
-    bent = canvas * 0.25
-    bent += 1.0
-    bent *= canvas
-    canvas += 1.0
-    bent /= canvas
-    canvas = np.sqrt(bent, out=bent)
-    canvas *= 1.12
-    grey = 0.30 * canvas[:, 0] + 0.59 * canvas[:, 1] + 0.11 * canvas[:, 2]
-    # saturation and contrast at once: k c (x - grey) + k (grey - 0.45) + 0.45
-    canvas -= grey[:, None]
-    canvas *= (t["contrast"] * t["colour"])[:, None]
-    canvas += ((grey - 0.45) * t["contrast"] + 0.45)[:, None]
-    np.clip(grey, 0.0, 1.0, out=grey)
-    canvas += grain * (t["grain"] * (1.35 - 0.7 * grey))[:, None]
-    np.clip(canvas, 0.0, 1.0, out=canvas)
-    canvas *= 255.0
-    pick = np.flatnonzero(t["blocks"][:, 0, 0] > 0.5)
-    if len(pick):
-        canvas[pick] = compress(canvas[pick], t["quality"][pick])
-    return np.ascontiguousarray(np.rint(np.clip(canvas, 0.0, 255.0)).astype(np.uint8).transpose(0, 2, 3, 1))
+    fall = view.x * view.x
+    fall += view.y * view.y
+    fall *= -0.16 * t["vignette"]
+    fall += 1.0
+    at_least(fall, 0.3)
+    canvas *= fall[:, None]
+    # exposure and colour cast ride on the weights of the blur
+    canvas = blur(canvas, t["blur"][:, 0, 0] * np.float32(size / 64.0), 1.25 * t["exposure"][:, None] * t["cast_rgb"])
+    for k in range(3):
+        _develop(canvas[:, k])
+    grey = 0.30 * canvas[:, 0]
+    grey += 0.59 * canvas[:, 1]
+    grey += 0.11 * canvas[:, 2]
+    # saturation and contrast at once, in 255ths: k c (x - grey) + k (grey - 0.45) + 0.45
+    contrast = 255.0 * t["contrast"]
+    base = grey * contrast
+    base += 255.0 * 0.45 - 0.45 * contrast + 0.5  # half a step: casting to integers cuts off
+    vivid = t["colour"] * contrast
+    rough = np.clip(grey, 0.0, 1.0)
+    rough *= -0.7
+    rough += 1.35
+    rough *= 255.0 * t["grain"]
+    out = np.empty((len(canvas), size, size, 3), dtype=np.uint8)
+    for k in range(3):
+        plane = canvas[:, k]
+        plane -= grey
+        plane *= vivid
+        plane += base
+        plane += rough * grain[:, k]
+        np.clip(plane, 0.5, 255.5, out=plane)
+        np.copyto(out[..., k], plane, casting="unsafe")
+    return out
 
 
-def blur(canvas: Plane, sigma: Plane, size: int) -> Plane:
-    """Gaussian blur with one sigma (pixels) per picture, borders replicated."""
-    radius = max(2, math.ceil(2.3 * BLURRIEST * size / 64.0))
+def _develop(x: Plane) -> None:
+    """A shoulder instead of clipping, x (1 + x/4) / (1 + x), then gamma 2 and 1.12 times that; in place."""
+    bent = x * (0.25 * 1.12**2)
+    bent += 1.12**2
+    bent *= x
+    x += 1.0
+    bent /= x
+    np.sqrt(bent, out=x)
+
+
+def blur(canvas: Plane, sigma: Plane, gain: Plane) -> Plane:
+    """Gaussian blur times gain (B, 3, 1, 1), with one sigma (B,) in pixels per picture, borders replicated.
+
+    Weights end at 2.3 sigma. The widest picture of a batch decides how many neighbours are added; the others have
+    weight 0 there, which changes no bit of them.
+    """
+    wide = np.maximum(sigma.astype(np.float64), SHARPEST)[:, None]
+    reach = np.ceil(2.3 * wide)
+    radius = max(1, int(reach.max()))
     steps = np.arange(radius + 1, dtype=np.float64)
-    weights = np.exp(-0.5 * (steps / np.maximum(sigma.astype(np.float64).reshape(-1, 1), 1e-3)) ** 2)
+    weights = np.where(steps <= reach, np.exp(-0.5 * (steps / wide) ** 2), 0.0)
     weights /= weights[:, :1] + 2.0 * weights[:, 1:].sum(axis=1, keepdims=True)
-    w = weights.astype(np.float32)[:, :, None, None, None]
-    for axis in (2, 3):
-        pad = [(0, 0)] * 4
-        pad[axis] = (radius, radius)
-        wide = np.pad(canvas, pad, mode="edge")
-        lanes = [wide[:, :, k : k + size] if axis == 2 else wide[:, :, :, k : k + size] for k in range(2 * radius + 1)]
-        canvas = lanes[radius] * w[:, 0]
-        for k in range(1, radius + 1):
-            canvas += (lanes[radius - k] + lanes[radius + k]) * w[:, k]
-    return canvas
-
-
-_BASIS = np.array(
-    [
-        [(0.125 if k == 0 else 0.25) ** 0.5 * math.cos(math.pi * (2 * j + 1) * k / 16) for j in range(8)]
-        for k in range(8)
-    ]
-)
-
-
-def _sum4(rows: NDArray[np.float64], x: Plane | Sequence[Plane]) -> Plane:
-    """Σ rows[k] x[k] over four planes."""
-    a, b, c, d = (float(weight) for weight in rows)
-    out = x[0] * a
-    out += x[1] * b
-    out += x[2] * c
-    out += x[3] * d
+    w = weights.astype(np.float32)[:, :, None, None]
+    size, shape = canvas.shape[-1], (len(canvas), canvas.shape[-1])
+    tall = np.empty((shape[0], size + 2 * radius, size), dtype=np.float32)
+    broad = np.empty((shape[0], size, size + 2 * radius), dtype=np.float32)
+    out = np.empty_like(canvas)
+    for k in range(3):
+        tall[:, radius:-radius] = canvas[:, k]
+        tall[:, :radius], tall[:, -radius:] = canvas[:, k, :1], canvas[:, k, -1:]
+        middle = broad[:, :, radius:-radius]
+        np.multiply(canvas[:, k], w[:, 0], out=middle)
+        for step in range(1, radius + 1):
+            pair = tall[:, radius - step : radius - step + size] + tall[:, radius + step : radius + step + size]
+            pair *= w[:, step]
+            middle += pair
+        broad[:, :, :radius], broad[:, :, -radius:] = middle[:, :, :1], middle[:, :, -1:]
+        plane = out[:, k]
+        np.multiply(middle, w[:, 0] * gain[:, k], out=plane)
+        for step in range(1, radius + 1):
+            pair = broad[:, :, radius - step : radius - step + size] + broad[:, :, radius + step : radius + step + size]
+            pair *= w[:, step] * gain[:, k]
+            plane += pair
     return out
-
-
-def _dct(x: Plane, inverse: bool) -> Plane:
-    """8-point DCT-II (or its inverse) along axis 0, by even and odd halves."""
-    out = np.empty_like(x)
-    if inverse:
-        for j in range(4):
-            even, odd = _sum4(_BASIS[::2, j], x[::2]), _sum4(_BASIS[1::2, j], x[1::2])
-            out[j], out[7 - j] = even + odd, even - odd
-        return out
-    plus, minus = [x[j] + x[7 - j] for j in range(4)], [x[j] - x[7 - j] for j in range(4)]
-    for k in range(8):
-        out[k] = _sum4(_BASIS[k, :4], minus if k % 2 else plus)
-    return out
-
-
-def _quantise(plane: Plane, step: Plane, slope: float) -> Plane:
-    """Round the 8 x 8 DCT coefficients of (B, H, W) planes to multiples of step · (1 + slope (i + j))."""
-    b, h, w = plane.shape
-    blocks = np.ascontiguousarray(plane.reshape(b, h // 8, 8, w // 8, 8).transpose(2, 4, 0, 1, 3))
-    co = _dct(_dct(blocks, False).swapaxes(0, 1), False)  # axes: (column frequency, row frequency, ...)
-    order = np.arange(8, dtype=np.float32)
-    table = 1.0 + slope * (order[:, None] + order[None, :])
-    grid = table[:, :, None, None, None] * step.reshape(1, 1, b, 1, 1)
-    co = np.rint(co / grid) * grid
-    back = _dct(_dct(np.asarray(co, dtype=np.float32), True).swapaxes(0, 1), True)
-    return np.ascontiguousarray(back.transpose(2, 3, 0, 4, 1)).reshape(b, h, w)
-
-
-def compress(rgb: Plane, quality: Plane) -> Plane:
-    """JPEG-like loss on (B, 3, S, S) in 0..255: half-resolution colour, quantised 8 x 8 cosine blocks."""
-    size = rgb.shape[-1]
-    full = -(-size // 16) * 16
-    rgb = np.pad(rgb, ((0, 0), (0, 0), (0, full - size), (0, full - size)), mode="edge")
-    luma = 0.299 * rgb[:, 0] + 0.587 * rgb[:, 1] + 0.114 * rgb[:, 2]
-    colour = rgb[:, ::2] - luma[:, None]  # red and blue differences
-    small = 0.25 * (
-        colour[:, :, ::2, ::2] + colour[:, :, 1::2, ::2] + colour[:, :, ::2, 1::2] + colour[:, :, 1::2, 1::2]
-    )
-    step = (2.0 + 14.0 * (1.0 - quality)).astype(np.float32)
-    luma = _quantise(luma - 128.0, step, 0.35) + 128.0
-    red, blue = (_quantise(small[:, k], 1.5 * step, 0.6).repeat(2, axis=1).repeat(2, axis=2) for k in (0, 1))
-    green = -(0.299 * red + 0.114 * blue) * (1.0 / 0.587)
-    out = np.stack([luma + red, luma + green, luma + blue], axis=1)
-    return np.asarray(out[:, :, :size, :size], dtype=np.float32)

@@ -35,9 +35,9 @@ BLACK, BROWN, BLOND, RED, GRAY = range(5)
 SHAVEN, STUBBLE, MUSTACHE, GOATEE, BEARD = range(5)
 
 
-def latent(seed: int, index: int, identity: int) -> Column:
-    """The latent vector of one identity, still uniform: genes, then choices."""
-    words = streams.raw(seed, streams.PERSON, index, identity, 0, len(GENES) + len(CHOICES))
+def latents(seed: int, index: int, identities: list[int]) -> Column:
+    """The latent vectors (B, G + C) of identities, still uniform: genes, then choices."""
+    words = streams.raw(seed, streams.PERSON, index, [(i, 0) for i in identities], len(GENES) + len(CHOICES))
     return streams.uniform(words)
 
 

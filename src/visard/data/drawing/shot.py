@@ -46,10 +46,10 @@ AS_DRAWN: tuple[str, ...] = (
 """Those that are used as they are."""
 
 
-def draw_shot(seed: int, index: int, identity: int, picture: int) -> Column:
-    """The uniform numbers of one picture."""
-    words = streams.raw(seed, streams.SHOT, index, identity, picture, len(SHOTS))
-    return streams.uniform(words)
+def draw_shots(seed: int, index: int, identities: list[int], pictures: list[int]) -> Column:
+    """The uniform numbers (B, N) of pictures."""
+    rows = zip(identities, pictures, strict=True)
+    return streams.uniform(streams.raw(seed, streams.SHOT, index, rows, len(SHOTS)))
 
 
 def shots(domain: str, p: Person, numbers: Column) -> Person:

@@ -29,18 +29,20 @@ class Some(Mapping[str, Plane]):
 
 
 def _take(value: Any, pick: NDArray[np.intp]) -> Any:
-    """Rows `pick` of a plane, of traits, or of each field of a dataclass of planes."""
+    """Rows `pick` of a plane, of traits, or of each field of a dataclass of planes; other things as they are."""
     if isinstance(value, np.ndarray):
         return value[pick]
     if is_dataclass(value) and not isinstance(value, type):
         return type(value)(**{f.name: _take(getattr(value, f.name), pick) for f in fields(value)})
-    return Some(value, pick)
+    return Some(value, pick) if isinstance(value, Mapping) else value
 
 
 def paint_where(on: Plane, paint: Callable[..., None], canvas: Plane, *args: Any) -> None:
     """Call paint(*args, canvas) for the pictures with `on` (B, 1, 1) above 0.5 only."""
     pick = np.flatnonzero(on[:, 0, 0] > 0.5)
-    if len(pick):
+    if len(pick) == len(canvas):
+        paint(*args, canvas)
+    elif len(pick):
         part = canvas[pick]
         paint(*(_take(a, pick) for a in args), part)
         canvas[pick] = part

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from .hair import Hair
-from .head import Surface, View
+from .head import Surface
 from .light import level, lit
-from .shapes import Plane, Traits, cover, dim, noise, over, ramp, stroke, wave
+from .section import View
+from .shapes import Plane, Traits, at_most, cover, dim, noise, over, ramp, stroke, wave
 
 GLASS = np.array([0.90, 0.94, 1.0], dtype=np.float32)[None, :, None, None]
 DARK = np.array([0.020, 0.018, 0.020], dtype=np.float32)[None, :, None, None]
@@ -47,9 +48,10 @@ def glasses(t: Traits, view: View, f: Surface, canvas: Plane) -> None:
     tint = lens * (0.06 + 0.86 * t["shaded"])
     over(canvas, DARK + GLASS * 0.02, tint)
     streak = stroke(x - 0.5 * y - 1.2 * (t["glare"] - 0.5), 0.45) * ramp(t["glare"], 0.55, 1.0)
-    over(canvas, GLASS * light[:, None], lens * 0.40 * streak * ramp(-y, -0.6, 0.8))
-    metal = t["frame_rgb"] * (light * (1.0 + 0.8 * ramp(-y, 0.3, 1.2)))[:, None] * t["warm_rgb"]
-    over(canvas, metal, np.maximum(np.maximum(rim, bridge), arm * cover(f.margin, view.pixel)))
+    over(canvas, GLASS * light[:, None], lens * 0.40 * streak * ramp(y, 0.6, -0.8))
+    metal = light * (1.0 + 0.8 * ramp(y, -0.3, -1.2))
+    frame = np.maximum(np.maximum(rim, bridge), arm * cover(f.margin, view.pixel))
+    over(canvas, t["frame_rgb"] * t["warm_rgb"], frame, metal)
 
 
 def hat(t: Traits, view: View, hair: Hair, texture: Plane, canvas: Plane) -> None:
@@ -66,19 +68,19 @@ def hat(t: Traits, view: View, hair: Hair, texture: Plane, canvas: Plane) -> Non
     # shadow of the brim on the forehead
     brim_shadow = ramp(f.v, hem - 0.05, hem) * (1.0 - ramp(f.v, hem + 0.06, hem + 0.36)) * inside
     dim(canvas, brim_shadow * (0.18 * knit + 0.5 * peaked + 0.55 * wide))
-    over(canvas, np.asarray(cloth * tone[:, None], dtype=np.float32), dome)
+    over(canvas, cloth, dome, tone)
     u, v = plane_at(view, 0.55 + 0.55 * peaked)
     reach = 0.62 * peaked + 1.20 * wide + 0.01
     drop = 0.115 * peaked + 0.13 * wide + 0.01
     x, y = u / reach, (v - hem + 0.10 * peaked - 0.16 * x_squared(u, reach) * peaked - 0.05) / drop
     brim = cover((1.0 - np.sqrt(x * x + y * y + 1e-6)) * drop, view.pixel) * (peaked + wide)
     light = level(t) * (1.0 - 0.45 * ramp(y, -0.6, 0.9))
-    over(canvas, np.asarray(cloth * (0.85 * light)[:, None], dtype=np.float32), brim)
+    over(canvas, cloth, brim, 0.85 * light)
 
 
 def x_squared(u: Plane, reach: Plane) -> Plane:
     """Bow of a cap's peak: falls off to the sides."""
-    q = np.minimum(np.abs(u) / reach, 1.0)
+    q = at_most(np.abs(u) / reach, 1.0)
     return q * q
 
 
@@ -93,11 +95,11 @@ def covers(t: Traits, view: View, f: Surface, canvas: Plane) -> None:
         cover(f.margin, view.pixel) * cover(f.v - upper, view.pixel) * cover(t["chin"] + 0.02 - f.v, view.pixel * 1.5)
     )
     pleat = 1.0 + 0.08 * wave(f.v * 6.0) - 0.25 * np.abs(f.u)
-    over(canvas, colour * pleat[:, None], fabric * mask)
+    over(canvas, colour, fabric * mask, pleat)
     turn = (t["cover_turn"] - 0.5) * 1.6
     x, y = view.x - (t["cover_x"] - 0.5) * 1.5, view.y - 0.75 + 0.9 * t["cover_y"]
     a, b = x + turn * y, y - turn * x
     side = np.maximum(np.abs(a) - 0.30, np.abs(b) - 0.24)
-    over(canvas, colour * (0.9 + 0.3 * b)[:, None], cover(-side, view.pixel * 1.5) * block)
+    over(canvas, colour, cover(-side, view.pixel * 1.5) * block, 0.9 + 0.3 * b)
     rod = 0.07 - np.abs(a + 0.15 * (t["cover_y"] - 0.5))
     over(canvas, colour, cover(rod, view.pixel * 1.5) * bar)

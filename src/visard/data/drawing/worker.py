@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 
 from visard.data.drawing.pool import serve
+from visard.data.drawing.rendering import SyntheticSpec, render_rows
 
 
 def answer(job: dict[str, Any]) -> bytes:
     """The pictures and then the attributes of rows start .. stop - 1 of a set."""
-    from visard.data.synthetic import SyntheticSpec, render_rows
-
     spec = SyntheticSpec(**job["spec"])
     images, marks = render_rows(spec, np.arange(job["start"], job["stop"]))
     return images.tobytes() + marks.tobytes()

@@ -37,6 +37,7 @@ from visard.engines.flower.fetching import Fetcher
 from visard.engines.flower.link import GridLink
 from visard.engines.flower.superlink import SOCKET
 from visard.engines.remote import Reply, plain
+from visard.engines.roles import read_nodes
 from visard.engines.wire import Answer, Request, WireError, pack, unpack
 from visard.errors import UsageError, VisardError
 
@@ -179,19 +180,27 @@ class DeploymentLink(GridLink):
         self.queue = max([1, *(len(roles) for roles in self._roles.values())])
 
     def _greeted(self, node: int, reply: Reply) -> dict[ClientId, dict[str, int]]:
-        """The roles in a node's answer; one that cannot take part, or claims what another has, gets none."""
+        """The roles in a node's answer that are its own; one that cannot take part gets none."""
+        names, roles = read_nodes(self.where)
+        name = names.get(node, "an unknown node")
         try:
             answer = unpack(reply.header, Answer) if reply.failure is None else None
         except WireError as error:
-            self.say(f"a node cannot take part: {error}")
+            self.say(f"{name} cannot take part: {error}")
             return {}
         failure = reply.failure if answer is None else answer.failure
         if answer is None or failure:
-            self.say(f"a node cannot take part: {plain(failure or 'no reason given')}")
+            self.say(f"{name} cannot take part: {plain(failure or 'no reason given')}")
             return {}
-        for role in (taken := set(answer.roles) & self._placed()):
-            self.say(f"two nodes claim to be {plain(role)}: the second is left out")
-        return {role: counts for role, counts in answer.roles.items() if role not in taken}
+        own = {}
+        for role, counts in answer.roles.items():
+            if refusal := roles.refusal(name, role):
+                self.say(f"refused: {plain(refusal)}")
+            elif role in self._placed():
+                self.say(f"two nodes claim to be {plain(role)}: {name} is left out")
+            else:
+                own[role] = counts
+        return own
 
     def node_of(self, client: ClientId) -> int | None:
         return next((node for node, roles in self._roles.items() if client in roles), None)

@@ -19,10 +19,12 @@ from typing import Any
 
 import uvicorn
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.main import create_app
 
 from visard.engines.keys import ServerKeys
+from visard.engines.roles import tell_nodes
 from visard.errors import UsageError, VisardError
 
 SOCKET = "control.sock"
@@ -57,8 +59,8 @@ def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[
     app = create_app()
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
-    for node, key in keys.nodes.items():
-        link.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, public_key_to_bytes(key), HEARTBEAT_MIN_INTERVAL, name=node)
+    numbers = {_register(link, node, public_key_to_bytes(key)): node for node, key in keys.nodes.items()}
+    tell_nodes(state, numbers, keys.roles)
     inside, outside = _inside_socket(state / SOCKET), _outside_socket(host, port)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     doors = (
@@ -78,6 +80,10 @@ def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[
         asyncio.run(_serve(doors, lambda: ready(len(keys.nodes))))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
+
+
+def _register(link: LinkState, node: str, key: bytes) -> int:
+    return link.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_MIN_INTERVAL, name=node)
 
 
 async def _serve(doors: tuple[tuple[uvicorn.Server, socket.socket], ...], ready: Callable[[], None]) -> None:

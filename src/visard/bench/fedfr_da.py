@@ -1,0 +1,233 @@
+"""FedFR-DA and its baselines: Tables 2 to 5 and Figures 4 to 6 of Zhuang et al. 2021."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from visard.bench import paper
+from visard.bench.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.report.events import read_events, rounds
+
+TITLE = "FedFR-DA: adapting to people whose pictures nobody labelled"
+
+VARIANTS = ("S", "L")  # the source is as large as the target, or several times as large
+COMPARED = ("Source-Only", "Target-Only", "Merge", "Fine-tune", "DAN", "DANN", "FedFR-DA")
+CLUSTERINGS = {
+    "FINCH": ("method=finch", "partition=1"),
+    "K-means": ("method=kmeans",),
+    "DBSCAN": ("method=dbscan",),
+    "C-FINCH as written": ("metric=euclidean", "centre=false"),
+}
+TESTS: dict[Scale, dict[str, str]] = {  # names of the test sets
+    "smoke": {"source": "north", "target": "south"},
+    "small": {"source": "source", "target": "target"},
+    "paper": {"source": "Caucasian", "target": "African"},
+}
+DATA: dict[Scale, tuple[str, ...]] = {
+    "smoke": (
+        "data.identities=160", "data.images_per_identity=10", "data.size=32", "model.embedding=32",
+        "partition.source_domain=north", "partition.target_domain=south", "partition.identities=40",
+        "partition.test_identities=20", "partition.clients=2",
+        "evaluation.pairs=600",
+    ),
+    "small": (
+        "data.source=celeba", "partition.source_domain=Male", "partition.target_domain=!Male",
+        "partition.min_images=5", "partition.target_images=12", "partition.test_identities=400",
+        "partition.clients=4",
+    ),
+    "paper": (
+        "model.name=iresnet34", "model.embedding=256", "partition.source_domain=Caucasian",
+        "partition.target_domain=African", "partition.clients=4", "partition.test_identities=2900",
+    ),
+}  # fmt: skip
+ALL = ("partition.kind=domains", "partition.split=[1.0,0.0,0.0]", "partition.public_identities=0",
+       "evaluation.clients=false", "evaluation.bootstrap=0", "evaluation.every=0", "engine.kind=local")  # fmt: skip
+SOURCE: dict[Scale, dict[str, tuple[str, ...]]] = {
+    "smoke": {"S": ("partition.source_identities=40",), "L": ("partition.source_identities=60",)},
+    "small": {"S": ("partition.source_identities=480",), "L": ("partition.source_identities=2000",)},
+    "paper": {"S": ("data.source=bupt-balancedface",), "L": ("data.source=ms1m-and-bupt",)},
+}
+EPOCHS = {"smoke": {"S": 4, "L": 4}, "small": {"S": 16, "L": 10}, "paper": {"S": 20, "L": 20}}  # of pre-training
+ROUNDS = {"smoke": 2, "small": 9, "paper": 53}  # R
+E = {"smoke": 4, "small": 16, "paper": 1500}
+OTHER_E = {"smoke": (8,), "small": (48,), "paper": (3000, 6000)}
+K = {"smoke": 2, "small": 4, "paper": 4}
+OTHER_K = {"smoke": (1,), "small": (1, 6), "paper": (1, 2, 6)}
+LAMBDA: dict[Scale, dict[str, float]] = {
+    "smoke": {"S": 0.1, "L": 0.3},
+    "small": {"S": 0.1, "L": 0.3},
+    "paper": {"S": 0.002, "L": 0.01},
+}
+D: dict[Scale, dict[str, str]] = {
+    "smoke": {"S": "auto", "L": "auto"},
+    "small": {"S": "auto", "L": "auto"},
+    "paper": {"S": "1.2", "L": "0.9"},
+}
+HEAD = {
+    "smoke": ("arcface", 16, 0.1),
+    "small": ("arcface", 20, 0.1),
+    "paper": ("arcface", 64, 0.5),
+}
+EVERY = {"smoke": 1, "small": 3, "paper": 10}  # rounds between the points of Figure 6
+LR = {"smoke": (0.1, 0.05), "small": (0.2, 0.05), "paper": (0.1, 0.01)}  # from scratch, from the source's network
+BATCH = {"smoke": 16, "small": 32, "paper": 54}
+
+
+def f_score(folder: Path) -> float | None:
+    """Pairwise F of the pseudo labels that training started with."""
+    found = [r.figures.get("pairwise_f") for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "label"]
+    return found[-1] if found else None
+
+
+def megabytes(folder: Path) -> float:
+    """What went to and from the clients in all rounds."""
+    done = rounds(read_events(folder / "events.jsonl"))
+    return sum((r.bytes_up or 0) + (r.bytes_down or 0) for r in done) / 1e6
+
+
+class Variant:
+    """The rows of one benchmark, S or L, at a scale."""
+
+    def __init__(self, name: str, scale: Scale) -> None:
+        self.name, self.scale = name, scale
+        kind, s, m = HEAD[scale]
+        head = (f"method.head.kind={kind}", f"method.head.scale={s}", f"method.head.margin={m}")
+        self.common = (*ALL, *DATA[scale], *SOURCE[scale][name], *head, f"method.training.batch_size={BATCH[scale]}")
+        given = f"{{{name} Source-Only}}"
+        self.start = (f"model.weights={given}/model.safetensors",)
+        self.vectors = (*self.start, f"model.class_vectors={given}/class_vectors.safetensors")
+
+    def iterations(self, amount: int, count: int) -> tuple[str, ...]:
+        """`count` rounds of `amount` iterations from the source's network."""
+        training = (f"lr={LR[self.scale][1]}", "unit=iterations", f"amount={amount}")
+        return (f"method.rounds={count}", *(f"method.training.{t}" for t in training))
+
+    def row(self, name: str, preset: str, *more: str) -> Row:
+        return Row(self.called(name), preset, (*self.common, *more))
+
+    def called(self, name: str) -> str:
+        """The name of a row; Target-Only is the same for both."""
+        return name if name == "Target-Only" else f"{self.name} {name}"
+
+    def fl(self, name: str, *more: str, amount: int = 0, dcl: float = 0.0) -> Row:
+        """FedFR-DA with E = `amount`, and as many rounds as make the same number of iterations."""
+        e = amount or E[self.scale]
+        count = max(1, ROUNDS[self.scale] * E[self.scale] // e)
+        own = ("method.pretrain_rounds=0", f"method.dcl={dcl}", f"method.clustering.d={D[self.scale][self.name]}")
+        return self.row(name, "fedfr-da", *self.vectors, *self.iterations(e, count), *own, *more)
+
+    def rows(self) -> list[Row]:
+        scale, epochs = self.scale, EPOCHS[self.scale][self.name]
+        scratch = (f"method.rounds={epochs}", f"method.training.lr={LR[scale][0]}", "method.training.unit=epochs")
+        pooled = self.iterations(E[scale] * K[scale], ROUNDS[scale])  # as many target pictures as all clients see
+        both = self.iterations(E[scale] * K[scale] // 2, ROUNDS[scale])
+        curve = f"evaluation.every={EVERY[scale]}"
+        labels = ("method.pretrain_rounds=0", f"method.clustering.d={D[scale][self.name]}")
+        longer = [self.fl(f"E = {e}", amount=e) for e in OTHER_E[scale]]
+        split = [self.fl(f"K = {k}", f"partition.clients={k}") for k in OTHER_K[scale]]
+        return [
+            self.row("Source-Only", "pretrain", *scratch, "method.at=source"),
+            *([self.row("Target-Only", "target-only", *scratch)] if self.name == VARIANTS[0] else []),
+            self.row("Merge", "central", *self.start, *pooled),
+            self.row("Fine-tune", "finetune", *self.start, *pooled, *labels),
+            self.row("DAN", "dan", *self.vectors, *both),
+            self.row("DANN", "dann", *self.vectors, *both),
+            self.fl("FL", curve),
+            self.fl("FedFR-DA", curve, dcl=LAMBDA[scale][self.name]),
+            self.fl("FL without source", curve, "method.with_source=false"),
+            *[
+                self.fl(name, *(f"method.clustering.{text}" for text in how))
+                for name, how in CLUSTERINGS.items()
+            ],
+            self.fl("FL, clustered again", f"method.relabel_every={max(1, ROUNDS[scale] // 3)}"),
+            *longer,
+            *split,
+        ]  # fmt: skip
+
+    def printed(self, names: tuple[str, ...], columns: tuple[Column, ...]) -> dict[str, dict[str, float]]:
+        """The paper's figures of these rows."""
+        known: dict[str, Any] = paper("fedfr_da")[self.name]
+        titles = {c.title for c in columns}
+        found = {n: {t: v for t, v in known.get(n, {}).items() if t in titles} for n in names}
+        return {self.called(n): cells for n, cells in found.items() if cells}
+
+    def full(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(self.called(n) for n in names)
+
+    def table(
+        self, title: str, names: tuple[str, ...], columns: tuple[Column, ...], compare: tuple[tuple[str, str], ...] = ()
+    ) -> Table:
+        pairs = tuple((self.called(a), self.called(b)) for a, b in compare)
+        return Table(f"{title}, {self.name}", self.full(names), columns, self.printed(names, columns), pairs)
+
+
+def figures(side: str, scale: Scale) -> tuple[Column, ...]:
+    """The columns of one domain."""
+    at = f"generic.{TESTS[scale][side]}"
+    rates = [Column(f"{side} TAR @ FAR {far}", f"{at}.verification.tar.{far}") for far in ("0.1", "0.01", "0.001")]
+    return (
+        Column(f"{side} accuracy", f"{at}.verification.accuracy"),
+        *rates,
+        Column(f"{side} rank-1", f"{at}.identification.rank.1"),
+    )
+
+
+def plan(scale: Scale) -> Plan:
+    """Synthetic populations at `smoke`, men and women of CelebA at `small`, the paper's own at `paper`."""
+    both = [Variant(name, scale) for name in VARIANTS]
+    target, source = figures("target", scale), figures("source", scale)
+    quality = Column("F-score", f_score)
+    tables = []
+    for v in both:
+        number = {"S": "Table 2: all methods", "L": "Table 3: all methods"}[v.name]
+        others = tuple(("FedFR-DA", name) for name in ("Source-Only", "Fine-tune", "DAN", "DANN"))
+        tables += [
+            v.table(number, COMPARED, (*target, *source), others),
+            v.table("Table 4: clusterings, without DCL", ("FL", *CLUSTERINGS, "FL, clustered again"),
+                    (quality, target[0], target[-1])),
+            v.table("Table 5: parts of FedFR-DA", ("Source-Only", "Fine-tune", "FL", "FedFR-DA"), target,
+                    (("FL", "Fine-tune"), ("FedFR-DA", "FL"))),
+            v.table("Traffic", ("FL", *(f"E = {e}" for e in OTHER_E[scale])),
+                    (Column("megabytes", megabytes, percent=False), Column("rounds", "communication.rounds", False))),
+        ]  # fmt: skip
+    e = {v.name: ((E[scale], f"{v.name} FL"), *((e, f"{v.name} E = {e}") for e in OTHER_E[scale])) for v in both}
+    k = {
+        v.name: tuple(sorted([(K[scale], f"{v.name} FL"), *((k, f"{v.name} K = {k}") for k in OTHER_K[scale])]))
+        for v in both
+    }
+    curves = [
+        Curves(f"Figure 6, {v.name}: accuracy on the {side}", v.full(("FL", "FL without source", "FedFR-DA")),
+               f"generic.{TESTS[scale][side]}.accuracy")
+        for v in both for side in ("target", "source")
+    ]  # fmt: skip
+    return Plan(
+        TITLE,
+        tuple(row for v in both for row in v.rows()),
+        tuple(tables),
+        (
+            Figure("Figure 4: local iterations, target accuracy", "E", target[0], e),
+            Figure("Figure 4: local iterations, target rank-1", "E", target[-1], e),
+            Figure("Figure 5: target clients, target accuracy", "K", target[0], k),
+            Figure("Figure 5: target clients, target rank-1", "K", target[-1], k),
+        ),
+        tuple(curves),
+        NOTES[scale],
+    )
+
+
+NOTES: dict[Scale, tuple[str, ...]] = {
+    "smoke": ("Synthetic populations and a few rounds: the figures say only that everything runs.",),
+    "small": (
+        "Source: men, target: women with 12 pictures or more; tested on 400 men and 400 women whom nobody trained on.",
+        "K-means is told the number of people. FINCH is its second partition. 'As written' is C-FINCH between plain "
+        "means of features that are not centred.",
+        "All rows but Source-Only and Target-Only start from the network of Source-Only; Merge too, to save time.",
+    ),
+    "paper": (
+        "bupt-balancedface: a face set with the domains Caucasian and African. ms1m-and-bupt: MS1M without the "
+        "people of the target and of RFW as Caucasian, with the African people of BUPT-Balancedface as African.",
+        "The test people come from the set itself; RFW: visard eval MODEL --data rfw --protocol rfw.",
+        "The paper uses K = 1 in its main table of L.",
+    ),
+}

@@ -1,0 +1,184 @@
+"""HF-MAML and FedAvg before and after tuning: Tables V to X and Figures 1 to 3 of Gansekoele et al. 2024."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from visard.bench import paper
+from visard.bench.plan import Column, Curves, Plan, Row, Scale, Table
+from visard.report.events import read_events, rounds
+
+TITLE = "HF-MAML and FedAvg, before and after tuning, on even, uneven and mixed clients"
+
+TAR = "tar@far=0.1"
+PARTITIONS = ("equal", "lognormal", "attributes")
+HEADS = ("global", "local", "regularised")
+WHO = {"trained": "clients", "later": "held_out"}
+# pictures of the clients in Table I: the S_i that the paper drew. With sigma = 3 one client would get nearly all.
+TABLE_I = (
+    166, 1864, 932, 118, 325, 3235, 34, 432, 2450, 278, 329, 488, 2757, 276, 356, 347, 5820, 5383, 1660, 969,
+)  # fmt: skip
+ROUNDS = {"smoke": 2, "small": 8, "paper": 30}
+STEPS = {"smoke": 2, "small": 3, "paper": 50}  # of HF-MAML in a round; FedAvg takes as many gradients
+BATCH = {"smoke": 16, "small": 32, "paper": 64}
+# FedAvg as in the paper: head, SGD and a constant learning rate
+SGD = (
+    "method.training.unit=iterations", "method.training.lr=0.01", "method.training.momentum=0.9",
+    "method.training.weight_decay=0", "method.training.schedule=constant", "method.training.clip=0",
+    "method.head.kind=arcface", "method.head.scale=8", "method.head.margin=0.5",
+)  # fmt: skip
+C = 1.0  # of Eq. 4, which the paper does not give
+
+CLIENTS: dict[Scale, dict[str, tuple[str, ...]]] = {
+    "smoke": {
+        "equal": ("kind=equal", "clients=8", "hold_out=2"),
+        "lognormal": ("kind=lognormal", "clients=8", "hold_out=2", "sigma=1.35"),
+        "attributes": ("kind=attribute", "clients=8", "hold_out=2", "attributes=eight", "cap=60"),
+    },
+    "small": {
+        "equal": ("kind=equal", "clients=20", "hold_out=5", "identities=1500"),
+        "lognormal": ("kind=lognormal", "clients=20", "hold_out=5", "identities=1500", f"shares={list(TABLE_I)}"),
+        "attributes": (
+            "kind=attribute", "clients=20", "hold_out=5", "attributes=table-ii", "cap=150", "least=2",
+            "split=[0.5,0.0,0.5]",
+        ),
+    },
+    "paper": {
+        "equal": ("kind=equal", "clients=20", "hold_out=5", "identities=1500"),
+        "lognormal": ("kind=lognormal", "clients=20", "hold_out=5", "identities=1500", f"shares={list(TABLE_I)}"),
+        "attributes": ("kind=attribute", "clients=20", "hold_out=5", "attributes=table-ii", "cap=1100"),
+    },
+}  # fmt: skip
+DATA: dict[Scale, tuple[str, ...]] = {
+    "smoke": (
+        "data.identities=160", "data.images_per_identity=8", "data.size=32", "model.embedding=32",
+        "partition.public_identities=40", "partition.test_identities=20", "engine.kind=local",
+    ),
+    "small": (
+        "data.source=celeba", "partition.min_images=5", "partition.public_identities=1500",
+        "partition.test_identities=200", "engine.kind=local",
+    ),
+    "paper": ("data.source=celeba", "model.name=resnet18", "partition.seed=0"),
+}  # fmt: skip
+TUNING: dict[Scale, tuple[str, ...]] = {
+    "smoke": ("pairs=60", "draws=1"),
+    "small": ("pairs=600", "draws=2"),
+    "paper": ("pairs=1000", "draws=5"),
+}
+
+
+def gradients(folder: Path) -> float:
+    """Gradient evaluations of all clients in all rounds, in thousands."""
+    return _total(folder, "gradients") / 1000
+
+
+def samples(folder: Path) -> float:
+    """Pictures that all clients drew in all rounds, in thousands; HF-MAML uses a third of them twice."""
+    return _total(folder, "samples") / 1000
+
+
+def _total(folder: Path, name: str) -> float:
+    return sum(r.figures.get(name) or 0.0 for r in rounds(read_events(folder / "events.jsonl")))
+
+
+COST = (
+    Column("gradients (thousand)", gradients, percent=False),
+    Column("pictures drawn (thousand)", samples, percent=False),
+)
+NOTES = (
+    "FedAvg makes four local steps for each of HF-MAML: both evaluate as many gradients, of batches of one size.",
+    "trained: the clients that took part; later: those that were held out. Tuning: five batches of a client's own.",
+    "Pairs, half genuine and half impostor, are of a client's own test pictures; impostors may be of other clients.",
+    "lognormal: identities in the proportions of the paper's Table I, whose logarithms spread by 1.35, not sigma = 3.",
+)
+
+
+def plan(scale: Scale) -> Plan:
+    """Synthetic faces at `smoke`, CelebA from a network trained on 1,500 public people at `small`, the paper's own."""
+    start = () if scale == "paper" else (_start(scale),)
+    rows = [_row(scale, p, m, h) for p in PARTITIONS for m in ("FedAvg", "HF-MAML") for h in _heads(p)]
+    printed = paper("hf_maml")
+    tables = [_table(p, k, printed) for k in ("mean", "std") for p in PARTITIONS]
+    names = tuple(row.name for row in rows)
+    curves = tuple(f"equal {m} local" for m in ("FedAvg", "HF-MAML"))
+    return Plan(
+        TITLE,
+        (*start, *rows),
+        (*tables, _gains(), Table("What it cost", names, COST)),
+        curves=tuple(
+            Curves(f"Figure {1 if who == 'clients' else 2}: {TAR}, {state}, {group} clients", curves, path)
+            for group, who in WHO.items()
+            for state in ("untuned", "tuned")
+            for path in (f"{who}.{state}/{TAR}.mean",)
+        ),
+        notes=NOTES,
+    )
+
+
+def _start(scale: Scale) -> Row:
+    if scale == "smoke":
+        return Row("start", "pretrain", (*DATA[scale], "method.rounds=4", "partition.clients=1", "evaluation.every=0"))
+    return Row("start", "celeba-pretrain", (*DATA[scale], "method.rounds=12", "evaluation.every=0"))
+
+
+def _heads(partition: str) -> tuple[str, ...]:
+    return HEADS[:2] if partition == "equal" else HEADS  # as in the paper
+
+
+def _row(scale: Scale, partition: str, method: str, head: str) -> Row:
+    begun = () if scale == "paper" else ("model.weights={start}/model.safetensors",)
+    split = "partition.split=[0.7,0.1,0.2]" if scale == "paper" else "partition.split=[0.6,0.0,0.4]"
+    evaluation = (
+        "evaluation.impostors=all", "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.tuning.batches=5",
+        f"evaluation.tuning.batch_size={BATCH[scale]}", *(f"evaluation.tuning.{t}" for t in TUNING[scale]),
+        f"evaluation.every={1 if partition == 'equal' and head == 'local' else 0}",
+    )  # fmt: skip
+    work = (f"method.rounds={ROUNDS[scale]}", f"method.training.batch_size={BATCH[scale]}")
+    shared, strength = str(head == "global").lower(), C if head == "regularised" else 0
+    head_set = (f"method.share_head={shared}", f"method.regularisation={strength}")
+    own: tuple[str, ...] = (f"method.training.steps={STEPS[scale]}",)
+    if method == "FedAvg":
+        own = (*SGD, f"method.training.amount={4 * STEPS[scale]}")
+    clients = tuple(f"partition.{c}" for c in CLIENTS[scale][partition])
+    preset = "fedavg" if method == "FedAvg" else "hf-maml"
+    return Row(
+        f"{partition} {method} {head}",
+        preset,
+        (*DATA[scale], *begun, split, *clients, *evaluation, *work, *head_set, *own),
+    )
+
+
+def _table(partition: str, figure: str, printed: dict[str, dict[str, dict[str, dict[str, list[float]]]]]) -> Table:
+    """One of Tables V to VII (the mean over clients) or VIII to X (the standard deviation over clients)."""
+    number = ("V", "VI", "VII", "VIII", "IX", "X")[PARTITIONS.index(partition) + 3 * (figure == "std")]
+    what = "mean over clients" if figure == "mean" else "standard deviation over clients"
+    columns = [
+        Column(f"{group}, {state}", f"{who}.summary.{state}/{TAR}.{figure}")
+        for state in ("untuned", "tuned")
+        for group, who in WHO.items()
+    ]
+    if figure == "std":
+        columns.append(Column("worst trained, tuned", f"clients.summary.tuned/{TAR}.worst"))
+    rows = tuple(f"{partition} {m} {h}" for m in ("FedAvg", "HF-MAML") for h in _heads(partition))
+    figures = {
+        row: {
+            f"{group}, {state}": printed[partition][figure][state][row.removeprefix(f"{partition} ")][i]
+            for state in ("untuned", "tuned")
+            for i, group in enumerate(WHO)
+        }
+        for row in rows
+    }
+    compare = [(f"{partition} HF-MAML {h}", f"{partition} FedAvg {h}") for h in _heads(partition)]
+    if partition != "equal":
+        compare += [(f"{partition} {m} regularised", f"{partition} {m} local") for m in ("FedAvg", "HF-MAML")]
+    return Table(f"Table {number}: {TAR}, {what}, {partition} partition", rows, tuple(columns), figures, tuple(compare))
+
+
+def _gains() -> Table:
+    """Figure 3: every client of the attribute partition, tuned."""
+    rows = ("attributes FedAvg local", "attributes HF-MAML local")
+    paths = [" | ".join(f"{w}.figures.client-{n:03d}.tuned/{TAR}" for w in WHO.values()) for n in range(20)]
+    columns = tuple(Column(f"client {n + 1}", path) for n, path in enumerate(paths))
+    return Table(
+        "Figure 3: each client of the attribute partition, tuned", rows, columns, compare=((rows[1], rows[0]),)
+    )

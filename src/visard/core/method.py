@@ -1,0 +1,140 @@
+"""What a method is: settings, server state, stages, client steps, and the models that come out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
+
+from torch import Tensor
+
+from visard.core.client import Client, ClientId, State, Weights
+from visard.core.leaves import Leaves
+from visard.core.network import Network
+from visard.core.steps import ClientStep, client_step
+from visard.core.tuning import Tuning
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Stage(Generic[S]):
+    """A phase of a method: a name, a number of rounds, and the function that does one round."""
+
+    name: str
+    rounds: int
+    run: Callable[[S, Network], S]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the server knows before the first round."""
+
+    clients: tuple[ClientId, ...]
+    classes: int  # identities over all clients
+    embedding: int  # length of a feature
+    new_weights: Callable[[], Weights] = field(repr=False)  # model.weights, or a fresh backbone from the run's seed
+    seed: int = 0
+    given: bool = False  # whether the weights come from a file
+    public_classes: int = 0  # identities of the public pictures; 0 = there are none
+    class_vectors: Tensor | None = field(default=None, repr=False)  # model.class_vectors: rows of the public identities
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Test your own model, made from the generic one if there is one, also on these public test sets."""
+
+    theta: Weights | None
+    benchmarks: tuple[str, ...] = ()
+    tuning: Tuning | None = None  # test it also before and after tuning
+    W: Tensor | None = None  # the global head to tune with, where there is one
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A client's test figures."""
+
+    figures: Annotated[dict[str, float], Leaves.metric]
+    pictures: Annotated[int, Leaves.count]
+
+
+class Method(ABC, Generic[S]):
+    """A federated method: a frozen dataclass whose fields are its settings.
+
+    Server state goes in and out of every round; the engine checkpoints it. Nothing hides on `self`.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]  # one line for people
+    paper: ClassVar[str] = ""
+    leaves: ClassVar[frozenset[Leaves]]  # every kind that may leave a client; the engine refuses others
+    pools: ClassVar[frozenset[Leaves]] = frozenset()  # kinds that the method moves to one place before it starts
+
+    @abstractmethod
+    def start(self, setup: Setup) -> S:
+        """Server state before the first round. Its return annotation is the type that checkpoints hold."""
+
+    @abstractmethod
+    def stages(self) -> list[Stage[S]]:
+        """The phases, in order."""
+
+    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+        """What a method that pools takes from one client; nothing: its data stay where they are."""
+        return self.pools
+
+    def pools_public(self) -> bool:
+        """Whether a method that pools takes the public pictures into the pool too."""
+        return False
+
+    def backbone(self, server: S) -> Weights | None:
+        """The generic model to test, or None if the method has none."""
+        return None
+
+    def class_vectors(self, server: S) -> Tensor | None:
+        """Class vectors (identities, E) of the generic model, which a run saves beside it, or None."""
+        return None
+
+    def global_head(self, server: S) -> Tensor | None:
+        """Class vectors (classes, E) of all identities if the clients share one head, else None."""
+        return None
+
+    def basis(self, server: S) -> Weights | None:
+        """What a client gets to make its personal model from; default the generic model."""
+        return self.backbone(server)
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        """The weights with which a client with this state recognises its own people; default the generic model.
+
+        Entries `transform.weight` and `transform.bias` beside the backbone's are a last layer of the client's own.
+        """
+        return theta
+
+    def alternatives(self, state: State, theta: Weights | None) -> dict[str, Weights | None]:
+        """Other models to test at a client beside its own, by the name that their figures get."""
+        return {}
+
+    @client_step
+    def score(self, client: Client, message: ScoreRequest) -> Scores:
+        """Test the client's own model where its pictures are; only figures leave."""
+        from visard.evaluation.clients import score_client
+        from visard.evaluation.tuned import score_tuned
+
+        theta = self.personal(client.state, message.theta)
+        figures, pictures = score_client(client, theta, message.benchmarks)
+        if message.tuning is not None:
+            figures |= score_tuned(client, theta, message.tuning, self, message.W)
+        for name, other in self.alternatives(client.state, message.theta).items():
+            figures |= {f"{name}/{key}": value for key, value in score_client(client, other, ())[0].items()}
+        return Scores(figures, pictures)
+
+    @classmethod
+    def steps(cls) -> dict[str, ClientStep[Any, Any]]:
+        """The client steps by name: nothing else of a method can be asked for."""
+        names = {name for base in cls.__mro__ for name, v in vars(base).items() if isinstance(v, ClientStep)}
+        return {name: value for name in sorted(names) if isinstance(value := _attribute(cls, name), ClientStep)}
+
+
+def _attribute(cls: type, name: str) -> Any:
+    """A class attribute without running descriptors."""
+    return next(vars(base)[name] for base in cls.__mro__ if name in vars(base))

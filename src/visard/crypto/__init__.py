@@ -1,0 +1,1 @@
+"""Additively homomorphic encryption for the encrypted-MMD method; needs the extra `crypto` (gmpy2)."""

@@ -1,0 +1,122 @@
+r"""The reversed protocol: a party's own features under its own key, many samples in one ciphertext.
+
+The owner sends Enc(a) packed along samples, one ciphertext for a feature. The peer multiplies by its plaintext moments
+(`ops.moments.rows_of`: the same factor for all slots, so packing survives), adds constants, refreshes and returns; the
+owner decrypts what it needs for its own gradient. One round trip, no mask, and nobody decrypts for another. For a
+kernel of degree 1 the peer's mean is all that is needed: the peer sends it under the owner's key.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from visard.crypto.fixed_point import FixedPoint
+from visard.crypto.multiexp import linear_maps
+from visard.crypto.packing import Slots
+from visard.crypto.paillier import PrivateKey, PublicKey
+from visard.errors import VisardError
+from visard.ops import moments
+from visard.ops.mmd import Polynomial
+from visard.ops.moments import Moments
+
+FRACTION = 20  # bits after the point, of a feature and of a moment
+HEADROOM = 7  # bits before the point with the sign: sums of weighted answers stay below 64
+BOUND = 30.0  # of one answer of weight 1; the weights of all that are added up sum to less than 2
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One direction for features (n, L) inside the unit ball."""
+
+    kernel: Polynomial
+    length: int  # L
+    key_bits: int
+
+    def __post_init__(self) -> None:
+        if self.kernel.degree not in (1, 2):
+            raise VisardError(f"the packed protocol computes kernels of degree 1 and 2, not {self.kernel.degree}")
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(2 * FRACTION + HEADROOM, self.key_bits)
+
+    def offered(self, n: int) -> int:
+        """Ciphertexts of an offer."""
+        return (self.length + 1) * self.slots.plaintexts(n) if self.kernel.degree == 2 else 0
+
+    def offer(self, key: PublicKey, a: Tensor) -> list[int]:
+        """Own features and their squared lengths, one column after the other, under the own key."""
+        if self.kernel.degree == 1:
+            return []
+        a = a.detach().double()
+        square = (a * a).sum(1)
+        if float(square.max()) > 1 + 1e-6:
+            raise VisardError(f"a feature has length {float(square.max()) ** 0.5:.4g}, outside the unit ball")
+        codec = FixedPoint(FRACTION)
+        columns = [codec.encode(column) for column in (*a.t(), square)]
+        return [key.encrypt(m) for column in columns for m in self.slots.pack(column)]
+
+    def answered(self, n: int, loss: bool) -> int:
+        """Ciphertexts of an answer."""
+        if self.kernel.degree == 1:
+            return self.slots.plaintexts(self.length + loss)
+        return (self.length + 1 + loss) * self.slots.plaintexts(n)
+
+    def answer(
+        self,
+        key: PublicKey,
+        offer: list[int],
+        n: int,
+        m: Moments,
+        weight: float,
+        loss: bool = False,
+        extra: float = 0.0,
+    ) -> list[int]:
+        """The rows of the own moments applied to the owner's n samples, under the owner's key."""
+        if self.kernel.degree == 1:
+            values = [m.B1, (m.Q + extra / self.kernel.c[1])[None]] if loss else [m.B1]
+            codec = FixedPoint(2 * FRACTION, BOUND * abs(weight))
+            return [key.encrypt(p) for p in self.slots.pack(codec.encode(weight * torch.cat(values)))]
+        rows = moments.rows_of(m, self.kernel, weight, loss, extra)
+        if rows.bound() > BOUND * abs(weight):
+            raise VisardError(f"an answer may reach {rows.bound() / abs(weight):.4g}, a slot holds {BOUND:g}")
+        codec = FixedPoint(FRACTION)
+        factors = torch.cat([rows.by_a, rows.by_norm[:, None]], 1)
+        by_row = [codec.encode(row) for row in factors]
+        constants = FixedPoint(2 * FRACTION).encode(rows.constant)
+        chunks, ones = self.slots.plaintexts(n), self.slots.ones(n)
+        answers: list[list[int]] = []
+        for chunk in range(chunks):
+            maps = linear_maps(key, offer[chunk::chunks], by_row)
+            shifted = (key.add_plain(c, k * ones[chunk]) for c, k in zip(maps, constants, strict=True))
+            answers.append([key.refresh(c) for c in shifted])
+        return [c for row in zip(*answers, strict=True) for c in row]
+
+    def values(self, private: PrivateKey, answer: list[int], n: int, loss: bool = False) -> Tensor:
+        """What an answer, or a sum of answers, says: (n, rows) of degree 2, (1, L or L + 1) of degree 1."""
+        plain = [private.decrypt(c) for c in answer]
+        codec = FixedPoint(2 * FRACTION)
+        if self.kernel.degree == 1:
+            size = self.length + loss
+            return codec.decode(self.slots.unpack(plain, size), (1, size))
+        chunks = self.slots.plaintexts(n)
+        rows = [self.slots.unpack(plain[i : i + chunks], n) for i in range(0, len(plain), chunks)]
+        return codec.decode([v for row in rows for v in row], (len(rows), n)).t()
+
+    def gradient(self, a: Tensor, values: Tensor, weights: float) -> Tensor:
+        r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) in float64; `weights` is the sum of the w."""
+        a = a.detach().double()
+        if self.kernel.degree == 1:
+            return moments.linear_gradient(a, values[0, : self.length], self.kernel, weights)
+        return moments.gradient(a, values, self.kernel, weights)
+
+    def mean_kernel(self, a: Tensor, values: Tensor, weights: float) -> float:
+        r"""$\sum_j w_j E_{ij} k$ + `extra`, where the answers had the loss."""
+        a = a.detach().double()
+        if self.kernel.degree == 1:
+            B1, Q = values[0, : self.length], float(values[0, self.length])
+            return float(moments.linear_mean_kernel(a, B1, Q, self.kernel, weights).mean())
+        return float(moments.mean_kernel(a, values, self.kernel, weights).mean())

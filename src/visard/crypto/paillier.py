@@ -1,0 +1,164 @@
+r"""Paillier's cryptosystem with the fast encryption of Damgard, Jurik and Nielsen (2010).
+
+    n = p q                modulus; plaintexts live modulo n, ciphertexts modulo n^2
+    Enc(m) = (1 + n m) h_n^x mod n^2      x random of |n| / 2 bits, h_n = h^n mod n^2
+    h = -H(n)^2 mod n      from a hash of n, so that its owner cannot plant a base of small order
+
+Enc(a) Enc(b) = Enc(a + b) and Enc(a)^k = Enc(k a). Whoever has the key can strip the plaintext off a result and look
+at its randomness, so every ciphertext that was computed from received ones is refreshed before it leaves.
+Numbers here are plain integers; ciphertexts are validated when they enter (`PublicKey.check`).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from visard.crypto.costs import count
+from visard.crypto.fixed_base import FixedBase
+from visard.crypto.gmp import gmp
+from visard.errors import UsageError, VisardError
+
+BITS = 3072  # 128-bit security; 2048 gives 112
+INSECURE_BELOW = 2048
+SMALL_PRIMES = math.prod(p for p in range(3, 2**12, 2) if all(p % d for d in range(3, math.isqrt(p) + 1, 2)))
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """What everyone may know; `n` has exactly `bits` bits."""
+
+    n: int
+    bits: int
+    n2: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "n", gmp.mpz(self.n))
+        object.__setattr__(self, "n2", gmp.mpz(self.n) ** 2)
+
+    @property
+    def cipher_bytes(self) -> int:
+        """Length of a ciphertext."""
+        return self.bits // 4
+
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits that people can compare."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
+
+    def to_bytes(self) -> bytes:
+        return int(self.n).to_bytes(self.bits // 8, "big")
+
+    @classmethod
+    def from_bytes(cls, data: bytes, bits: int) -> PublicKey:
+        """A received key: refused unless it is of the agreed size and looks like a product of two large primes."""
+        n = int.from_bytes(data, "big")
+        if len(data) != bits // 8 or n.bit_length() != bits:
+            raise VisardError(f"a public key has {n.bit_length()} bits, the run agreed on {bits}")
+        if n % 2 == 0 or math.gcd(n, SMALL_PRIMES) != 1:
+            raise VisardError("a public key has a small factor")
+        if gmp.is_prime(n) or gmp.is_power(n):
+            raise VisardError("a public key is a prime or a power, not a product of two primes")
+        return cls(n, bits)
+
+    def encrypt(self, m: int) -> int:
+        """A fresh ciphertext of m, |m| < n / 2."""
+        if 2 * abs(m) >= self.n:
+            raise VisardError(f"a number of {int(m).bit_length()} bits does not fit a key of {self.bits} bits")
+        count("encryptions")
+        return int((1 + m * self.n) * self._noise() % self.n2)
+
+    def refresh(self, c: int) -> int:
+        """The same plaintext with new randomness."""
+        count("refreshes")
+        return int(c * self._noise() % self.n2)
+
+    def add(self, c: int, d: int) -> int:
+        """Of the sum of two plaintexts."""
+        return int(gmp.mpz(c) * d % self.n2)
+
+    def add_plain(self, c: int, m: int) -> int:
+        """Of the plaintext plus m; not refreshed."""
+        return int(gmp.mpz(c) * (1 + m * self.n) % self.n2)
+
+    def multiply(self, c: int, k: int) -> int:
+        """Of the plaintext times k; not refreshed."""
+        count("multiplications")
+        return int(gmp.powmod(c, k, self.n2))
+
+    def check(self, ciphers: Sequence[int]) -> None:
+        """Refuse what cannot be honest ciphertexts: out of range, not invertible, without randomness, repeated."""
+        product = gmp.mpz(1)
+        for c in ciphers:
+            if not 1 < c < self.n2:
+                raise VisardError("a ciphertext is out of range")
+            product = product * c % self.n
+        if ciphers and gmp.gcd(product, self.n) != 1:
+            raise VisardError("a ciphertext is not invertible")
+        if len(set(ciphers)) != len(ciphers):
+            raise VisardError("a ciphertext occurs twice in one message")
+
+    def _noise(self) -> int:
+        table = _noise_table(int(self.n))
+        return table.power(secrets.randbits(self.bits // 2))
+
+
+@functools.lru_cache(maxsize=8)  # of public keys only
+def _noise_table(n: int) -> FixedBase:
+    bits = n.bit_length()
+    hashed = hashlib.shake_256(b"visard paillier base" + n.to_bytes(bits // 8, "big")).digest(bits // 8 + 16)
+    h = -pow(int.from_bytes(hashed, "big") % n, 2, n) % n
+    n2 = n * n
+    return FixedBase(int(gmp.powmod(h, n, n2)), n2, bits // 2)
+
+
+@dataclass(frozen=True)
+class PrivateKey:
+    """The two primes; decrypts with the Chinese remainder theorem."""
+
+    p: int = field(repr=False)
+    q: int = field(repr=False)
+    public: PublicKey
+
+    def __post_init__(self) -> None:
+        p, q = gmp.mpz(self.p), gmp.mpz(self.q)
+        if p * q != self.public.n or p == q:
+            raise VisardError("a private key does not fit its public key")
+        parts = ((p, p * p, gmp.invert(-q, p)), (q, q * q, gmp.invert(-p, q)))
+        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_p_inverse", gmp.invert(p, q))
+
+    def decrypt(self, c: int) -> int:
+        """The plaintext in (-n/2, n/2), with exponentiations whose time does not depend on the key."""
+        count("decryptions")
+        mp, mq = (
+            (gmp.powmod_sec(c % prime2, prime - 1, prime2) - 1) // prime * inverse % prime
+            for prime, prime2, inverse in self._parts  # type: ignore[attr-defined]
+        )
+        m = int(mp + (mq - mp) * self._p_inverse % self.q * self.p)  # type: ignore[attr-defined]
+        return m - int(self.public.n) if 2 * m > self.public.n else m
+
+
+def generate(bits: int = BITS, *, insecure: bool = False) -> PrivateKey:
+    """A new key pair from the system's randomness; fewer than 2048 bits only where `insecure` says so."""
+    if bits % 16 or bits < 256:
+        raise UsageError(f"a key of {bits} bits: must be a multiple of 16, at least 256")
+    if bits < INSECURE_BELOW and not insecure:
+        raise UsageError(f"a key of {bits} bits can be broken: use {BITS}, or say that insecure keys are wanted")
+    while True:
+        p, q = _prime(bits // 2), _prime(bits // 2)
+        # DJN needs -1 to be a non-square (p = q = 3 mod 4) and a group without small common parts
+        if abs(p - q).bit_length() > bits // 2 - 100 and math.gcd(p - 1, q - 1) == 2:
+            return PrivateKey(p, q, PublicKey(p * q, bits))
+
+
+def _prime(bits: int) -> int:
+    """A random prime = 3 mod 4 whose two highest bits are set, so that a product has exactly twice its bits."""
+    top = 3 << (bits - 2)
+    while True:
+        candidate = secrets.randbits(bits) | top | 3
+        if gmp.is_prime(candidate, 40):
+            return candidate

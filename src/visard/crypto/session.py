@@ -1,0 +1,131 @@
+"""One party's end of a run: its key, the others' keys, the secrets with each of them, and what it expects next."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from visard.crypto import envelope
+from visard.crypto.envelope import Binding
+from visard.crypto.keys import key_from_bytes, key_to_bytes, load_or_make
+from visard.crypto.paillier import PrivateKey, PublicKey, generate
+from visard.errors import VisardError
+
+NONCE = 16
+SUM = "sum"  # the sender of what the server added up
+EVERYONE = "*"
+Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message
+
+
+@dataclass(frozen=True)
+class Session:
+    """Lives in the party's own state between steps."""
+
+    me: str
+    private: PrivateKey
+    keys: dict[str, PublicKey]  # of everyone
+    name: str  # the same at all parties
+    secrets: dict[str, bytes]
+    exchange: int = 0
+
+    def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> tuple[Letters, Letters]:
+        """One message under `owner`'s key for one or more receivers, and the tag for each."""
+        return self._tagged(envelope.seal(self._binding(kind, self.me, owner), self.keys[owner], ciphers), to)
+
+    def open(self, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[int]:
+        """The ciphertexts of a received message under `owner`'s key, after every check."""
+        body = self._untagged(kind, sender, data)
+        return envelope.unseal(body, self._binding(kind, sender, owner), self.keys[owner], count)
+
+    def seal_plain(self, kind: str, owner: str, numbers: Sequence[int], to: str) -> tuple[Letters, Letters]:
+        """As `seal`, for masked plaintexts modulo the own n."""
+        binding = self._binding(kind, self.me, owner)
+        return self._tagged(envelope.seal_numbers(binding, numbers, self.keys[owner].bits // 8), [to])
+
+    def open_plain(self, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[int]:
+        """As `open`, for masked plaintexts."""
+        body = self._untagged(kind, sender, data)
+        return envelope.unseal_numbers(body, self._binding(kind, sender, owner), self.keys[owner].bits // 8, count)
+
+    def next(self) -> Session:
+        """The next exchange: messages of this one are not accepted again."""
+        return replace(self, exchange=self.exchange + 1)
+
+    def _binding(self, kind: str, sender: str, owner: str) -> Binding:
+        return Binding(self.name, self.exchange, kind, sender, self.keys[owner].fingerprint())
+
+    def _tagged(self, body: bytes, to: Sequence[str]) -> tuple[Letters, Letters]:
+        letters = {to[0]: body} if len(to) == 1 else {EVERYONE: body}
+        return letters, {other: envelope.tag(self.secrets[other], body) for other in to}
+
+    def _untagged(self, kind: str, sender: str, data: bytes) -> bytes:
+        if sender == SUM:
+            return data
+        if sender not in self.secrets:
+            raise VisardError(f"{kind} from {sender}, who is not in this session")
+        return envelope.check_tag(self.secrets[sender], data, f"{kind} from {sender}")
+
+    def to_state(self) -> dict[str, Any]:
+        keys = {who: k.to_bytes() for who, k in self.keys.items()}
+        return {"me": self.me, "private": key_to_bytes(self.private), "keys": keys, "name": self.name,
+                "secrets": self.secrets, "exchange": self.exchange, "bits": self.private.public.bits}  # fmt: skip
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Session:
+        private = key_from_bytes(state["private"], state["bits"])
+        keys = {who: PublicKey(int.from_bytes(k, "big"), state["bits"]) for who, k in state["keys"].items()}
+        return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"])
+
+
+def hello(me: str, folder: str, bits: int, insecure: bool) -> tuple[bytes, dict[str, Any]]:
+    """A party's first words, its public key and a nonce, and what it keeps for the next step."""
+    if folder:
+        private = load_or_make(Path(folder).expanduser() / f"{me}.key", bits, insecure=insecure)
+    else:
+        private = generate(bits, insecure=insecure)
+    return private.public.to_bytes() + secrets.token_bytes(NONCE), {"private": key_to_bytes(private)}
+
+
+def introduce(
+    me: str,
+    kept: Mapping[str, Any],
+    hellos: Mapping[str, bytes],
+    bits: int,
+    peers: Sequence[str],
+    pins: Mapping[str, str],
+) -> tuple[Letters, dict[str, Any]]:
+    """Check everyone's key and send each peer a random part of the common secret under its key."""
+    keys = {who: PublicKey.from_bytes(data[:-NONCE], bits) for who, data in hellos.items()}
+    private = key_from_bytes(kept["private"], bits)
+    if me not in keys or keys[me] != private.public:
+        raise VisardError("the server relayed another key as this party's own")
+    if len({int(k.n) for k in keys.values()}) != len(keys):
+        raise VisardError("two parties have the same public key")
+    for who, pin in pins.items():
+        if who in keys and keys[who].fingerprint() != pin:
+            raise VisardError(f"the key of {who} has the fingerprint {keys[who].fingerprint()}, pinned is {pin}")
+    parts = {peer: secrets.token_bytes(31) for peer in peers}
+    letters = {p: keys[p].encrypt(int.from_bytes(part, "big")).to_bytes(keys[p].cipher_bytes, "big")
+               for p, part in parts.items()}  # fmt: skip
+    name = envelope.session_of(hellos)
+    return letters, dict(kept) | {"parts": parts, "keys": {w: k.to_bytes() for w, k in keys.items()}, "name": name}
+
+
+def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits: int) -> Session:
+    """The session, once each peer's part has come."""
+    private = key_from_bytes(kept["private"], bits)
+    secret = {}
+    for peer, part in kept["parts"].items():
+        if len(received.get(peer, b"")) != private.public.cipher_bytes:
+            raise VisardError(f"no secret came from {peer}")
+        cipher = int.from_bytes(received[peer], "big")
+        private.public.check([cipher])
+        number = private.decrypt(cipher)
+        if not 0 <= number < 1 << 248:
+            raise VisardError(f"the secret of {peer} is out of range")
+        secret[peer] = envelope.pair_secret(kept["name"], {me: part, peer: number.to_bytes(31, "big")})
+    keys = {who: PublicKey(int.from_bytes(k, "big"), bits) for who, k in kept["keys"].items()}
+    return Session(me, private, keys, kept["name"], secret)

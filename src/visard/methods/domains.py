@@ -1,0 +1,56 @@
+"""Source and target clients: what the methods of domain adaptation share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from visard.core import ClientId, Setup, State
+from visard.errors import UsageError, VisardError
+from visard.heads import Head
+from visard.ops.training import HeadSettings, load_weights
+
+SOURCE: ClientId = "source"  # the client with labels; every other client is a target
+
+
+def targets(clients: Iterable[ClientId]) -> list[ClientId]:
+    """The clients without labels."""
+    return [c for c in clients if c != SOURCE]
+
+
+def check_start(method: str, setup: Setup, pretrain_rounds: int) -> None:
+    """Pseudo labels of an untrained network would be noise: there is a file to start from, or a first stage."""
+    if not pretrain_rounds and not setup.given:
+        raise UsageError(f"{method} starts from a trained network: give model.weights or method.pretrain_rounds")
+
+
+def mean_figures(parts: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
+    """The mean of each figure over clients, weighted by their pictures."""
+    total: dict[str, float] = {}
+    weight: dict[str, float] = {}
+    for figures, n in parts:
+        for name, value in figures.items():
+            total[name] = total.get(name, 0.0) + n * value
+            weight[name] = weight.get(name, 0.0) + n
+    return {name: total[name] / weight[name] for name in total if weight[name]}
+
+
+def losses_of_sides(losses: dict[ClientId, float]) -> dict[str, float]:
+    """The mean loss of the source and of the targets, where there are some."""
+    sides = {"source": [v for c, v in losses.items() if c == SOURCE], "target": [losses[c] for c in targets(losses)]}
+    return {f"loss_{side}": sum(values) / len(values) for side, values in sides.items() if values}
+
+
+def restore_head(how: HeadSettings, classes: int, embedding: int, state: State, W: Tensor | None) -> Head:
+    """A head as the state has it, or else with the class vectors `W` (classes, E), or else fresh."""
+    head = how.build(classes, embedding)
+    if "head" in state:
+        load_weights(head, state["head"])
+    elif W is not None:
+        if W.shape != head.weight.shape:
+            raise VisardError(f"class vectors {tuple(W.shape)} do not fit {classes} people of {embedding} dimensions")
+        with torch.no_grad():
+            head.weight.copy_(W)
+    return head

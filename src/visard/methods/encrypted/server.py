@@ -1,0 +1,34 @@
+"""Small things the server of encrypted MMD does with replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from visard.core import ClientId, Weights
+from visard.crypto.session import Letters
+from visard.methods.encrypted.messages import Mail, Moved
+from visard.ops.average import weighted_mean
+
+
+def mean(parts: Iterable[Weights]) -> Weights:
+    """The plain mean of weights; of empty ones nothing."""
+    return weighted_mean((part, 1) for part in parts)
+
+
+def posts(mail: Mapping[ClientId, Mail | Moved]) -> dict[ClientId, tuple[Letters, Letters]]:
+    """What each party posted: messages and tags."""
+    return {c: (m.letters, m.tags) for c, m in mail.items()}
+
+
+def figures(replies: Iterable[Mapping[ClientId, Mail | Moved]]) -> dict[str, float]:
+    """Over all steps of a round: losses as means over the parties that know them, operations as sums."""
+    losses: dict[str, list[float]] = {}
+    operations: dict[str, float] = {}
+    for step in replies:
+        for m in step.values():
+            for name, value in m.figures.items():
+                if name in ("task", "mmd", "total"):
+                    losses.setdefault(name, []).append(value)
+                else:
+                    operations[name] = operations.get(name, 0.0) + value
+    return {name: sum(values) / len(values) for name, values in losses.items()} | operations

@@ -1,0 +1,153 @@
+"""FedFace: Aggarwal, Zhou, Jain, FedFace: Collaborative Learning of Face Recognition Model, IJCB 2021;
+spread-out after Yu et al., Federated Learning with Only Positive Labels (FedAwS), ICML 2020.
+
+    theta   weights of the extractor f       w_i   class vector of client i, length 1 (a row for each of its people)
+    W       the rows of all clients          n_i   pictures of client i           m     margin of the positive loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from visard.core import PUBLIC, Client, ClientId, Leaves, Network, Setup, Stage, Weights, client_step
+from visard.errors import UsageError, VisardError
+from visard.heads import direction
+from visard.methods.fitting import Fit, Fitting, Supervised, check_rounds
+from visard.methods.looking import Looking
+from visard.ops.features import class_means, features_of
+from visard.ops.norms import check_frozen, check_not_alone
+from visard.ops.positive import Member, OneStep, Positive, one_step_together, same_weights
+from visard.ops.sampling import sample_clients
+from visard.ops.spreadout import SpreadOut, collapse_figures, spread_out
+from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+    W: dict[ClientId, Tensor]  # rows (people, E) of every client that has answered once
+    public: bool  # whether there are public pictures to look at
+
+
+@dataclass(frozen=True)
+class Down:  # all that the server sends: of W only the client's own rows
+    theta: Weights
+    w: Tensor | None  # None: the client has none yet and makes it
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Leaves.weights]
+    w: Annotated[Tensor, Leaves.class_vectors]
+    n: Annotated[int, Leaves.count]
+    loss: Annotated[float, Leaves.metric]
+
+
+@dataclass(frozen=True)
+class FedFace(Fitting[Server], Looking[Server]):
+    """Every client pulls the features of its own people to their class vectors; the server pushes these apart."""
+
+    name = "fedface"
+    title = "one face on each phone: positives at the clients, separation at the server"
+    paper = "Aggarwal et al. 2021 (IJCB)"
+    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+
+    rounds: int = 200  # T
+    training: OneStep = OneStep()  # Algorithm 1: one gradient step on all pictures, eta = 0.001
+    margin: float = 0.9  # m
+    spread: SpreadOut = SpreadOut()  # lambda, v, the pairs and the distance
+    init: Literal["mean", "random"] = "mean"  # a class vector starts as the mean feature (Eq. 6), or anywhere
+    train_vectors: bool = True  # False: class vectors stay as they started
+    participation: float = 1.0  # share of the clients that are asked in a round
+    batch_norm: Literal["frozen", "train"] = "frozen"  # train: refused where a client has one identity
+    pretrain_rounds: int = 0  # a first stage at the public party; 0 = the network of model.weights
+    pretrain: Training = Training()
+    head: HeadSettings = HeadSettings()  # of pre-training
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+        if not 0 < self.participation <= 1:
+            raise UsageError(f"method.participation = {self.participation}: must be above 0 and at most 1")
+        if not -1 < self.margin <= 1:
+            raise UsageError(f"method.margin = {self.margin}: a cosine, above -1 and at most 1")
+
+    def supervised(self) -> Supervised:
+        return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)
+
+    def start(self, setup: Setup) -> Server:  # line 1
+        theta = setup.new_weights()
+        if self.pretrain_rounds and not setup.public_classes:
+            raise UsageError("method.pretrain_rounds needs public people: set partition.public_identities")
+        if self.batch_norm == "frozen":
+            check_frozen(theta, trained=setup.given or self.pretrain_rounds > 0)
+        return Server(theta, {}, setup.public_classes > 0)
+
+    def stages(self) -> list[Stage[Server]]:
+        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain_round)] if self.pretrain_rounds else []
+        return [*first, Stage("federate", self.rounds, self.round)]
+
+    def pretrain_round(self, s: Server, net: Network) -> Server:
+        lr = self.pretrain.lr_at(net.round, self.pretrain_rounds)
+        done = net.ask(self.fit, {PUBLIC: Fit(s.theta, lr)})[PUBLIC]
+        net.log(loss=done.loss, lr=lr)
+        return Server(done.theta, s.W, s.public)
+
+    def round(self, s: Server, net: Network) -> Server:
+        lr = self.training.lr_at(net.round, self.rounds)
+        asked = {c: Down(s.theta, s.W.get(c), lr) for c in sample_clients(net, self.participation)}  # line 4
+        theta, ups = net.reduce(self.local, asked, mean="theta", by="n")  # lines 5 to 9
+        rows = s.W | {c: up.w for c, up in ups.items()}  # who did not answer keeps its row
+        before = torch.cat(list(rows.values()))  # Eq. 8
+        after = spread_out(before, self.spread)  # line 10, Eq. 9
+        W = dict(zip(rows, torch.split(after, [len(w) for w in rows.values()]), strict=True))
+        loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
+        net.log(loss=loss, lr=lr, **collapse_figures(before, after))
+        if s.public:
+            self.watch(net, theta)
+        return Server(theta, W, s.public)
+
+    @client_step
+    def local(self, client: Client, msg: Down) -> Up:
+        model, view, frozen = client.network(), client.data.train, self.batch_norm == "frozen"
+        load_weights(model, msg.theta)
+        if not frozen:
+            check_not_alone(msg.theta, client.data.n_classes)
+        head = Positive(self.own(client, msg), self.margin, self.train_vectors)
+        done = train(  # line 6, Eqs. 2 to 4 and 7
+            model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, frozen_norm=frozen
+        )
+        return Up(weights_of(model), direction(head.weight.detach()), len(view), done.loss)  # line 7
+
+    @local.together(when=lambda method: method.training.is_one_step and method.batch_norm == "frozen")
+    def local_together(self, clients: Sequence[Client], msgs: Sequence[Down]) -> tuple[Weights, list[Up]]:
+        """Lines 5 to 9 in one pass: the average of clients that take one step each is one step on the average."""
+        model = clients[0].network()
+        load_weights(model, same_weights([msg.theta for msg in msgs]))
+        members = [Member(c.data.train, self.own(c, msg), c.rng) for c, msg in zip(clients, msgs, strict=True)]
+        W, losses = one_step_together(
+            model, members, self.margin, self.training, clients[0].numerics,
+            lr=msgs[0].lr, frozen_norm=True, trained=self.train_vectors,
+        )  # fmt: skip
+        ups = [Up({}, w, len(m.view), loss) for m, w, loss in zip(members, W, losses, strict=True)]
+        return weights_of(model), ups
+
+    def own(self, client: Client, msg: Down) -> Tensor:
+        """The class vectors of a client's people: those sent, or the first ones, from the network with theta."""
+        view = client.data.train
+        if not len(view):
+            raise VisardError("has no training pictures")
+        if msg.w is not None:
+            return msg.w
+        if self.init == "random":
+            return direction(torch.randn(view.n_classes, client.embedding, generator=client.rng))
+        features = features_of(client.network(), view, client.numerics.channels_last)
+        return class_means(features, torch.from_numpy(view.labels), view.n_classes)  # line 2, Eq. 6
+
+    def backbone(self, s: Server) -> Weights | None:
+        return s.theta

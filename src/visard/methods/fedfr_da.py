@@ -1,0 +1,159 @@
+"""FedFR-DA: Zhuang et al., Towards Unsupervised Domain Adaptation for Deep Face Recognition under Privacy Constraints
+via Federated Learning, 2021 (the paper calls it FedFR). One client has labelled faces, the others have faces only.
+
+    theta_r  backbone of round r           E      local iterations of a round (training.amount)
+    lambda   strength of DCL, Eq. 3        K, N   target clients, all clients (K + 1)
+    d        distance of C-FINCH           R, M   rounds, and all iterations M = R E
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
+from visard.errors import UsageError, VisardError
+from visard.methods.domains import SOURCE, check_start, losses_of_sides, mean_figures, restore_head, targets
+from visard.methods.fitting import check_rounds, fit
+from visard.ops.average import RunningMean
+from visard.ops.cluster import Clustering
+from visard.ops.pseudo import figures_of, pseudo_labels
+from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+    W: Tensor | None  # class vectors of the source's people, where a file gave them
+    labelled: list[ClientId]  # target clients that found clusters
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    lr: float
+    first: bool = False  # of the stage
+    W: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Leaves.weights]
+    n: Annotated[int, Leaves.count]
+    loss: Annotated[float, Leaves.metric]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    clusters: Annotated[int, Leaves.count]
+    kept: Annotated[int, Leaves.count]  # pictures with a label
+    figures: Annotated[dict[str, float], Leaves.metric]
+
+
+@dataclass(frozen=True)
+class FedFRDA(Method[Server]):
+    """Pre-train at the source, cluster at each target, then federate with the source held back by DCL."""
+
+    name = "fedfr-da"
+    title = "adapt to people whose pictures nobody labelled, without sharing any"
+    paper = "Zhuang et al. 2021 (FedFR)"
+    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
+
+    rounds: int = 20  # R
+    training: Training = Training(unit="iterations", amount=100)  # amount = E
+    head: HeadSettings = HeadSettings("arcface", 30.0, 0.5)
+    dcl: float = 0.002  # lambda; 0 = plain averaging
+    with_source: bool = True  # whether the source takes part after pre-training
+    clustering: Clustering = Clustering()
+    relabel_every: int = 0  # rounds after which targets cluster again; the paper labels once
+    target_head: Literal["random", "means"] = "means"  # how a target's head starts: from the means of its clusters
+    source_head: Literal["pretrained", "random"] = "pretrained"
+    weighting: Literal["uniform", "data"] = "uniform"
+    pretrain_rounds: int = 0  # stage 1 in this run; 0: model.weights has the source's network
+    pretraining: Training = Training()
+    measure: bool = True  # targets compare their clusters with the identities of their files, where there are some
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+        if min(self.dcl, self.relabel_every, self.pretrain_rounds) < 0:
+            raise UsageError("method.dcl, method.relabel_every and method.pretrain_rounds must not be negative")
+
+    def start(self, setup: Setup) -> Server:
+        if SOURCE not in setup.clients or len(setup.clients) < 2:
+            raise UsageError("fedfr-da needs a source and target clients: partition.kind = domains")
+        check_start(self.name, setup, self.pretrain_rounds)
+        return Server(setup.new_weights(), None if self.pretrain_rounds else setup.class_vectors, [])
+
+    def stages(self) -> list[Stage[Server]]:
+        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
+        return [*first, Stage("label", 1, self.label_all), Stage("federate", self.rounds, self.round)]
+
+    def pretrain(self, s: Server, net: Network) -> Server:  # lines 1-2
+        lr = self.pretraining.lr_at(net.round, self.pretrain_rounds)
+        up = net.ask(self.fit, {SOURCE: Down(s.theta, lr)})[SOURCE]
+        net.log(loss=up.loss, lr=lr)
+        return Server(up.theta, None, [])
+
+    def label_all(self, s: Server, net: Network) -> Server:  # lines 4-8
+        ups = net.ask(self.label, {c: Down(s.theta, 0.0) for c in targets(net.clients)})
+        labelled = [c for c, up in ups.items() if up.clusters > 0]
+        if not labelled:
+            raise VisardError("no target client found a cluster: raise clustering.d or lower clustering.min_size")
+        figures = mean_figures((u.figures, u.kept) for u in ups.values())
+        net.log(clusters=sum(u.clusters for u in ups.values()), kept=sum(u.kept for u in ups.values()), **figures)
+        return Server(s.theta, s.W, labelled)
+
+    def round(self, s: Server, net: Network) -> Server:  # lines 12-22
+        if self.relabel_every and net.round and net.round % self.relabel_every == 0:
+            s = self.label_all(s, net)
+        lr = self.training.lr_at(net.round, self.rounds)
+        theta, losses, first = RunningMean(), {}, net.round == 0
+        messages = {c: Down(s.theta, lr, first) for c in s.labelled}
+        if self.with_source:
+            messages = {SOURCE: Down(s.theta, lr, first, s.W if first else None), **messages}
+        for c, up in net.stream(self.local, messages):
+            theta.add(up.theta, up.n if self.weighting == "data" else 1)  # line 21
+            losses[c] = up.loss
+        net.log(lr=lr, **losses_of_sides(losses))
+        return Server(theta.mean(), s.W, s.labelled)
+
+    @client_step
+    def fit(self, client: Client, msg: Down) -> Up:
+        done = fit(client, msg.theta, self.pretraining, self.head, msg.lr)
+        return Up(weights_of(client.network()), len(client.data.train), done.loss)
+
+    @client_step
+    def label(self, client: Client, msg: Down) -> Labelled:
+        model, view = client.network(), client.data.train
+        load_weights(model, msg.theta)
+        pseudo = pseudo_labels(model, view, self.clustering, client.numerics.channels_last)  # lines 6-7
+        client.state.pop("head", None)  # a new numbering of clusters needs a new head
+        client.state.update(labels=pseudo.labels, start=pseudo.means if self.target_head == "means" else None)
+        figures = {"d": pseudo.found.d} if pseudo.found.d else {}
+        figures |= figures_of(pseudo.labels, view) if self.measure else {}
+        return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), figures)
+
+    @client_step
+    def local(self, client: Client, msg: Down) -> Up:  # lines 14-19
+        model, view, source = client.network(), client.data.train, client.id == SOURCE
+        load_weights(model, msg.theta)
+        labels, classes, W = None, client.data.n_classes, msg.W
+        if source and msg.first and self.source_head == "random":
+            client.state.pop("head", None)
+            W = None
+        if not source:
+            known = client.state["labels"] >= 0
+            labels, view, W = client.state["labels"][known], view.take(known.numpy()), client.state.pop("start", None)
+            classes = int(labels.max()) + 1
+        head = restore_head(self.head, classes, client.embedding, client.state, W)
+        done = train(
+            model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels,
+            anchor=msg.theta, mu=self.dcl if source else 0.0,  # Eq. 3 at the source alone
+        )  # fmt: skip
+        client.state["head"] = weights_of(head)
+        return Up(weights_of(model), len(view), done.loss)
+
+    def backbone(self, s: Server) -> Weights | None:
+        return s.theta

@@ -1,0 +1,155 @@
+"""FedFR, joint optimisation: Liu et al., FedFR: Joint Optimization Federated Framework for Generic and Personalized
+Face Recognition, AAAI 2022. Lines are those of Algorithm 1 in its supplement.
+
+    theta  backbone Theta     Phi  class vectors of the K_g public people     D_HN  public pictures of a round
+    W      class vectors of a client's K_l people     Pi, Omega, b  its transformation, binary heads and bias
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from visard.core import Client, Leaves, Network, Setup, Stage, State, Weights, client_step
+from visard.errors import UsageError
+from visard.methods.fitting import Supervised
+from visard.methods.proxies import WithProxies
+from visard.ops.average import RunningMean
+from visard.ops.contrastive import ContrastSettings
+from visard.ops.decoupled import BranchSettings
+from visard.ops.joint import Joint, JointHead, JointTraining, PersonalSettings, Report, personal_weights
+from visard.ops.public import PublicSettings
+from visard.ops.sampling import sample_clients
+from visard.ops.training import Training
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+    Phi: Tensor | None  # None: not known yet, or no public people in use
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    Phi: Tensor | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:  # W, Pi, Omega and b are not in it: they stay in the client's state
+    theta: Annotated[Weights, Leaves.weights]
+    Phi: Annotated[Tensor | None, Leaves.class_vectors]
+    n: Annotated[int, Leaves.count]
+    figures: Annotated[dict[str, float], Leaves.metric]  # terms of the loss, steps of an epoch, pictures of D_HN
+
+
+@dataclass(frozen=True)
+class Personalised:
+    n: Annotated[int, Leaves.count]
+    figures: Annotated[dict[str, float], Leaves.metric]
+
+
+@dataclass(frozen=True)
+class FedFRJoint(WithProxies[Server]):
+    """A generic model at the server and a personal one at each client, trained together on public and own people."""
+
+    name = "fedfr-joint"
+    title = "one generic model for all, one personal model for each"
+    paper = "Liu et al. 2022 (AAAI)"
+    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+
+    rounds: int = 30  # T; 0 = only test what model.weights gives
+    training: JointTraining = JointTraining()
+    head: JointHead = JointHead()  # s, m of Eqs. 1 and 3
+    cosine_weight: float = 1.0  # alpha_1
+    public: PublicSettings = PublicSettings()
+    contrast: ContrastSettings = ContrastSettings()
+    branch: BranchSettings = BranchSettings()
+    personalise: PersonalSettings = PersonalSettings()
+    start_vectors: Literal["mean", "random"] = "mean"  # W and Omega: mean features of the people, or random
+    weighting: Literal["local", "trained", "uniform"] = "local"  # N_l; or with the public pictures that were used
+    participation: float = 1.0  # share of the clients that are asked in a round
+    frozen_norm: bool = False  # batch norm keeps the statistics that it came with
+    pretrain_rounds: int = 0  # a first stage at the public party
+    pretrain: Training = Training()
+
+    def __post_init__(self) -> None:
+        if min(self.rounds, self.pretrain_rounds, self.cosine_weight) < 0 or not 0 < self.participation <= 1:
+            raise UsageError(
+                "method: rounds, pretrain_rounds, cosine_weight >= 0 and 0 < participation <= 1 are needed"
+            )
+        if self.head.kind not in ("cosface", "arcface"):
+            raise UsageError(f"method.head.kind = {self.head.kind}: must be cosface or arcface")
+        if self.personalise.stage != "none" and self.branch.weight:
+            raise UsageError("method.personalise.stage is the alternative to a branch: set method.branch.weight=0")
+
+    def start(self, setup: Setup) -> Server:  # line 2
+        self.public.check(setup, bool(self.pretrain_rounds))
+        return Server(setup.new_weights(), setup.class_vectors if self.public.used else None)
+
+    def stages(self) -> list[Stage[Server]]:
+        first = Stage("pretrain", self.pretrain_rounds, self.pretrain_round)
+        last = Stage("personalise", int(self.personalise.stage != "none"), self.personal_round)
+        return [stage for stage in (first, Stage("federate", self.rounds, self.round), last) if stage.rounds]
+
+    def supervised(self) -> Supervised:
+        return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)
+
+    def pretrain_round(self, s: Server, net: Network) -> Server:
+        done = self.fit_public(s.theta, net)
+        return Server(done.theta, done.W if self.public.used else None)
+
+    def down(self, s: Server, net: Network, lr: float) -> Down:
+        known = s.Phi is not None or not self.public.used
+        return Down(s.theta, s.Phi if known else self.public_means(s.theta, net), lr)
+
+    def round(self, s: Server, net: Network) -> Server:
+        down = self.down(s, net, self.training.lr_at(net.round, self.rounds))
+        theta, Phi, report = RunningMean(), RunningMean(), Report()
+        for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):  # line 5
+            n = {"local": up.n, "trained": up.n + up.figures["public"], "uniform": 1}[self.weighting]
+            theta.add(up.theta, n)  # line 8, Eq. 2
+            Phi.add({} if up.Phi is None else {"Phi": up.Phi}, n)  # line 9, Eq. 4
+            report.add(up.figures, up.n)
+        net.log(lr=down.lr, **report.mean())
+        return Server(theta.mean(), Phi.mean().get("Phi"))
+
+    def personal_round(self, s: Server, net: Network) -> Server:
+        down, report = self.down(s, net, self.training.lr), Report()
+        for _, done in net.stream(self.alone, dict.fromkeys(net.clients, down)):
+            report.add(done.figures, done.n)
+        net.log(**report.mean())
+        return s
+
+    @client_step
+    def local(self, client: Client, msg: Down) -> Up:  # ClientTraining
+        previous = client.state.get("theta")
+        joint = self.joint(client, msg)
+        terms = joint.cosface(self.cosine_weight) | joint.customised()  # line 19, Eq. 7
+        terms |= self.contrast.terms(joint.model, msg.theta, previous)
+        figures = joint.train(client, terms, self.training, msg.lr, self.frozen_norm)  # lines 17-26
+        return Up(client.state["theta"], joint.Phi, len(joint.own), figures)
+
+    @client_step  # two stages, Table 2
+    def alone(self, client: Client, msg: Down) -> Personalised:
+        joint, training = self.joint(client, msg), replace(self.training, amount=self.personalise.epochs)
+        terms = joint.cosface(self.cosine_weight) | joint.distilled(msg.theta, self.personalise)
+        return Personalised(len(joint.own), joint.train(client, terms, training, msg.lr, self.frozen_norm))
+
+    def joint(self, client: Client, msg: Down) -> Joint:  # lines 14-16
+        return Joint.prepare(client, msg.theta, msg.Phi, self.head, self.branch, self.public, self.start_vectors)
+
+    def backbone(self, s: Server) -> Weights | None:
+        return s.theta
+
+    def class_vectors(self, s: Server) -> Tensor | None:
+        return s.Phi
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        return personal_weights(state, theta, self.personalise.model)
+
+    def alternatives(self, state: State, theta: Weights | None) -> dict[str, Weights | None]:
+        return {m: personal_weights(state, theta, m) for m in ("global", "local") if self.personalise.compare}

@@ -1,0 +1,140 @@
+"""Fine-tune of FedFR-DA (P + C of its ablation): the source's network, trained on with pseudo labels of the target.
+
+theta_s   the source's network, from model.weights or from a first stage at the source
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
+from visard.errors import UsageError, VisardError
+from visard.methods.domains import SOURCE, check_start, restore_head
+from visard.methods.fitting import check_rounds, fit
+from visard.ops.cluster import Clustering
+from visard.ops.pseudo import figures_of, pseudo_labels
+from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Leaves.weights]
+    loss: Annotated[float, Leaves.metric]
+
+
+@dataclass(frozen=True)
+class Labelled:
+    clusters: Annotated[int, Leaves.count]
+    kept: Annotated[int, Leaves.count]
+    figures: Annotated[dict[str, float], Leaves.metric]
+
+
+@dataclass(frozen=True)
+class FineTune(Method[Server]):
+    """The targets' pictures are pooled and clustered once; the source is out of the picture."""
+
+    name = "finetune"
+    title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
+    paper = "a baseline of Zhuang et al. 2021"
+    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
+    pools = frozenset({Leaves.pictures})
+
+    rounds: int = 20
+    training: Training = Training(unit="iterations", amount=100)
+    head: HeadSettings = HeadSettings("arcface", 30.0, 0.5)
+    clustering: Clustering = Clustering()
+    cluster_by: Literal["client", "pool"] = "client"  # the pictures of each client alone, as FedFR-DA must, or all
+    target_head: Literal["random", "means"] = "means"
+    pretrain_rounds: int = 0  # at the source, in this run; 0: model.weights has its network
+    pretraining: Training = Training()
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+        if self.pretrain_rounds < 0:
+            raise UsageError(f"method.pretrain_rounds = {self.pretrain_rounds}: must not be negative")
+
+    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+        return frozenset() if client == SOURCE else self.pools
+
+    def start(self, setup: Setup) -> Server:
+        check_start(self.name, setup, self.pretrain_rounds)
+        return Server(setup.new_weights())
+
+    def stages(self) -> list[Stage[Server]]:
+        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
+        return [*first, Stage("label", 1, self.label_all), Stage("train", self.rounds, self.round)]
+
+    def pretrain(self, s: Server, net: Network) -> Server:
+        lr = self.pretraining.lr_at(net.round, self.pretrain_rounds)
+        up = net.ask(self.fit, {SOURCE: Down(s.theta, lr)})[SOURCE]
+        net.log(loss=up.loss, lr=lr)
+        return Server(up.theta)
+
+    def label_all(self, s: Server, net: Network) -> Server:
+        (pool,) = net.clients
+        up = net.ask(self.label, {pool: Down(s.theta, 0.0)})[pool]
+        if not up.clusters:
+            raise VisardError("no cluster was found: raise clustering.d or lower clustering.min_size")
+        net.log(clusters=up.clusters, kept=up.kept, **up.figures)
+        return s
+
+    def round(self, s: Server, net: Network) -> Server:
+        lr = self.training.lr_at(net.round, self.rounds)
+        (pool,) = net.clients
+        up = net.ask(self.tune, {pool: Down(s.theta, lr)})[pool]
+        net.log(loss=up.loss, lr=lr)
+        return Server(up.theta)
+
+    @client_step
+    def fit(self, client: Client, msg: Down) -> Up:
+        done = fit(client, msg.theta, self.pretraining, self.head, msg.lr)
+        return Up(weights_of(client.network()), done.loss)
+
+    @client_step
+    def label(self, client: Client, msg: Down) -> Labelled:
+        model, view = client.network(), client.data.train
+        load_weights(model, msg.theta)
+        labels, means = self._cluster(client, model)
+        client.state.update(labels=labels, start=means if self.target_head == "means" else None)
+        return Labelled(len(means), int((labels >= 0).sum()), figures_of(labels, view))
+
+    def _cluster(self, client: Client, model: nn.Module) -> tuple[Tensor, Tensor]:
+        """Labels (n,) of the pool's pictures, and the mean direction of each cluster."""
+        pool, labels, means, count = client.data.train, torch.full((len(client.data.train),), -1), [], 0
+        for view in client.data.parts.values() if self.cluster_by == "client" else [pool]:
+            found = pseudo_labels(model, view, self.clustering, client.numerics.channels_last)
+            rows = torch.from_numpy(np.searchsorted(pool.index, view.index))
+            labels[rows] = torch.where(found.labels >= 0, found.labels + count, -1)
+            means.append(found.means)
+            count += found.found.clusters
+        return labels, torch.cat(means)
+
+    @client_step
+    def tune(self, client: Client, msg: Down) -> Up:
+        model, known = client.network(), client.state["labels"] >= 0
+        load_weights(model, msg.theta)
+        labels, view = client.state["labels"][known], client.data.train.take(known.numpy())
+        W = client.state.pop("start", None)
+        head = restore_head(self.head, int(labels.max()) + 1, client.embedding, client.state, W)
+        done = train(model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels)
+        client.state["head"] = weights_of(head)
+        return Up(weights_of(model), done.loss)
+
+    def backbone(self, s: Server) -> Weights | None:
+        return s.theta

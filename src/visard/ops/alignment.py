@@ -1,0 +1,157 @@
+r"""One party's training while its features are pulled towards others' (Kang et al. 2022, Eqs. 1, 2, 8, 9, 14).
+
+v (n, L)    features of a batch inside the unit ball, where the kernel compares them
+pull        gradient of the encrypted part of the loss, by v (chain rule, Eq. 14) or by the parameters (Eq. 12)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visard.core import Client
+from visard.data.augment import augment, to_float
+from visard.errors import VisardError
+from visard.ops.compare import Compare
+from visard.ops.mmd import Polynomial, within
+from visard.ops.predictor import new_head
+from visard.ops.sgd import Sgd
+from visard.ops.training import HeadSettings, Training, batches, load_weights, weights_of
+
+
+class Learner:
+    """A party's extractor, classifier and optimiser, as its state has them. The target has no classifier."""
+
+    def __init__(
+        self, client: Client, training: Training, compare: Compare, head: HeadSettings | None, labelled: bool, lr: float
+    ) -> None:
+        """`head` None: a regressor."""
+        self.client, self.training, self.compare = client, training, compare
+        self.view, self.state = client.data.train, client.state
+        self.model = client.network()
+        load_weights(self.model, self.state["theta"])
+        self.model.train()
+        self.head: Any = None
+        if labelled:
+            self.head = new_head(head, client.data.n_classes, client.embedding, self.state.get("head"))
+        self.extractor = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = [*self.extractor, *(self.head.parameters() if labelled else [])]
+        self.optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
+        self.optimiser._velocity = {int(i): v for i, v in self.state.get("momentum", {}).items()}
+
+    def save(self) -> None:
+        """Keep everything in the client's state."""
+        self.state["theta"] = weights_of(self.model)
+        self.state["momentum"] = {str(i): v for i, v in self.optimiser._velocity.items()}
+        if self.head is not None:
+            self.state["head"] = weights_of(self.head)
+
+    def draw(self, count: int) -> list[dict[str, Any]]:
+        """Random batches of the fixed size; with each the seed of its random changes, so that it can be seen again."""
+        n, rng = self.training.batch_size, self.client.rng
+        if len(self.view) < n:
+            raise VisardError(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
+        order = [torch.randperm(len(self.view), generator=rng)[:n] for _ in range(count)]
+        return [{"rows": rows, "seed": int(torch.randint(2**62, (), generator=rng))} for rows in order]
+
+    def forward(self, batch: dict[str, Any]) -> Tensor:
+        """Raw features (n, E) of a batch; the same again for the same weights, also with dropout."""
+        rng = torch.Generator().manual_seed(batch["seed"])
+        x = to_float(self.view.batch(batch["rows"].numpy()), self.client.numerics.channels_last)
+        x = augment(x, rng, self.training.augment)
+        torch.manual_seed(batch["seed"])  # for layers that draw by themselves
+        with self.client.numerics.autocast():
+            features: Tensor = self.model(self.client.numerics.place(x))
+        return features.float()
+
+    def fit(self) -> float:
+        """Ordinary training on the own labels for a round of `training`; the mean loss."""
+        total, steps = 0.0, 0
+        for rows in batches(len(self.view), self.training, self.client.rng):
+            seed = int(torch.randint(2**62, (), generator=self.client.rng))
+            batch = {"rows": torch.from_numpy(rows), "seed": seed}
+            loss = self.head.loss(self.forward(batch), self.labels(batch))
+            self._update(loss)
+            total, steps = total + float(loss.detach()), steps + 1
+        return finite(total / steps)
+
+    def labels(self, batch: dict[str, Any]) -> Tensor:
+        """Labels (n,) of a batch."""
+        return torch.from_numpy(np.asarray(self.view.labels))[batch["rows"]]
+
+    @torch.no_grad()
+    def look(self, chosen: Sequence[dict[str, Any]]) -> Tensor:
+        """Features (batches, n, L) inside the ball, in float64; running statistics stay as they were."""
+        kept = {k: v.clone() for k, v in self.model.named_buffers()}
+        seen = [self.compare.inside(self.forward(b)).double() for b in chosen]
+        for k, v in self.model.named_buffers():
+            v.copy_(kept[k])
+        return torch.stack(seen)
+
+    def by_parameters(self, batch: dict[str, Any], slopes: Tensor) -> Tensor:
+        """Gradients (outputs, P) by the extractor's parameters from gradients (outputs, n, L) by its features."""
+        kept = {k: v.clone() for k, v in self.model.named_buffers()}
+        v = self.compare.inside(self.forward(batch))
+        rows = []
+        for slope in slopes:
+            parts = torch.autograd.grad(v, self.extractor, slope.to(v.dtype), retain_graph=True, allow_unused=True)
+            flat = [torch.zeros_like(p) if g is None else g for p, g in zip(self.extractor, parts, strict=True)]
+            rows.append(torch.cat([g.flatten() for g in flat]).double())
+        for k, b in self.model.named_buffers():
+            b.data.copy_(kept[k])
+        return torch.stack(rows)
+
+    def step(
+        self, batch: dict[str, Any], pull: Tensor, kernel: Polynomial, share: float, weight: float
+    ) -> dict[str, float]:
+        """One update: own loss, `weight` (lambda) times the own part of MMD and the pull of the others."""
+        features = self.forward(batch)
+        v = self.compare.inside(features)
+        own = within(v.double(), kernel)
+        loss = weight * share * own
+        figures = {"within": float(own.detach())}
+        if self.head is not None:
+            task = self.head.loss(features, self.labels(batch))
+            loss, figures["task"] = loss + task, finite(float(task.detach()))
+        chained = pull.shape == v.shape
+        self._update(loss + weight * (pull * v.double()).sum() if chained else loss, None if chained else weight * pull)
+        return figures
+
+    def _update(self, loss: Tensor, beside: Tensor | None = None) -> None:
+        """One step of the optimiser; `beside` is a gradient by the extractor's parameters to add."""
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if beside is not None:
+            self._add(beside)
+        if self.training.clip:
+            self.optimiser.clip(self.training.clip)
+        self.optimiser.step()
+
+    def _add(self, flat: Tensor) -> None:
+        """Add a gradient by all parameters of the extractor, one after the other."""
+        at = 0
+        for p in self.extractor:
+            part = flat[at : at + p.numel()].view_as(p).to(p.dtype)
+            p.grad = part if p.grad is None else p.grad + part
+            at += p.numel()
+
+    def decay(self) -> float:
+        """The regulariser of the extractor: half its squared length times the weight decay."""
+        return 0.5 * self.training.weight_decay * sum(float((p.detach() ** 2).sum()) for p in self.extractor)
+
+    @property
+    def size(self) -> int:
+        """P, of the extractor."""
+        return sum(p.numel() for p in self.extractor)
+
+
+def finite(loss: float) -> float:
+    """The loss, if it is a number."""
+    if not math.isfinite(loss):
+        raise VisardError(f"the loss became {loss} in training: lower method.training.lr")
+    return loss

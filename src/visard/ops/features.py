@@ -1,0 +1,62 @@
+"""Features of a view inside a client step: the network as it is, in evaluation mode and float32."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from visard.core import Weights
+from visard.data.augment import to_float
+from visard.data.faces import FaceView
+from visard.heads import direction
+
+BATCH = 256
+KEPT = 2  # sets of features that a process remembers: those of this round, and of the one before
+
+_known: OrderedDict[tuple[str, str], Tensor] = OrderedDict()
+
+
+def features_of(model: nn.Module, view: FaceView, channels_last: bool = True) -> Tensor:
+    """Features (n, E) of the pictures of a view, not normalised; leaves the network in evaluation mode."""
+    model.eval()
+    parts = []
+    with torch.no_grad():
+        for start in range(0, len(view), BATCH):
+            x = to_float(view.batch(np.arange(start, min(start + BATCH, len(view)))), channels_last)
+            # `forward` itself: a compiled network would be compiled again for evaluation
+            parts.append(model.forward(x).float())
+    return torch.cat(parts) if parts else torch.zeros(0, 0)
+
+
+def shared_features(model: nn.Module, theta: Weights, view: FaceView, channels_last: bool = True) -> Tensor:
+    """`features_of` for pictures that every party has; `theta` are the weights that the network holds.
+
+    Simulated clients of one process do the same work on the same weights: it is done once. The answer is a pure
+    function of weights and pictures, so it is the same bits whoever asks first.
+    """
+    key = (_digest(theta), f"{view.faces.path}:{hashlib.sha256(view.index.tobytes()).hexdigest()}")
+    if key not in _known:
+        _known[key] = features_of(model, view, channels_last)
+        while len(_known) > KEPT:
+            _known.popitem(last=False)
+    _known.move_to_end(key)
+    return _known[key]
+
+
+def class_means(features: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Directions (classes, E) of the mean unit feature of each class; a class without pictures gets zeros."""
+    sums = torch.zeros(classes, features.shape[1], dtype=torch.float64)
+    sums.index_add_(0, labels, direction(features).double())
+    return direction(sums).float()
+
+
+def _digest(weights: Weights) -> str:
+    found = hashlib.sha256()
+    for name, value in weights.items():
+        found.update(name.encode())
+        found.update(value.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()

@@ -1,0 +1,70 @@
+r"""Choosing C-FINCH's distance d without labels.
+
+u   unit features (n, D)            m_c   mean of the features of cluster c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from visard.ops.finch import cfinch, means
+from visard.ops.neighbours import Floats, Ints, Metric, Search, directions, nearest
+
+HIGHEST = 0.99  # quantile of first-neighbour distances: beyond, everybody merges with somebody
+MOST, WORK = 20, 400_000  # candidates for d: at most so many, and fewer where there are many features
+ROWS = 4096
+
+
+def choose_d(
+    u: Floats,
+    metric: Metric = "chord",
+    search: Search = "auto",
+    labels_at: Callable[[float], Ints] | None = None,
+) -> float:
+    """The d whose clusters are the most separate, among quantiles of the distances to first neighbours.
+
+    `labels_at` gives the clusters (n,) for a d, numbered from 0; default C-FINCH.
+    Too small a d leaves people in pieces and pictures alone, too large a one chains strangers together; `separation`
+    sees both. The distances reach from the closest pairs to the pictures that are like nobody else.
+    """
+    if len(u) < 3:
+        return 1.0
+    distance = nearest(u, metric, search)[1]
+    count = max(5, min(MOST, WORK // len(u)))
+    candidates = np.unique(np.quantile(distance, np.linspace(0.05, HIGHEST, count)))
+    scores = []
+    for d in candidates:
+        at = _above(float(d))
+        labels = cfinch(u, at, metric, search)[-1].labels if labels_at is None else labels_at(at)
+        scores.append(separation(u, labels, int(labels.max()) + 1))
+    return _above(float(candidates[int(np.argmax(scores))]))
+
+
+def _above(d: float) -> float:
+    """Just above d and above 0: merging asks for a distance below."""
+    return float(np.nextafter(np.float32(max(d, 1e-6)), np.float32(np.inf)))
+
+
+def separation(u: Floats, labels: Ints, clusters: int) -> float:
+    r"""A silhouette with centroids: the mean of $(b - a) / \max(a, b)$, where $a = 1 - \cos(u_i, m_{own})$ without
+    $u_i$ itself in the mean, and b is the same to the nearest other cluster; 0 for a picture alone.
+
+    Leaving the picture out is what makes small clusters honest: a mean of two is half the picture itself.
+    """
+    if clusters < 2:
+        return 0.0
+    centroids, sizes = means(u, labels, clusters), np.bincount(labels, minlength=clusters)
+    table, total = torch.from_numpy(directions(centroids)), 0.0
+    for start in range(0, len(u), ROWS):
+        x, own = u[start : start + ROWS], labels[start : start + ROWS]
+        rest = directions(centroids[own] * sizes[own, None] - x)
+        a = 1 - (x * rest).sum(1)
+        scores = torch.from_numpy(np.ascontiguousarray(x)) @ table.T
+        scores[torch.arange(len(x)), torch.from_numpy(own)] = -2
+        b = 1 - scores.amax(1).numpy()
+        value = (b - a) / np.maximum(np.maximum(a, b), 1e-12)
+        total += float(value[sizes[own] > 1].sum())
+    return total / len(u)

@@ -1,0 +1,176 @@
+"""A round of encrypted MMD moves every party exactly as plain training on pooled features would (Eqs. 2, 3, 16-20)."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tests.sealed_wire import Wire, method, start, wire
+from torch import Tensor
+
+pytest.importorskip("gmpy2", reason="needs the extra crypto")
+
+from visard.methods.encrypted_mmd import EncryptedMMD
+from visard.ops import mmd
+from visard.ops.alignment import Learner
+from visard.ops.compare import Compare
+from visard.ops.mmd import Polynomial
+
+# A weight after one step of lr 0.1 is right to 2e-5, or to 1/500 of the largest change: 20 bits after the point are
+# fewer where the features fill only a small part of the ball (radius 8 here, lengths around 2).
+TOLERANCE, SHARE = 2e-5, 1 / 500
+
+
+def run(how: EncryptedMMD, net: Wire) -> tuple[dict[str, dict[str, Any]], Polynomial]:
+    """One round; the states right after the offers, and the kernel that was agreed on."""
+    states: dict[str, dict[str, Any]] = {}
+    plans = []
+
+    def watch(step: str, client: str, message: Any) -> Any:
+        if step == "answer":
+            states[client] = copy.deepcopy(net.parties[client].state)
+            plans.append(message.plan)
+        return message
+
+    server = start(how, net)
+    net.before = watch
+    how.round(server, net)
+    return states, plans[0].kernel
+
+
+def centrally(
+    how: EncryptedMMD, net: Wire, states: dict[str, dict[str, Any]], kernel: Polynomial
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The extractors' weights after one step on the plain loss, by autograd over all parties at once."""
+    sources = [c for c in net.clients if c != "t"]
+    models, features, tasks = {}, {}, []
+    for c in net.clients:
+        learner = _learner(how, net, c, states[c])
+        raw = learner.forward(states[c]["batches"][0])
+        features[c] = how.compare.inside(raw).double()
+        models[c] = list(learner.extractor)
+        if c != "t":
+            tasks.append(learner.head.loss(raw, learner.labels(states[c]["batches"][0])))
+    if how.pooled:
+        together = torch.cat([features[c] for c in sources])
+        discrepancy = mmd.discrepancy(together, features["t"], kernel)
+    else:
+        discrepancy = torch.stack([mmd.within(features[c], kernel) for c in sources]).mean()
+        discrepancy = discrepancy + mmd.within(features["t"], kernel)
+        discrepancy = (
+            discrepancy + torch.stack([mmd.between(features[c], features["t"], kernel) for c in sources]).mean()
+        )
+    loss = torch.stack(tasks).mean() + how.weight * discrepancy
+    after = {}
+    for c, parameters in models.items():
+        slopes = torch.autograd.grad(loss, parameters, retain_graph=True)
+        # each source minimises its own part: the common 1 / S of Eq. 18 is its learning rate
+        factor = len(sources) if c != "t" and not how.pooled else 1
+        after[c] = torch.cat(
+            [(p - 0.1 * factor * g).flatten() for p, g in zip(parameters, slopes, strict=True)]
+        ).detach()
+    if how.pooled:  # one set of weights, whose gradient is the sum over the sources
+        slopes = sum(after[c] - torch.cat([p.flatten() for p in models[c]]).detach() for c in sources)
+        common = torch.cat([p.flatten() for p in models[sources[0]]]).detach() + slopes
+        after |= dict.fromkeys(sources, common)
+    return after, discrepancy.detach()
+
+
+def _learner(how: EncryptedMMD, net: Wire, c: str, state: dict[str, Any]) -> Learner:
+    client = copy.copy(net.parties[c])
+    client.state = copy.deepcopy(state)
+    head = how.head if how.task == "classify" else None
+    return Learner(client, how.training, how.compare, head, c != "t", 0.1)
+
+
+def weights(net: Wire, c: str) -> Tensor:
+    return torch.cat([v.flatten() for v in net.parties[c].state["theta"].values()])
+
+
+def close(found: Tensor, expected: Tensor, before: dict[str, Any]) -> None:
+    moved = float((expected - torch.cat([v.flatten() for v in before["theta"].values()])).abs().max())
+    assert moved > 20 * TOLERANCE, "the step is far larger than the tolerance"
+    assert float((found - expected).abs().max()) < max(TOLERANCE, SHARE * moved)
+
+
+CASES = {
+    "packed": {},
+    "packed, degree 1": {"compare": Compare(unit=False, radius=8.0, kernel="taylor", degree=1)},
+    "packed, Taylor": {"compare": Compare(unit=False, radius=8.0, kernel="taylor", alpha=0.9)},
+    "packed, unit": {"compare": Compare(unit=True)},
+    "packed, projected": {"compare": Compare(unit=False, radius=8.0, project=3)},
+    "packed, each answer alone": {"sums": False},
+    "both": {"protocol": "both"},
+    "both, degree 3": {"protocol": "both", "compare": Compare(unit=False, radius=8.0, kernel="taylor", degree=3)},
+    "chain_rule": {"protocol": "chain_rule"},
+    "compressed": {"protocol": "compressed"},
+    "naive": {"protocol": "naive"},
+    "own classes": {"classes": "own"},
+    "monitored": {"monitor": True},
+}
+
+
+@pytest.mark.parametrize("sources", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_equations_18_to_20(case: str, sources: int) -> None:
+    how, net = method(**CASES[case]), wire(sources, 4)
+    states, kernel = run(how, net)
+    expected, _ = centrally(how, net, states, kernel)
+    for c in net.clients:
+        close(weights(net, c), expected[c], states[c])
+
+
+@pytest.mark.parametrize("protocol", ["packed", "both"])
+def test_equations_16_and_17(protocol: str) -> None:
+    how, net = method(protocol=protocol, pooled=True), wire(3, 4)
+    states, kernel = run(how, net)
+    expected, _ = centrally(how, net, states, kernel)
+    shared = torch.stack([weights(net, c) for c in ("s0", "s1", "s2")]).mean(0)
+    close(shared, expected["s0"], states["s0"])
+    close(weights(net, "t"), expected["t"], states["t"])
+
+
+@pytest.mark.parametrize("L", [16, 64])
+def test_longer_features(L: int) -> None:
+    how, net = method(), wire(1, L, inputs=8)
+    states, kernel = run(how, net)
+    expected, _ = centrally(how, net, states, kernel)
+    for c in net.clients:
+        close(weights(net, c), expected[c], states[c])
+
+
+@pytest.mark.parametrize("protocol", ["packed", "both"])
+def test_the_monitored_loss_is_the_plain_one(protocol: str) -> None:
+    how, net = method(monitor=True, protocol=protocol, weight=0.5), wire(1, 4)
+    how = replace(how, training=replace(how.training, weight_decay=0.01))
+    states, kernel = run(how, net)
+    _, discrepancy = centrally(how, net, states, kernel)
+    decays = {c: _learner(how, net, c, states[c]).decay() for c in net.clients}
+    assert net.figures["mmd"] == pytest.approx(float(discrepancy) + decays["t"] / 0.5, abs=1e-3)
+    total = net.figures["task"] + 0.5 * float(discrepancy) + decays["s0"] + decays["t"]
+    assert net.figures["total"] == pytest.approx(total, abs=1e-3)
+
+
+def test_a_regressor_in_place_of_the_classifier() -> None:
+    how, net = method(task="regress"), wire(1, 4, regress=True)
+    states, kernel = run(how, net)
+    expected, _ = centrally(how, net, states, kernel)
+    for c in net.clients:
+        close(weights(net, c), expected[c], states[c])
+    assert net.figures["mse"] >= 0
+
+
+def test_many_batches_in_one_exchange() -> None:
+    """Three batches travel together; with a learning rate near zero they act as three exchanges of one batch."""
+    slow = method().training
+    figures = []
+    for batches, exchanges in ((3, 1), (1, 3)):
+        how = method(batches=batches, exchanges=exchanges, training=replace(slow, lr=1e-6))
+        net = wire(1, 4)
+        run(how, net)
+        figures.append((net.figures["encryptions"], len(net.transcript)))
+    assert figures[0][0] == figures[1][0]
+    assert figures[0][1] < figures[1][1]

@@ -1,0 +1,196 @@
+"""FedFR-DA against slow loops: Eqs. 1-3, and Algorithm 1 with plain autograd, line by line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.property.test_finch_property import literal_cfinch
+from tests.toys import noise_faces, toy_engine, toy_network
+from torch import Tensor, nn
+
+from visard.data.augment import Augment, augment, to_float
+from visard.data.faces import FaceSet
+from visard.data.partition import PartitionSettings, partition
+from visard.engines.local import LocalNetwork
+from visard.engines.seeds import derive, generator
+from visard.engines.world import World
+from visard.methods.domains import SOURCE
+from visard.methods.fedfr_da import Down, FedFRDA, Server
+from visard.numerics import Numerics
+from visard.ops.cluster import Clustering
+from visard.ops.training import HeadSettings, Training, batches
+
+LAMBDA, E, LR, MOMENTUM, DECAY = 0.7, 5, 0.05, 0.9, 0.01
+TRAINING = Training(
+    lr=LR, batch_size=4, clip=0.0, momentum=MOMENTUM, weight_decay=DECAY, unit="iterations", amount=E,
+    augment=Augment(flip=True), schedule="constant",
+)  # fmt: skip
+HEAD = HeadSettings("arcface", 16.0, 0.2)
+
+
+def domain_world(folder: Path, targets: int = 2) -> World:
+    """Noise faces; people with an odd number are the source, the others belong to the targets."""
+    faces = noise_faces(folder / "faces", identities=16, images=8)
+    settings = PartitionSettings(
+        kind="domains", clients=targets, source_domain="Male", target_domain="!Male", test_identities=2,
+        split=(0.75, 0.0, 0.25),
+    )  # fmt: skip
+    federation = partition(FaceSet.open(faces.path), settings, 0).federation(faces)
+    return World(
+        seed=0, clients=federation.clients, training=tuple(federation.training), benchmarks=federation.unseen,
+        classes=federation.identities, embedding=8, build=toy_network, numerics=Numerics(),
+        start_from={k: v.clone() for k, v in toy_network().state_dict().items()},
+    )  # fmt: skip
+
+
+def method(**changes: object) -> FedFRDA:
+    how = Clustering(d=0.5, min_size=2)
+    return FedFRDA(rounds=3, training=TRAINING, head=HEAD, dcl=LAMBDA, clustering=how, **changes)  # type: ignore[arg-type]
+
+
+def begin(folder: Path, how: FedFRDA, targets: int = 2) -> tuple[LocalNetwork, Server]:
+    """A network and the server after stage 2."""
+    torch.manual_seed(5)
+    net = toy_engine(folder, domain_world(folder, targets))
+    server = how.start(net.world.setup())
+    net.begin("label", 0)
+    return net, how.label_all(server, net)
+
+
+def slow_arcface(features: Tensor, W: Tensor, labels: Tensor, s: float, m: float) -> Tensor:
+    """Mean over the batch, written out with arccos."""
+    losses = []
+    for f, y in zip(features, labels.tolist(), strict=True):
+        cos = (W / W.norm(dim=1, keepdim=True)) @ (f / f.norm())
+        logits = s * cos
+        target = s * torch.cos(torch.arccos(cos[y]) + m)
+        others = torch.cat([logits[:y], logits[y + 1 :], target[None]])
+        losses.append(torch.logsumexp(others, 0) - target)
+    return torch.stack(losses).mean()
+
+
+def slow_client(
+    net: LocalNetwork, client: str, theta: dict[str, Tensor], lam: float, ask: int = 1
+) -> dict[str, Tensor]:
+    """Lines 14-19 for one client of the first round, in plain PyTorch; target labels are those it keeps."""
+    place = ("federate", 0, 1, client)
+    state = net.states.client_state(client)
+    rng, view = generator(net.world.seed, *place), net.world.clients[client].train
+    labels = torch.from_numpy(view.labels)
+    if client != SOURCE:
+        labels = state["labels"]
+        view, labels = view.take((labels >= 0).numpy()), labels[labels >= 0]
+    model = toy_network()
+    model.load_state_dict(theta)  # line 14
+    torch.manual_seed(derive(net.world.seed, *place, "default"))
+    W = nn.Parameter(torch.randn(int(labels.max()) + 1, 8) / 8**0.5)
+    if client != SOURCE and state["start"] is not None:
+        W = nn.Parameter(state["start"].clone())
+    parameters = [*model.parameters(), W]
+    velocity = [torch.zeros_like(p) for p in parameters]
+    anchors = [theta[name] for name, _ in model.named_parameters()]
+    model.train()
+    for chosen in batches(len(view), TRAINING, rng):  # line 15
+        x = augment(to_float(view.batch(chosen)), rng, TRAINING.augment)
+        F = slow_arcface(model(x), W, labels[chosen], HEAD.scale, HEAD.margin)  # Eq. 2 over a batch
+        distance = sum(((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchors, strict=True))
+        h = F + lam / 2 * distance if client == SOURCE else F  # Eq. 3, lines 16-17
+        gradients = torch.autograd.grad(h, parameters)
+        with torch.no_grad():
+            for p, g, v in zip(parameters, gradients, velocity, strict=True):
+                v.mul_(MOMENTUM).add_(g + DECAY * p)
+                p.sub_(LR * v)
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("with_source", [True, False])
+@pytest.mark.parametrize("target_head", ["means", "random"])
+def test_one_round_of_algorithm_1(tmp_path: Path, with_source: bool, target_head: str) -> None:
+    how = method(with_source=with_source, target_head=target_head)
+    net, s = begin(tmp_path, how)
+    clients = [SOURCE, *s.labelled] if with_source else s.labelled
+    assert len(s.labelled) == 2
+    slow = [slow_client(net, c, s.theta, LAMBDA) for c in clients]
+    net.begin("federate", 0)
+    after = how.round(s, net)
+    for key, value in after.theta.items():
+        if value.is_floating_point():  # line 21: 1 / N whatever the clients hold
+            expected = torch.stack([theta[key].double() for theta in slow]).mean(0)
+            torch.testing.assert_close(value.double(), expected, rtol=1e-4, atol=1e-5)
+        else:
+            assert value == max(theta[key] for theta in slow)
+
+
+def test_equation_3_moves_the_source_alone(tmp_path: Path) -> None:
+    """DCL changes what the source sends and nothing else, and keeps it nearer to theta_r."""
+    moved = {}
+    for lam in (0.0, LAMBDA):
+        how = FedFRDA(rounds=3, training=TRAINING, head=HEAD, dcl=lam, clustering=Clustering(d=0.5, min_size=2))
+        net, s = begin(tmp_path / str(lam), how)
+        net.begin("federate", 0)
+        moved[lam] = net.ask(how.local, {c: Down(s.theta, LR, True) for c in net.clients})
+    assert not torch.equal(moved[0.0][SOURCE].theta["5.weight"], moved[LAMBDA][SOURCE].theta["5.weight"])
+    for c in s.labelled:
+        assert all(torch.equal(v, moved[LAMBDA][c].theta[k]) for k, v in moved[0.0][c].theta.items())
+    names = [name for name, _ in toy_network().named_parameters()]
+    far = {
+        lam: sum(float(((ups[SOURCE].theta[k] - s.theta[k]) ** 2).sum()) for k in names) for lam, ups in moved.items()
+    }
+    assert far[LAMBDA] < far[0.0]
+
+
+def test_stage_2_clusters_each_target_alone(tmp_path: Path) -> None:
+    """Lines 5-8: features of theta_s, C-FINCH by the literal description, each client's own pictures only."""
+    how = method()
+    net, s = begin(tmp_path, how)
+    model = toy_network()
+    model.load_state_dict(s.theta)
+    model.eval()
+    for client in ("target-0", "target-1"):
+        view = net.world.clients[client].train
+        with torch.no_grad():
+            features = model(to_float(view.batch(np.arange(len(view))))).numpy()
+        unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+        slow = np.array(literal_cfinch(unit, 0.5, "euclidean")[-1])
+        found = net.states.client_state(client)["labels"].numpy()
+        sizes = {label: int((slow == label).sum()) for label in slow}
+        assert (found >= 0).tolist() == [sizes[label] >= 2 for label in slow]
+        kept = found >= 0
+        assert len(set(zip(found[kept], slow[kept], strict=True))) == len(set(found[kept])) == len(set(slow[kept]))
+
+
+def test_heads_stay_and_persist(tmp_path: Path) -> None:
+    how = method()
+    net, s = begin(tmp_path, how)
+    heads = []
+    for r in range(2):
+        net.begin("federate", r)
+        s = how.round(s, net)
+        heads.append({c: net.states.client_state(c)["head"]["weight"] for c in net.clients})
+    widths = {c: len(w) for c, w in heads[0].items()}
+    assert widths[SOURCE] == net.world.clients[SOURCE].n_classes
+    assert all(heads[1][c].shape == heads[0][c].shape and not torch.equal(heads[1][c], heads[0][c]) for c in widths)
+    assert all(k.split(".")[0].isdigit() for k in s.theta), "only the backbone is averaged"
+
+
+def test_the_source_starts_from_its_pretrained_head(tmp_path: Path) -> None:
+    W = torch.nn.functional.normalize(torch.arange(7 * 8, dtype=torch.float32).view(7, 8).sin(), dim=1)
+    for choice in ("pretrained", "random"):
+        folder = tmp_path / choice
+        world = domain_world(folder)
+        world.class_vectors = W[: world.clients[SOURCE].n_classes]
+        net = toy_engine(folder, world)
+        how = FedFRDA(
+            rounds=1, training=Training(lr=1e-9, batch_size=4, unit="iterations", amount=1, weight_decay=0.0),
+            head=HEAD, clustering=Clustering(d=0.5), source_head=choice,  # type: ignore[arg-type]
+        )  # fmt: skip
+        s = how.start(world.setup())
+        net.begin("label", 0)
+        s = how.label_all(s, net)
+        net.begin("federate", 0)
+        how.round(s, net)
+        kept = net.states.client_state(SOURCE)["head"]["weight"]
+        assert torch.allclose(kept, world.class_vectors, atol=1e-6) == (choice == "pretrained")

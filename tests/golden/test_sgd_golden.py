@@ -1,0 +1,61 @@
+"""SGD with clipping, momentum and weight decay: the bits of torch's own."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+from visard.ops.sgd import Sgd
+
+
+def network() -> nn.Module:
+    torch.manual_seed(3)
+    made = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 5)
+    )
+    return made.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("momentum", "decay", "clip"), list(itertools.product([0.0, 0.9], [0.0, 5e-4], [0.0, 0.005, 1e6]))
+)
+def test_the_bits_of_torch(momentum: float, decay: float, clip: float) -> None:
+    ours, theirs = network(), network()
+    own = Sgd(ours.parameters(), 0.1, momentum, decay)
+    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=decay, foreach=True)
+    for step in range(5):
+        x = torch.randn(6, 3, 8, 8)
+        for model, optimiser in ((ours, own), (theirs, reference)):
+            optimiser.zero_grad()
+            out = model(x) if step != 1 else model[:5](x)  # the last layer has no gradient in one step
+            out.square().mean().backward()
+        if clip:
+            own.clip(clip)
+            torch.nn.utils.clip_grad_norm_(theirs.parameters(), clip, foreach=True)
+        own.step()
+        reference.step()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b), step
+
+
+def test_a_late_first_gradient_starts_its_own_momentum() -> None:
+    p = [torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)]
+    own = Sgd(p, 1.0, 0.5, 0.0)
+    p[0].grad = torch.ones(2)
+    own.step()
+    p[0].grad, p[1].grad = torch.ones(2), torch.ones(2)
+    own.step()
+    assert p[0].tolist() == [1 - 1 - 1.5] * 2
+    assert p[1].tolist() == [0.0] * 2
+
+
+def test_a_gradient_that_is_not_a_number_is_not_hidden() -> None:
+    p = torch.ones(2, requires_grad=True)
+    p.grad = torch.tensor([float("nan"), 1.0])
+    own = Sgd([p], 1.0, 0.0, 0.0)
+    own.clip(1.0)
+    own.step()
+    assert torch.isnan(p).all(), "as torch does: the length is not a number either"

@@ -1,0 +1,192 @@
+"""Clustering: quality against all pairs and scikit-learn, settings, the four methods, files and the command."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from visard.cli import main
+from visard.clustering import Vectors, label, read_vectors
+from visard.errors import UsageError, VisardError
+from visard.evaluation.clusters import counts, quality
+from visard.ops import neighbours
+from visard.ops.agreement import bcubed, nmi, overlap, pairwise
+from visard.ops.cluster import Clustering, cluster, drop_small, prepare
+from visard.ops.neighbours import nearest
+
+LABELS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=40)
+
+
+def people(n: int = 12, pictures: int = 8, noise: float = 0.25, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Features of well-separated people, shuffled."""
+    rng = np.random.default_rng(seed)
+    identity = rng.permutation(np.repeat(np.arange(n), pictures))
+    centres = rng.standard_normal((n, 32))
+    x = centres[identity] / np.linalg.norm(centres[identity], axis=1, keepdims=True)
+    return (x + noise * rng.standard_normal(x.shape) / 32**0.5).astype(np.float32), identity
+
+
+@settings(max_examples=200, deadline=None)
+@given(LABELS)
+def test_pairwise_counts_pairs(rows: list[tuple[int, int]]) -> None:
+    pairs = list(itertools.combinations(rows, 2))
+    both = sum(a[0] == b[0] and a[1] == b[1] for a, b in pairs)
+    claimed, true = (sum(a[i] == b[i] for a, b in pairs) for i in (0, 1))
+    labels, truth = (np.array(column) for column in zip(*rows, strict=True))
+    found = pairwise(overlap(labels, truth))
+    assert found.precision == pytest.approx(both / claimed if claimed else 1)
+    assert found.recall == pytest.approx(both / true if true else 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(LABELS)
+def test_bcubed_goes_picture_by_picture(rows: list[tuple[int, int]]) -> None:
+    precision = recall = 0.0
+    for c, k in rows:
+        cluster_of, people_of = [r for r in rows if r[0] == c], [r for r in rows if r[1] == k]
+        same = len([r for r in cluster_of if r[1] == k])
+        precision += same / len(cluster_of) / len(rows)
+        recall += same / len(people_of) / len(rows)
+    labels, truth = (np.array(column) for column in zip(*rows, strict=True))
+    found = bcubed(overlap(labels, truth))
+    assert (found.precision, found.recall) == (pytest.approx(precision), pytest.approx(recall))
+
+
+@settings(max_examples=100, deadline=None)
+@given(LABELS)
+def test_nmi_is_that_of_scikit_learn(rows: list[tuple[int, int]]) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    labels, truth = (np.array(column) for column in zip(*rows, strict=True))
+    if len(set(labels)) > 1 or len(set(truth)) > 1:
+        expected = metrics.normalized_mutual_info_score(truth, labels)
+        assert nmi(overlap(labels, truth)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_pictures_without_a_label_are_alone() -> None:
+    truth = np.array([0, 0, 0, 1, 1])
+    dropped, alone = np.array([0, 0, -1, 1, -1]), np.array([0, 0, 7, 1, 8])
+    assert quality(dropped, truth) == quality(alone, truth)
+    found = counts(dropped)
+    assert (found.pictures, found.clusters, found.singletons, found.largest, found.dropped) == (5, 2, 1, 2, 2)
+    with pytest.raises(VisardError, match="compare"):
+        quality(np.zeros(3, np.int64), np.zeros(4, np.int64))
+
+
+@pytest.mark.parametrize("how", [
+    Clustering(), Clustering(d=0.8), Clustering(metric="chord"), Clustering(centre=True),
+    Clustering(method="kmeans"), Clustering(method="kmeans", clusters=12),
+    Clustering(method="dbscan", d=0.6), Clustering(method="finch", metric="cosine", partition=1),
+], ids=str)  # fmt: skip
+def test_clear_people_are_found(how: Clustering) -> None:
+    x, identity = people(noise=0.15)
+    found = cluster(x, how, people=12)
+    assert quality(found.labels, identity).pairwise_f > (0.75 if how.method == "finch" else 0.9)
+    assert found.clusters == found.labels.max() + 1
+    assert bool(found.oracle) == (how.method == "kmeans" and not how.clusters)
+    again = cluster(x, how, people=12)
+    assert np.array_equal(again.labels, found.labels)
+
+
+def test_small_clusters_lose_their_label() -> None:
+    assert drop_small(np.array([5, 3, 5, -1, 3, 9]), 2).tolist() == [0, 1, 0, -1, 1, -1]
+    assert drop_small(np.array([5, 3, 5, -1, 3, 9]), 3).tolist() == [-1] * 6
+    assert drop_small(np.array([5, 3]), 1).tolist() == [0, 1]
+
+
+def test_centring_takes_a_common_offset_away() -> None:
+    x, identity = people(noise=0.3)
+    shifted = x + 4 * np.ones(32, np.float32) / 32**0.5
+    kept, lost = (
+        quality(cluster(shifted, Clustering(d=0.9, centre=c)).labels, identity).pairwise_f for c in (True, False)
+    )
+    assert kept > 0.9 > 0.5 > lost
+    assert np.allclose(np.linalg.norm(prepare(shifted, centre=True), axis=1), 1)
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    ({"d": 0.0}, "positive"), ({"min_size": 0}, "min_size"), ({"clusters": -1}, "clusters"),
+])  # fmt: skip
+def test_bad_settings(settings: dict[str, float], text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        Clustering(**settings)  # type: ignore[arg-type]
+
+
+def test_bad_vectors() -> None:
+    with pytest.raises(VisardError, match="not finite"):
+        nearest(np.full((3, 2), np.nan, np.float32))
+    with pytest.raises(VisardError, match="two"):
+        nearest(np.zeros((1, 2), np.float32))
+    with pytest.raises(UsageError, match="number of clusters"):
+        cluster(people()[0], Clustering(method="kmeans"))
+    with pytest.raises(UsageError, match="partition"):
+        cluster(people()[0], Clustering(method="finch", partition=99))
+
+
+def test_one_vector_is_one_cluster() -> None:
+    assert cluster(np.ones((1, 4), np.float32), Clustering(d=1.0, min_size=1)).labels.tolist() == [0]
+
+
+def test_faiss_finds_nearly_all_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    x, _ = people(200, 10)
+    exact, _ = nearest(x, "chord", "exact")
+    fast, distance = nearest(x, "chord", "faiss")
+    assert (fast == exact).mean() > 0.95
+    assert np.array_equal(nearest(x, "chord", "faiss")[0], fast)
+    assert (distance > 0).all()
+    monkeypatch.setattr(neighbours, "EXACT", 100)
+    assert np.array_equal(nearest(x, "chord")[0], fast)
+
+
+def test_features_with_and_without_a_manifest(tmp_path: Path) -> None:
+    x, identity = people()
+    np.save(tmp_path / "f.npy", x)
+    assert read_vectors(tmp_path / "f.npy").identity is None
+    found, report = label(Vectors(x), Clustering())
+    assert report["quality"] is None
+    (tmp_path / "f.json").write_text(json.dumps({"identity": identity.tolist()}))
+    assert read_vectors(tmp_path / "f.npy").identity is not None
+    (tmp_path / "f.json").write_text(json.dumps({"identity": [1]}))
+    with pytest.raises(VisardError, match="rows"):
+        read_vectors(tmp_path / "f.npy")
+    (tmp_path / "g.npy").write_bytes(b"no array")
+    with pytest.raises(VisardError, match="readable"):
+        read_vectors(tmp_path / "g.npy")
+    with pytest.raises(UsageError, match="no features"):
+        read_vectors(tmp_path / "h.npy")
+    assert found.clusters == report["counts"]["clusters"]
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    x, identity = people()
+    np.save(tmp_path / "f.npy", x)
+    (tmp_path / "f.json").write_text(json.dumps({"identity": identity.tolist()}))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", "--out", "l.csv", "--json"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    report = json.loads(capsys.readouterr().out)
+    assert report["quality"]["pairwise_f"] > 0.9
+    assert report["d_of_the_paper"] == {"FedFR-S": 1.2, "FedFR-L": 0.9}
+    rows = list(csv.DictReader((tmp_path / "l.csv").read_text().splitlines()))
+    assert len(rows) == len(x)
+    assert len({r["label"] for r in rows}) == report["counts"]["clusters"]
+    for bad in (["--d", "far"], ["--d", "-1"], ["--out", "l.txt"], ["--method", "finch", "--partition", "99"]):
+        monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", *bad])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert stop.value.code == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", "--d", "inf"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code

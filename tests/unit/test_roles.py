@@ -1,0 +1,53 @@
+"""Roles that belong to keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from visard.engines.roles import FILE, Roles, parse_roles, read_nodes, tell_nodes
+from visard.errors import UsageError, VisardError
+
+BOUND = parse_roles(["1=house-1", "1=pool", "2=house-2"], 3)
+
+
+@pytest.mark.parametrize(
+    ("node", "role", "says"),
+    [
+        ("node-1", "house-1", None),
+        ("node-1", "pool", None),
+        ("node-2", "house-1", "node-2 claims to be house-1, which belongs to the key of node-1"),
+        ("node-3", "house-1", "node-3 claims to be house-1, which belongs to the key of node-1"),
+        ("node-2", "house-9", "node-2 claims to be house-9, but its key is for house-2"),
+        ("node-3", "house-9", None),
+        ("an unknown node", "house-2", "an unknown node claims to be house-2, which belongs to the key of node-2"),
+    ],
+)
+def test_who_may_be_what(node: str, role: str, says: str | None) -> None:
+    assert BOUND.refusal(node, role) == says
+
+
+def test_without_bindings_everyone_may_be_anything() -> None:
+    assert Roles().refusal("node-1", "house-1") is None
+
+
+@pytest.mark.parametrize("text", ["house-1", "0=house-1", "4=house-1", "1=", "1=a/b", "x=house-1", "1=../up"])
+def test_malformed_roles_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="must be NODE=ROLE"):
+        parse_roles([text], 3)
+
+
+def test_a_role_has_one_key() -> None:
+    with pytest.raises(UsageError, match="house-1 belongs to node-1 and to node-2"):
+        parse_roles(["1=house-1", "2=house-1"], 2)
+
+
+def test_files(tmp_path: Path) -> None:
+    assert Roles.load(tmp_path) == Roles()
+    tell_nodes(tmp_path, {7: "node-1", 2**63: "node-2"}, BOUND)
+    assert read_nodes(tmp_path) == ({7: "node-1", 2**63: "node-2"}, BOUND)
+    (tmp_path / FILE).write_text(json.dumps({"node-1": "house-1"}))
+    with pytest.raises(VisardError, match="must say which roles each node has"):
+        Roles.load(tmp_path)

@@ -1,0 +1,169 @@
+"""The test of a client before and after tuning: its pairs, its head, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.toys import noise_faces, toy_engine, toy_world
+
+from visard.core import Client, Method, Weights
+from visard.core.tuning import Tuning
+from visard.data.faces import FaceSet, FaceView
+from visard.engines.perform import Place, enter
+from visard.errors import UsageError
+from visard.evaluation.embedding import embed
+from visard.evaluation.rounds import _clients
+from visard.evaluation.tuned import draw_pairs, pair_figures, score_tuned, tune
+from visard.methods.fedavg import FedAvg
+from visard.methods.hf_maml import HFMaml
+from visard.ops.meta import MetaTraining
+from visard.ops.training import HeadSettings, Training, load_weights, weights_of
+
+TUNING = Tuning(batches=3, batch_size=4, lr=0.05, pairs=40, draws=2)
+
+
+@pytest.fixture
+def faces(tmp_path: Path) -> FaceSet:
+    return noise_faces(tmp_path / "faces")
+
+
+def test_half_the_pairs_are_of_one_person(faces: FaceSet) -> None:
+    own, others = FaceView.of(faces, [0, 1, 2, 6, 12, 13]), FaceView.of(faces, np.arange(72))
+    drawn = draw_pairs(own, others, 301, np.random.default_rng(0))
+    assert drawn is not None
+    assert drawn.genuine.shape == drawn.impostor.shape == (150, 2)
+    a, b = own.identity[drawn.genuine].T
+    assert (a == b).all()
+    assert (drawn.genuine[:, 0] != drawn.genuine[:, 1]).all()
+    assert set(drawn.genuine[:, 0].tolist()) == {0, 1, 2, 4, 5}, "the one picture of person 1 has no partner"
+    assert (own.identity[drawn.impostor[:, 0]] != others.identity[drawn.impostor[:, 1]]).all()
+    assert set(drawn.impostor[:, 0].tolist()) == set(range(6))
+    assert len(set(others.identity[drawn.impostor[:, 1]].tolist())) == 12, "impostors come from everybody"
+
+
+def test_no_pairs_without_two_pictures_or_two_people(faces: FaceSet) -> None:
+    single, one = FaceView.of(faces, [0, 6, 12]), FaceView.of(faces, [0, 1, 2])
+    rng = np.random.default_rng(0)
+    assert draw_pairs(single, FaceView.of(faces, np.arange(72)), 20, rng) is None
+    assert draw_pairs(one, one, 20, rng) is None
+    assert draw_pairs(one, single, 20, rng) is not None
+
+
+def client_and_weights(folder: Path, state: dict[str, object] | None = None) -> tuple[Client, Weights]:
+    world = toy_world(folder)
+    theta = world.new_weights()
+    client = enter(world, world.training[0], dict(state or {}), Place("final", 0, 1))
+    return client, theta
+
+
+def test_figures_are_those_of_the_drawn_pairs(tmp_path: Path) -> None:
+    client, theta = client_and_weights(tmp_path)
+    test, model = client.data.test, client.network()
+    load_weights(model, theta)
+    drawn = draw_pairs(test, test, 200, np.random.default_rng(1))
+    assert drawn is not None
+    f = embed(model, test).astype(np.float64)
+    f /= np.linalg.norm(f, axis=1, keepdims=True)
+    genuine = [float(f[i] @ f[j]) for i, j in drawn.genuine]
+    impostor = sorted((float(f[i] @ f[j]) for i, j in drawn.impostor), reverse=True)
+    threshold = impostor[10]  # ten of a hundred lie above it
+    tar = np.mean([g > threshold + 1e-6 for g in genuine])
+    assert pair_figures(model, test, test, drawn)["tar@far=0.1"] == pytest.approx(tar, abs=0.021)
+
+
+def test_tuning_moves_the_network_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    client, theta = client_and_weights(tmp_path)
+    before = copy.deepcopy(theta)
+    method = HFMaml(head=HeadSettings("cosface", 8.0, 0.1))
+    figures = score_tuned(client, theta, TUNING, method, None)
+    assert {k.partition("/")[0] for k in figures} == {"untuned", "tuned", "gain"}
+    assert figures["gain/tar@far=0.1"] == pytest.approx(figures["tuned/tar@far=0.1"] - figures["untuned/tar@far=0.1"])
+    assert not torch.equal(weights_of(client.network())["0.weight"], theta["0.weight"])
+    assert client.state == {}
+    assert all(torch.equal(theta[k], before[k]) for k in theta)
+    again = score_tuned(client_and_weights(tmp_path)[0], theta, TUNING, method, None)
+    assert again == figures
+
+
+@pytest.mark.parametrize("kind", ["own", "global", "means", "random"])
+def test_which_head_tuning_starts_from(tmp_path: Path, kind: str) -> None:
+    """With a tiny step the backbone moves along the gradient of the loss with that head."""
+    head = HeadSettings("softmax", 8.0, 0.0)
+    torch.manual_seed(9)
+    own = weights_of(head.build(3, 8))
+    W = torch.randn(12, 8) if kind == "global" else None
+    client, theta = client_and_weights(tmp_path, {"head": own} if kind == "own" else None)
+    moved = {}
+    for other in (kind, "random"):
+        model = client.network()
+        load_weights(model, theta)
+        client.rng.manual_seed(4)
+        torch.manual_seed(4)
+        if other != kind:
+            client, W = replace(client, state={}), None
+        tune(client, model, replace(TUNING, head="means" if other == "means" else "random"), head, W)
+        moved[other] = weights_of(model)
+    same = all(torch.equal(moved[kind][k], moved["random"][k]) for k in theta)
+    assert same == (kind == "random")
+
+
+@pytest.mark.parametrize("share_head", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "hf-maml"])
+def test_trained_and_held_out_clients_of_both_methods(tmp_path: Path, name: str, share_head: bool) -> None:
+    from visard.config import EvaluationSettings
+
+    world = toy_world(tmp_path)
+    world.training, world.held_out = world.training[:2], world.training[2:]
+    net = toy_engine(tmp_path, world)
+    method: Method[Any] = (
+        FedAvg(rounds=1, training=Training(lr=0.01, batch_size=4), share_head=share_head)
+        if name == "fedavg"
+        else HFMaml(rounds=1, training=MetaTraining(steps=2, batch_size=4), share_head=share_head)
+    )
+    net.begin("federate", 0)
+    server = method.stages()[0].run(method.start(world.setup()), net)
+    net.begin("final", 0)
+    found = _clients(EvaluationSettings(tuning=TUNING), method, world, server, net)
+    assert list(found["clients"]["figures"]) == list(world.training)
+    assert list(found["held_out"]["figures"]) == list(world.held_out)
+    for group in found.values():
+        assert {"untuned/tar@far=0.1", "tuned/tar@far=0.1", "gain/tar@far=0.1"} <= set(group["summary"])
+        assert group["summary"]["tuned/tar@far=0.1"]["std"] >= 0
+    assert not net.traffic.problems
+
+
+@pytest.mark.parametrize("wrong", [{"batches": -1}, {"lr": 0.0}, {"draws": 0}, {"pairs": 1}, {"momentum": 1.0}])
+def test_settings_are_checked(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=r"evaluation\.tuning"):
+        Tuning(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["fedavg", "hf-maml"])
+def test_a_head_that_starts_from_class_means(tmp_path: Path, kind: str) -> None:
+    """With no training to speak of, a client's head is the mean direction of its people's features."""
+    world = toy_world(tmp_path)
+    method: Method[Any] = (
+        FedAvg(training=Training(lr=1e-12), head_start="means")
+        if kind == "fedavg"
+        else HFMaml(training=MetaTraining(beta=1e-12, alpha=0.0, steps=1), head_start="means")
+    )
+    net = toy_engine(tmp_path, world)
+    net.begin("federate", 0)
+    server = method.start(world.setup())
+    method.stages()[0].run(server, net)
+    name = world.training[0]
+    train = world.clients[name].train
+    model = world.network()
+    load_weights(model, server.theta)
+    f = embed(model, train).astype(np.float64)
+    f /= np.linalg.norm(f, axis=1, keepdims=True)
+    slow = np.stack([f[train.labels == k].mean(axis=0) for k in range(train.n_classes)])
+    slow /= np.linalg.norm(slow, axis=1, keepdims=True)
+    got = net.states.client_state(name)["head"]["weight"].numpy()
+    np.testing.assert_allclose(got, slow, atol=1e-5)
