@@ -37,7 +37,7 @@ types: $(READY)  ## static types, strict
 	$(BIN)/mypy
 
 bench: $(READY)  ## speed and memory, each next to a peer or the machine's limit (long)
-	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python -m benchmarks.$$(basename $$b .py) || exit 1; done
 
 docs: $(READY)  ## run every command that the documentation shows
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e/test_docs.py

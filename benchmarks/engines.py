@@ -3,7 +3,7 @@
 All of them run the same FedAvg on the same data with one torch thread for each step; results are the same bits.
 
     python -m benchmarks.engines heavy [--clients 8] [--steps 60]
-    python -m benchmarks.engines light [--clients 1000] [--rounds 5] [--flower] [--pfl PYTHON_OF_ITS_ENVIRONMENT]
+    python -m benchmarks.engines light [--clients 1000] [--rounds 5] [--flower] [--ours-on-flower] [--pfl ITS_PYTHON]
     python -m benchmarks.engines memory [--clients 10000]
 """
 
@@ -99,11 +99,11 @@ def open_engine(name: str, folder: Path, arguments: dict[str, Any], workers: int
     return RemoteNetwork(world, states, ledger, link, "0" * 32), method
 
 
-class Pfl:
-    """`pfl_light.py` in its own environment, one round at a time."""
+class Peer:
+    """Another framework with the same workload in a process of its own, one round at a time."""
 
-    def __init__(self, python: str, clients: int, rounds: int) -> None:
-        script = [python, str(Path(__file__).with_name("pfl_light.py")), "--turns"]
+    def __init__(self, script: list[str], clients: int, rounds: int) -> None:
+        script = [*script, "--turns"]
         self._process = subprocess.Popen(
             [*script, "--clients", str(clients), "--rounds", str(rounds)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
@@ -113,15 +113,22 @@ class Pfl:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(file=self._process.stdin)
-        return float(self._process.stdout.readline())
+        while not (line := self._process.stdout.readline()).replace(".", "").strip().isdigit():
+            if not line:
+                raise SystemExit("the peer ended early")
+        return float(line)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.communicate()
+        """No more turns: it ends by itself, and with it what it started."""
+        try:
+            self._process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
 
 def seconds_of_rounds(
-    engines: dict[str, tuple[EngineNetwork, FedAvg]], rounds: int, peer: Pfl | None
+    engines: dict[str, tuple[EngineNetwork, FedAvg]], rounds: int, peers: dict[str, Peer]
 ) -> dict[str, list[float]]:
     """Seconds of each round, the engines taking turns; the first round warms up and does not count."""
     servers = {name: method.start(net.world.setup()) for name, (net, method) in engines.items()}
@@ -134,30 +141,32 @@ def seconds_of_rounds(
             net.states.commit(servers[name], net.ledger.flush() if net.ledger else 0)
             if r:
                 taken[name].append(time.perf_counter() - begun)
-        if peer is not None:
+        for name, peer in peers.items():
             seconds = peer.round()
-            taken.setdefault("pfl", []).extend([seconds] if r else [])
+            taken.setdefault(name, []).extend([seconds] if r else [])
     first = next(iter(servers.values()))
     for server in servers.values():
         assert all(torch.equal(first.theta[k], server.theta[k]) for k in first.theta), "the same bits"
     return taken
 
 
-def compare(names: list[str], arguments: dict[str, Any], rounds: int, folder: Path, pfl: str | None = None) -> None:
+def compare(
+    names: list[str], arguments: dict[str, Any], rounds: int, folder: Path, scripts: dict[str, list[str]]
+) -> None:
     engines = {name: open_engine(name, folder, arguments) for name in names}
-    peer = Pfl(pfl, arguments["clients"], rounds) if pfl else None
+    peers = {name: Peer(script, arguments["clients"], rounds) for name, script in scripts.items()}
     try:
-        taken = seconds_of_rounds(engines, rounds, peer)
+        taken = seconds_of_rounds(engines, rounds, peers)
     finally:
         for net, _ in engines.values():
             net.close()
-        if peer:
+        for peer in peers.values():
             peer.close()
     base = statistics.median(taken["local"])
     for name, seconds in taken.items():
         middle = statistics.median(seconds)
         spread = f"{min(seconds):.2f} to {max(seconds):.2f}"
-        print(f"  {name:8s} {middle:7.2f} s a round ({spread}), {base / middle:5.2f} times the speed of local")
+        print(f"  {name:14s} {middle:7.2f} s a round ({spread}), {base / middle:5.2f} times the speed of local")
 
 
 def memory(clients: int, folder: Path) -> None:
@@ -194,6 +203,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=60)
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--flower", action="store_true")
+    options.add_argument("--ours-on-flower", action="store_true")
     options.add_argument("--pfl")
     chosen = options.parse_args()
     if chosen.what == "all":
@@ -211,8 +221,13 @@ def main() -> None:
         network = "tiny" if heavy else "perceptron"
         print(f"{clients} clients x {steps} steps of {network}")
         arguments = {"folder": scratch, "clients": clients, "steps": steps, "network": network}
-        names = ["local", "pool", *(["flower"] if chosen.flower else [])]
-        compare(names, arguments, chosen.rounds, Path(scratch), chosen.pfl)
+        names = ["local", "pool", *(["ours on Flower"] if chosen.ours_on_flower else [])]
+        peers = {}
+        if chosen.flower:
+            peers["Flower"] = [sys.executable, "-m", "benchmarks.flower_light"]
+        if chosen.pfl:
+            peers["pfl"] = [chosen.pfl, str(Path(__file__).with_name("pfl_light.py"))]
+        compare(names, arguments, chosen.rounds, Path(scratch), peers)
 
 
 if __name__ == "__main__":

@@ -161,9 +161,7 @@ def steps(clients: int, count: int, folder: Path) -> None:
     server = method.start(world.setup())
     loop = [one_round(net, method, server, r)[1] for r in range(3)][1:]
     stacked = [_vmapped(world, clients, count) for _ in range(3)][1:]
-    print(
-        f"{clients} clients, {count} steps each: loop {min(loop):.2f} s, vmap over {clients} networks {min(stacked):.2f} s"
-    )
+    print(f"{clients} clients, {count} steps each: loop {min(loop):.2f} s, vmap over all networks {min(stacked):.2f} s")
 
 
 def _vmapped(world: World, clients: int, count: int, lr: float = 0.1) -> float:

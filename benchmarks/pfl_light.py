@@ -20,6 +20,12 @@ from typing import Any
 
 import numpy as np
 import torch
+
+try:
+    import pfl  # noqa: F401
+except ImportError:
+    raise SystemExit(print("pfl is not installed here: it needs an environment of its own (see above)")) from None
+
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging

@@ -231,7 +231,7 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
         return figures_of_round(settings, method, world, server, net)
 
     pooled_bytes = sum(size for sizes in left.values() for size in sizes.values())
-    network = make_network(settings, folder, world, states, None if method.pools else ledger, link, told)
+    network = make_network(settings, folder, world, states, ledger, link, told)
     try:
         with stop_on_interrupt(watcher.problem) as stop:
             server = run_rounds(

@@ -22,10 +22,21 @@ def finish(method: str, out: Path, *more: str) -> visard.Run:
     return visard.run(method, overrides=[*smoke(method), *more], out=out)
 
 
+class Finished(dict[str, visard.Run]):
+    """The smoke run of each method, made when a test first asks for it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def __missing__(self, name: str) -> visard.Run:
+        self[name] = finish(name, self.folder / name)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> dict[str, visard.Run]:
-    folder = tmp_path_factory.mktemp("runs")
-    return {name: finish(name, folder / name) for name in METHODS}
+    return Finished(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("name", METHODS)

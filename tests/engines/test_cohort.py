@@ -99,8 +99,9 @@ def small_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
         FEDFACE,
         FedFace(training=OneStep(lr=0.3, batch_size=3), participation=0.5),
         FedFace(training=TRAINING, init="random", train_vectors=False, spread=SpreadOut(weight=0.0)),
+        FedFace(training=TRAINING, enrol=True, participation=0.4, spread=SpreadOut(pairs="nearest", k=3)),
     ],
-    ids=["all pictures", "some pictures, half of the clients", "random fixed vectors"],
+    ids=["all pictures", "some pictures, half of the clients", "random fixed vectors", "enrolled"],
 )
 def test_a_cohort_equals_its_clients_one_by_one(tmp_path: Path, method: FedFace) -> None:
     world = phones(str(tmp_path))
@@ -241,6 +242,13 @@ def test_untrained_batch_norm_is_refused_and_one_identity_may_not_train_it(tmp_p
     FEDFACE.start(fresh.setup())  # without batch norm there is nothing to refuse
     with pytest.raises(VisardError, match="one identity alone spoils batch norm's statistics: set method.batch_norm"):
         run(engine(tmp_path, world), FedFace(training=TRAINING, batch_norm="train"))
+
+
+def test_enrolling_makes_all_class_vectors_and_trains_nothing(tmp_path: Path) -> None:
+    world = phones(str(tmp_path))
+    s = run(engine(tmp_path, world), FedFace(training=TRAINING, enrol=True, participation=0.2), 1)
+    assert set(s.W) == set(world.training)
+    assert all(torch.equal(s.theta[k], v) for k, v in world.new_weights().items())
 
 
 def test_frozen_statistics_stay_and_several_steps_train(tmp_path: Path) -> None:

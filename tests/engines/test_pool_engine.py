@@ -11,7 +11,9 @@ import torch
 from tests.toys import Toy, ToyServer, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.pool import PoolNetwork, Recipe
+from visard.engines.line import Line, Pace
+from visard.engines.pool import DIED, LATE, PoolNetwork, Recipe
+from visard.engines.tasks import Task
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
 
@@ -20,11 +22,11 @@ CLIENTS = 5
 
 @contextmanager
 def pool(
-    folder: Path, faults: dict[str, str] | None = None, workers: int = 2, **changes: object
+    folder: Path, faults: dict[str, str] | None = None, workers: int = 2, clients: int = CLIENTS, **changes: object
 ) -> Iterator[PoolNetwork]:
-    world = toy_world(folder, CLIENTS, **changes)
+    world = toy_world(folder, clients, **changes)
     states = Checkpoint(folder / "pool-checkpoint", "toy")
-    recipe = Recipe("tests.toys:pool_world", {"folder": str(folder), "clients": CLIENTS, "faults": faults})
+    recipe = Recipe("tests.toys:pool_world", {"folder": str(folder), "clients": clients, "faults": faults})
     net = PoolNetwork(world, states, Ledger(states.ledger), recipe, workers)
     try:
         yield net
@@ -108,3 +110,44 @@ def test_a_method_that_stops_listening_leaves_the_pool_usable(tmp_path: Path) ->
         next(iter(net.stream(method.add, messages)))
         net.begin("add", 1)
         assert len(net.ask(method.add, messages)) == CLIENTS
+
+
+MANY = 9  # of them a single worker gets four at once
+
+
+def light(net: PoolNetwork) -> None:
+    """Let the pool think that steps are light, so that it hands out several at once."""
+    net._paces["add"] = pace = Pace()
+    pace.heard(1e-3)
+
+
+def test_several_clients_at_once_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    handed: list[int] = []
+    real = Line.next
+
+    def counted(self: Line, given: int) -> list[Task]:
+        handed.append(len(tasks := real(self, given)))
+        return tasks
+
+    monkeypatch.setattr(Line, "next", counted)
+    expected = rounds(toy_engine(tmp_path, toy_world(tmp_path, MANY)), Toy())
+    with pool(tmp_path, workers=1, clients=MANY) as net:
+        light(net)
+        got = rounds(net, Toy())
+    assert torch.equal(got.w, expected.w)
+    assert max(handed) == 4
+
+
+@pytest.mark.parametrize(("fault", "says"), [("die", DIED), ("hang", LATE), ("raise", "the disk is full")])
+def test_a_bad_client_among_several_loses_only_itself(tmp_path: Path, fault: str, says: str) -> None:
+    local = toy_engine(tmp_path, toy_world(tmp_path, MANY))
+    expected = rounds(local, Toy(faults={"client-001": "raise"}), 1)
+    with pool(tmp_path, {"client-001": fault}, workers=1, clients=MANY, timeout=4.0) as net:
+        light(net)
+        got = rounds(net, Toy(), 1)
+        (problem,) = net.traffic.problems
+        assert (problem["client"], problem["reason"]) == ("client-001", says)
+        assert [net.states.client_state(c) for c in net.clients] == [
+            {} if c == "client-001" else {"steps": 1} for c in net.clients
+        ]
+    assert torch.equal(got.w, expected.w)

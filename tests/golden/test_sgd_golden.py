@@ -11,7 +11,7 @@ from torch import nn
 from visard.ops.sgd import Sgd
 
 
-def network() -> nn.Module:
+def network() -> nn.Sequential:
     torch.manual_seed(3)
     made = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 5)

@@ -14,8 +14,9 @@ from chromium import Browser, find
 from test_report_browser import FAINT, UNDRAWN
 
 from visard.bench.execute import Outcome
+from visard.bench.jobs import Job
 from visard.bench.page import page
-from visard.bench.plan import Column, Curves, Plan, Table
+from visard.bench.plan import Column, Curves, Plan, Row, Table
 from visard.bench.render import differences, grid, markdown, seeds_line
 from visard.bench.results import Results, collect
 from visard.files import write_json
@@ -92,6 +93,28 @@ def test_one_seed_has_no_spread_and_says_so(tmp_path: Path) -> None:
     assert differences(results.tables[0])[1][0][3] == "one seed: no interval"
 
 
+def test_a_seed_that_failed_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    results = sample(tmp_path, lost=(("plain", 1),))
+    row = grid(results.tables[0])[1][0]
+    assert row[1].endswith(" (2 of 3 seeds)")
+    assert results.tables[0].compared[0].summary.n == 2
+    assert results.tables[0].cells["better"]["AUC"].lost == 0
+
+
+def test_rows_that_were_not_asked_for_are_left_out(folder: Path, results: Results) -> None:
+    rows = (Row("plain", "fedavg"), Row("absent", "fedavg"))
+    table = Table("T", ("plain", "absent"), (AUC,), compare=(("plain", "absent"),))
+    other = Table("only absent", ("absent",), (AUC,))
+    outcomes = [Outcome(Job(rows[0], 0, folder / "runs"), "finished")]
+    found = collect(
+        Plan("t", rows, (table, other)), outcomes, bench="b", scale="smoke", seeds=[0], command="c", out=folder
+    )  # fmt: skip
+    assert [t.title for t in found.tables] == ["T"]
+    assert list(found.tables[0].cells) == ["plain"]
+    assert found.tables[0].compared == []
+    assert found.problems == []
+
+
 def test_markdown_tables_are_whole(results: Results) -> None:
     text = markdown(results)
     blocks = re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE)
@@ -106,9 +129,6 @@ def test_markdown_tables_are_whole(results: Results) -> None:
 
 
 def test_a_path_that_no_run_has_is_a_problem_and_one_that_some_have_is_a_dash(folder: Path, results: Results) -> None:
-    from visard.bench.jobs import Job
-    from visard.bench.plan import Row
-
     outcomes = [Outcome(Job(Row(n, "fedavg"), 0, folder / "runs"), "finished") for n in ("plain", "better")]
     rows = tuple(o.job.row for o in outcomes)
     typo, own = Column("typo", "generic.unsene.auc"), Column("own", lambda f: 1.0 if "plain" in str(f) else None)

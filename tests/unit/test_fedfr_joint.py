@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from tests.toys import toy_engine, toy_network, toy_world
 
 from visard.core import PUBLIC, Leaves, declared_kinds
 from visard.engines.local import LocalNetwork
+from visard.engines.seeds import generator
 from visard.engines.world import World
 from visard.errors import UsageError
 from visard.methods.fedfr_joint import FedFRJoint, Server, Up
@@ -44,8 +46,6 @@ def play(folder: Path, method: FedFRJoint, world: World | None = None) -> tuple[
 
 
 def rows(net: LocalNetwork) -> list[list[Any]]:
-    import json
-
     assert net.ledger is not None
     net.ledger.flush()
     return [json.loads(line) for line in net.states.ledger.read_text().splitlines()]
@@ -170,7 +170,6 @@ def test_cap_all_and_proxies_choose_public_pictures(tmp_path: Path) -> None:
     assert world.public is not None
     network, theta = world.network(), world.new_weights()
     load_weights(network, theta)
-    from visard.engines.seeds import generator
 
     class Party:
         public, numerics, rng = world.public, world.numerics, generator(0, "x")

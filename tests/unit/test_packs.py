@@ -49,7 +49,12 @@ def test_a_round_is_one_file_and_one_fsync_however_many_clients(
 ) -> None:
     calls: list[int] = []
     real = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda handle: (calls.append(handle), real(handle))[1])
+
+    def counted(handle: int) -> None:
+        calls.append(handle)
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", counted)
     states = Checkpoint(tmp_path, "x")
     play(states, 0, CLIENTS[:2])
     few = len(calls)
@@ -145,7 +150,8 @@ def test_a_kill_at_any_moment_of_a_round_with_compaction(tmp_path: Path, monkeyp
         before = dict.fromkeys(CLIENTS, 0) | dict.fromkeys(CLIENTS[:4], 1)
         after = before | dict.fromkeys(CLIENTS[:12], 2)
         assert last_rounds(again) == (before if again.committed.step == 2 else after)
-        play(again, 2, CLIENTS[:12])
+        if again.committed.step == 2:
+            play(again, 2, CLIENTS[:12])
         assert last_rounds(again) == after
         assert len(packs(folder)) <= 3
         if survived:
@@ -177,7 +183,7 @@ def test_a_damaged_pack_is_one_clear_line(tmp_path: Path, damage: str) -> None:
     assert str(pack) in str(caught.value)
     if damage != "flip":  # compaction notices what is missing
         with pytest.raises(VisardError, match=says):
-            play(again, 1, CLIENTS[:15])
+            play(again, 1, CLIENTS[:18])
 
 
 def test_two_writers_never_share_a_pack(tmp_path: Path) -> None:

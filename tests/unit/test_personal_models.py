@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.toys import noise_faces
 
 from visard import models
 from visard.api import embed, evaluate, load_model
@@ -45,8 +46,6 @@ def test_the_layer_comes_last(personal: tuple[Path, Path]) -> None:
 
 
 def test_eval_and_enroll_use_it(personal: tuple[Path, Path], tmp_path: Path) -> None:
-    from tests.toys import noise_faces
-
     faces: FaceSet = noise_faces(tmp_path / "faces", identities=8, images=4)
     generic, own = (evaluate(load_model(path), faces, protocols=("verification",)) for path in personal)
     assert generic["verification"]["auc"] != own["verification"]["auc"]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.fft import dctn, idctn
+from scipy.special import ndtri
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from visard.data import synthetic
-from visard.data.drawing import pool
+from visard.data.drawing import pool, streams
 from visard.data.drawing.batch import textures, traits
+from visard.data.drawing.compression import compress
 from visard.data.drawing.head import meet, skull, view
 from visard.data.drawing.measures import measures
 from visard.data.drawing.person import BLACK, BLOND, BROWN, GRAY
@@ -52,7 +57,7 @@ def test_a_picture_does_not_depend_on_its_batch() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 50])
 def test_a_picture_does_not_depend_on_how_many_are_drawn_at_a_time(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SyntheticSpec(identities=5, images_per_identity=10, size=48)
+    spec = SyntheticSpec(identities=5, images_per_identity=10, size=48, domains=("north", "south"))
     expected = render(spec, *everyone(spec))[0]
     monkeypatch.setattr("visard.data.drawing.batch.CHUNK", chunk)
     np.testing.assert_array_equal(render(spec, *everyone(spec))[0], expected)
@@ -69,6 +74,12 @@ def test_worker_processes_make_the_same_set(tmp_path: Path) -> None:
     assert heard == sorted(heard)
     assert heard[-1] == spec.count
     assert alone.fingerprint() == together.fingerprint()
+
+
+def test_a_drawing_process_starts_with_little() -> None:
+    heavy = "{'torch', 'scipy', 'pydantic', 'PIL'} & set(sys.modules)"
+    code = f"import sys, visard.data.drawing.worker; print({heavy})"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
 def test_growing_a_set_or_adding_a_domain_keeps_the_people() -> None:
@@ -299,6 +310,74 @@ def test_some_attributes_belong_to_people_and_some_to_pictures(table: dict[str, 
         usual = table[name].mean(axis=1) > 0.5
         odd = (table[name] != usual[:, None]).mean()
         assert 0.002 < odd < 0.15
+
+
+# --- surfaces, numbers, compression ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_rays_meet_the_surface(domain: str) -> None:
+    """The height at which a section is cut is the height of the point that is found on it."""
+    who = np.arange(40)
+    t = measures(traits(0, domain, who, 0 * who))
+    eye = view(t, 64)
+    f = meet(eye, skull(t), t)
+    z1 = (f.z - f.v * eye.sin_pitch) / eye.cos_pitch
+    off = np.abs(eye.y + z1 * eye.sin_pitch - f.v * eye.cos_pitch)[f.margin > 0.05]
+    assert np.median(off) < 0.002  # a pixel is 0.04
+    assert np.quantile(off, 0.99) < 0.04
+
+
+def test_normal_numbers_are_normal_up_to_their_bound() -> None:
+    u = np.random.default_rng(0).uniform(size=5000)
+    np.testing.assert_allclose(streams.normal(u), np.clip(ndtri(u), -2.4, 2.4), atol=6e-6)
+    assert streams.normal(np.array([1e-9, 1 - 1e-9])).tolist() == [-2.4, 2.4]
+
+
+def test_sensor_noise_has_unit_variance_and_a_place_of_its_own() -> None:
+    words = streams.raw(0, streams.SENSOR, 0, [(i, 0) for i in range(20)], 1)[:, 0]
+    noise = streams.grain(words, 3 * 64 * 64)
+    assert abs(noise.mean()) < 0.02
+    assert abs(noise.std() - 1.0) < 0.02
+    assert np.abs(np.corrcoef(noise) - np.eye(20)).max() < 0.05
+
+
+@pytest.mark.parametrize("size", [32, 45])
+def test_compression_is_rounding_of_cosine_blocks(size: int) -> None:
+    rng = np.random.default_rng(size)
+    images = rng.integers(0, 256, (2, size, size, 3)).astype(np.uint8)
+    quality = np.array([0.4, 0.9])
+    for image, q, result in zip(images, quality, compress(images, quality), strict=True):
+        off = np.abs(slow_compress(image.astype(float), q) - result)
+        assert (off <= 1).mean() > 0.99  # 32 bits here, 64 there: a few coefficients fall on the other side
+
+
+def slow_compress(rgb: np.ndarray, quality: float) -> np.ndarray:
+    """One picture in float64, block by block."""
+    size = len(rgb)
+    rgb = np.pad(rgb, ((0, -size % 16), (0, -size % 16), (0, 0)), mode="edge")
+    luma = rgb @ [0.299, 0.587, 0.114]
+    step = 2.0 + 14.0 * (1.0 - quality)
+
+    def rounded(plane: np.ndarray, step: float, slope: float) -> np.ndarray:
+        out = np.empty_like(plane)
+        grid = step * (1.0 + slope * np.add.outer(np.arange(8), np.arange(8)))
+        for i in range(0, len(plane), 8):
+            for j in range(0, len(plane), 8):
+                block = dctn(plane[i : i + 8, j : j + 8], norm="ortho")
+                out[i : i + 8, j : j + 8] = idctn(np.rint(block / grid) * grid, norm="ortho")
+        return out
+
+    def tint(channel: int) -> np.ndarray:
+        colour = rgb[:, :, channel] - luma
+        half = colour.reshape(len(luma) // 2, 2, len(luma) // 2, 2).mean(axis=(1, 3))
+        return rounded(half, 1.5 * step, 0.6).repeat(2, axis=0).repeat(2, axis=1)
+
+    red, blue = tint(0), tint(2)
+    luma = rounded(luma - 128.0, step, 0.35) + 128.0
+    green = -(0.299 * red + 0.114 * blue) / 0.587
+    out = np.stack([luma + red, luma + green, luma + blue], axis=2)
+    return np.floor(np.clip(out, 0.0, 255.0) + 0.5)[:size, :size]
 
 
 # --- domains and difficulty ---------------------------------------------------------------------------------------

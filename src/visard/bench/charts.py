@@ -83,7 +83,11 @@ def figure_chart(figure: FigureOf, id: str) -> Chart | None:
         data.append(line(xs, ys, f"{label}, paper", colours[label], line=style, hovertemplate=hover))
     if not data:
         return None
-    layout: Json = {"hovermode": "x unified", "showlegend": True, "xaxis": {"title": {"text": esc(figure.x, 60)}}}
+    axis: Json = {"title": {"text": esc(figure.x, 60)}}
+    places = sorted({x for trace in data for x in trace["x"]})
+    if places[0] > 0 and places[-1] >= 30 * places[0]:  # over more than a decade: logarithmic, a tick for each place
+        axis |= {"type": "log", "tickvals": places, "ticktext": [f"{x:g}" for x in places]}
+    layout: Json = {"hovermode": "x unified", "showlegend": True, "xaxis": axis}
     layout["yaxis"] = {"title": {"text": esc(heading(figure.column), 60)}, **({"tickformat": TICKS} if percent else {})}
     alt = f"{figure.column['title']} by {figure.x}, {len(labels)} series."
     note = "Band: one standard deviation over seeds." if any("fill" in trace for trace in data) else ""

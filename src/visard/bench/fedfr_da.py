@@ -26,7 +26,8 @@ TESTS: dict[Scale, dict[str, str]] = {  # names of the test sets
 }
 DATA: dict[Scale, tuple[str, ...]] = {
     "smoke": (
-        "data.identities=160", "data.images_per_identity=10", "data.size=32", "model.embedding=32",
+        'data.domains=["north","south"]', "data.identities=160", "data.images_per_identity=10",
+        "data.size=32", "model.embedding=32",
         "partition.source_domain=north", "partition.target_domain=south", "partition.identities=40",
         "partition.test_identities=20", "partition.clients=2",
         "evaluation.pairs=600",
@@ -48,12 +49,13 @@ SOURCE: dict[Scale, dict[str, tuple[str, ...]]] = {
     "small": {"S": ("partition.source_identities=480",), "L": ("partition.source_identities=2000",)},
     "paper": {"S": ("data.source=bupt-balancedface",), "L": ("data.source=ms1m-and-bupt",)},
 }
-EPOCHS = {"smoke": {"S": 4, "L": 4}, "small": {"S": 16, "L": 10}, "paper": {"S": 20, "L": 20}}  # of pre-training
-ROUNDS = {"smoke": 2, "small": 9, "paper": 53}  # R
+EPOCHS = {"smoke": {"S": 4, "L": 4}, "small": {"S": 12, "L": 8}, "paper": {"S": 20, "L": 20}}  # of pre-training
+MERGED = {"smoke": 2, "small": 3, "paper": 20}  # epochs of both domains together
+ROUNDS = {"smoke": 2, "small": 6, "paper": 53}  # R
 E = {"smoke": 4, "small": 16, "paper": 1500}
 OTHER_E = {"smoke": (8,), "small": (48,), "paper": (3000, 6000)}
 K = {"smoke": 2, "small": 4, "paper": 4}
-OTHER_K = {"smoke": (1,), "small": (1, 6), "paper": (1, 2, 6)}
+OTHER_K = {"smoke": (1,), "small": (1, 2), "paper": (1, 2, 6)}
 LAMBDA: dict[Scale, dict[str, float]] = {
     "smoke": {"S": 0.1, "L": 0.3},
     "small": {"S": 0.1, "L": 0.3},
@@ -69,7 +71,7 @@ HEAD = {
     "small": ("arcface", 20, 0.1),
     "paper": ("arcface", 64, 0.5),
 }
-EVERY = {"smoke": 1, "small": 3, "paper": 10}  # rounds between the points of Figure 6
+EVERY = {"smoke": 1, "small": 2, "paper": 10}  # rounds between the points of Figure 6
 LR = {"smoke": (0.1, 0.05), "small": (0.2, 0.05), "paper": (0.1, 0.01)}  # from scratch, from the source's network
 BATCH = {"smoke": 16, "small": 32, "paper": 54}
 
@@ -121,15 +123,16 @@ class Variant:
         scale, epochs = self.scale, EPOCHS[self.scale][self.name]
         scratch = (f"method.rounds={epochs}", f"method.training.lr={LR[scale][0]}", "method.training.unit=epochs")
         pooled = self.iterations(E[scale] * K[scale], ROUNDS[scale])  # as many target pictures as all clients see
-        both = self.iterations(E[scale] * K[scale] // 2, ROUNDS[scale])
+        both = self.iterations(E[scale] * K[scale], ROUNDS[scale])  # and half of it source
         curve = f"evaluation.every={EVERY[scale]}"
         labels = ("method.pretrain_rounds=0", f"method.clustering.d={D[scale][self.name]}")
+        merged = (f"method.rounds={MERGED[scale]}", f"method.training.lr={LR[scale][1]}", "method.training.unit=epochs")
         longer = [self.fl(f"E = {e}", amount=e) for e in OTHER_E[scale]]
         split = [self.fl(f"K = {k}", f"partition.clients={k}") for k in OTHER_K[scale]]
         return [
             self.row("Source-Only", "pretrain", *scratch, "method.at=source"),
             *([self.row("Target-Only", "target-only", *scratch)] if self.name == VARIANTS[0] else []),
-            self.row("Merge", "central", *self.start, *pooled),
+            self.row("Merge", "central", *self.start, *merged, "method.head_start=means"),
             self.row("Fine-tune", "finetune", *self.start, *pooled, *labels),
             self.row("DAN", "dan", *self.vectors, *both),
             self.row("DANN", "dann", *self.vectors, *both),
@@ -178,12 +181,13 @@ def plan(scale: Scale) -> Plan:
     both = [Variant(name, scale) for name in VARIANTS]
     target, source = figures("target", scale), figures("source", scale)
     quality = Column("F-score", f_score)
+    wide, narrow = (*target, *source), (target[0], target[-1], source[0], source[-1])  # as in the paper
     tables = []
     for v in both:
         number = {"S": "Table 2: all methods", "L": "Table 3: all methods"}[v.name]
         others = tuple(("FedFR-DA", name) for name in ("Source-Only", "Fine-tune", "DAN", "DANN"))
         tables += [
-            v.table(number, COMPARED, (*target, *source), others),
+            v.table(number, COMPARED, wide if v.name == "L" else narrow, others),
             v.table("Table 4: clusterings, without DCL", ("FL", *CLUSTERINGS, "FL, clustered again"),
                     (quality, target[0], target[-1])),
             v.table("Table 5: parts of FedFR-DA", ("Source-Only", "Fine-tune", "FL", "FedFR-DA"), target,

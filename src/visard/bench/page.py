@@ -112,6 +112,6 @@ def _runs(results: Results) -> Section:
 
 def _link(run: RunOf) -> str:
     if run.state != "finished":
-        return f'<span class="mark alarm" title="{esc(run.reason, 300)}">seed {run.seed} failed</span>'
+        return f'<span class="mark alarm" title="{esc(run.reason, 300)}">seed&nbsp;{run.seed}&nbsp;failed</span>'
     where = quote(f"{run.folder}/report.html")
     return f'<a href="{esc(where)}">seed&nbsp;{run.seed}</a>'

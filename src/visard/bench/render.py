@@ -24,13 +24,13 @@ def printed(value: float | None) -> str:
 
 
 def cell_text(cell: Cell, percent: bool) -> str:
-    """Mean ± standard deviation; the mean alone with one seed."""
+    """Mean ± standard deviation; the mean alone with one seed; how many seeds, if the runs of some failed."""
     if cell.failed:
         return FAILED
     mean, std = cell.summary.mean, cell.summary.std
-    if mean is None or std is None:
-        return figure(mean, percent)
-    return f"{figure(mean, percent)} ± {figure(std, percent)}"
+    text = figure(mean, percent) if mean is None or std is None else f"{figure(mean, percent)} ± {figure(std, percent)}"
+    seeds = len(cell.values) + cell.lost
+    return f"{text} ({len(cell.values)} of {seeds} seeds)" if cell.lost else text
 
 
 def heading(column: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class Cell:
     summary: Spread
     paper: float | None = None  # as printed: in per cent where the column is
     failed: str = ""  # why no seed has a run
+    lost: int = 0  # seeds whose run failed, where others did not
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,20 @@ class Results:
 def collect(
     plan: Plan, outcomes: Sequence[Outcome], *, bench: str, scale: str, seeds: Sequence[int], command: str, out: Path
 ) -> Results:
-    """Read the figures of all finished runs; the folders of the runs are told relative to `out`."""
+    """Read the figures of all finished runs; the folders of the runs are told relative to `out`.
+
+    Rows that were not asked for (`--only`) are left out.
+    """
     reader = _Reader(outcomes, seeds)
-    tables = [_table(table, reader) for table in plan.tables]
+    tables = [table for table in (_table(t, reader) for t in plan.tables) if table.cells]
     figures = []
     for fig in plan.figures:
         series = {
-            label: [(x, row, reader.cell(row, fig.column, f"figure {fig.title!r}")) for x, row in points]
+            label: [
+                (x, row, reader.cell(row, fig.column, f"figure {fig.title!r}"))
+                for x, row in points
+                if row in reader.folders
+            ]
             for label, points in fig.series.items()
         }
         paper = {label: list(points) for label, points in fig.paper.items()}
@@ -166,9 +174,12 @@ def _table(table: Table, reader: _Reader) -> TableOf:
     cells = {
         row: {c.title: reader.cell(row, c, where, table.paper.get(row, {}).get(c.title)) for c in table.columns}
         for row in table.rows
+        if row in reader.folders
     }
     compared = []
     for a, b in table.compare:
+        if not {a, b} <= reader.folders.keys():
+            continue
         for c in table.columns:
             x, y = reader.cell(a, c, where).values, reader.cell(b, c, where).values
             each = {s: _minus(x.get(s), y.get(s)) for s in reader.seeds}
@@ -210,9 +221,9 @@ class _Reader:
                     values[seed] = None
                     self._missing[key] = where, error
             failed = self.failures.get(row, "") if not values else ""
-            self._known[key] = Cell(values, spread(list(values.values())), failed=failed)
-        found = self._known[key]
-        return Cell(found.values, found.summary, paper, found.failed)
+            lost = len(self.seeds) - len(values) if values else 0
+            self._known[key] = Cell(values, spread(list(values.values())), failed=failed, lost=lost)
+        return replace(self._known[key], paper=paper)
 
     def none_has_it(self, rows: Sequence[str], column: Column) -> None:
         """A path that leads nowhere in every row is a mistake; in some it says that the row has no such figure."""

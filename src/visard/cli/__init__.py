@@ -24,7 +24,7 @@ def commands(first: str) -> typer.Typer:
         rich_markup_mode="rich",
     )
     if first not in DEPLOYMENT:
-        from visard.cli import bench, cluster, data, embed, evaluate, export, gallery, listing, report, run
+        from visard.cli import audit, bench, cluster, data, embed, evaluate, export, gallery, listing, report, run
 
         app.command("methods")(listing.methods)
         app.command("presets")(listing.presets)
@@ -34,6 +34,7 @@ def commands(first: str) -> typer.Typer:
         app.command("eval")(evaluate.evaluate)
         app.command("embed")(embed.embed)
         app.command("cluster")(cluster.cluster)
+        app.command("audit")(audit.audit)
         app.command("export")(export.export)
         app.command("enroll")(gallery.enroll)
         app.command("identify")(gallery.identify)

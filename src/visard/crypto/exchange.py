@@ -20,6 +20,7 @@ from visard.crypto.packed import Packed
 from visard.crypto.session import SUM, Letters, Session
 from visard.ops.mmd import Polynomial
 from visard.ops.moments import moments
+from visard.ops.noise import noisy
 
 Variant = Literal["packed", "both", "chain_rule", "compressed", "naive"]
 Post = tuple[Letters, Letters]  # messages and tags
@@ -41,6 +42,7 @@ class Plan:
     pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
     loss: bool = False  # whether sources learn the loss
     sums: bool = True  # whether the server adds up answers before they are decrypted
+    noise: float = 0.0  # multiplier of the Gaussian noise on moments; packed alone
 
     @property
     def packed(self) -> Packed:
@@ -91,14 +93,15 @@ def offer(session: Session, plan: Plan, features: Tensor) -> Post:
 def answer_packed(session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor) -> Post:
     """To each peer, the own moments applied to its features; `extra` (batches,) is added to the loss it learns."""
     size, post = plan.packed.offered(plan.n), Posting()
+    said = [noisy(moments(b), plan.n, plan.noise) for b in features]  # once: all peers hear the same
     for owner in plan.weights(session.me):
         received = session.open("offer", owner, owner, offers.get(owner, b""), size * plan.batches)
         weight, loss = plan.weights(owner)[session.me], plan.learns_loss(owner)
         ciphers: list[int] = []
-        for i, b in enumerate(features):
+        for i, m in enumerate(said):
             mine = received[i * size : (i + 1) * size]
             more = -float(extra[i]) / 2
-            ciphers += plan.packed.answer(session.keys[owner], mine, plan.n, moments(b), weight, loss, more)
+            ciphers += plan.packed.answer(session.keys[owner], mine, plan.n, m, weight, loss, more)
         post.add(session.seal("answer", owner, ciphers, [owner]))
     return post.done
 

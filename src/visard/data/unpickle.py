@@ -8,61 +8,20 @@ the size of the file however it was crafted. Protocols 0 to 5, also as Python 2 
 from __future__ import annotations
 
 import codecs
-import math
 import pickletools
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from visard.data import pickled
 from visard.data.decoding import QUIET
+from visard.data.pickled import ALLOWED, Array, Damaged, Guard
 from visard.errors import UsageError
+
+__all__ = ["Array", "load_plain"]
 
 LINE = 256  # bytes of the longest line that is not itself data
 NAMES = {op.code.encode("latin-1"): op.name for op in pickletools.opcodes}
-SAFE_TYPES = re.compile(r"[|<=]?(u1|b1|\?|B|bool|uint8|i1|i2|i4|i8)")
 MARK = object()
-
-
-@dataclass(frozen=True)
-class Name:
-    """A function or class that a pickle may mention; it is never called, only recognised."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Kind:
-    """The type of an array's numbers, such as u1."""
-
-    text: str
-
-
-@dataclass
-class Array:
-    """A numpy array as stored: type, shape and bytes in C order."""
-
-    kind: str = "u1"
-    shape: tuple[int, ...] = (0,)
-    data: memoryview | bytes = b""
-
-
-def _names() -> dict[tuple[str, str], Name]:
-    known = {("_codecs", "encode"): "encode", ("numpy", "ndarray"): "numpy.ndarray", ("numpy", "dtype"): "dtype"}
-    for module in ("builtins", "__builtin__"):
-        known |= {(module, "bytes"): "bytes", (module, "bytearray"): "bytes"}
-    for core in ("numpy.core", "numpy._core"):
-        known[f"{core}.multiarray", "_reconstruct"] = "reconstruct"
-        known[f"{core}.multiarray", "scalar"] = "scalar"
-        known[f"{core}.numeric", "_frombuffer"] = "frombuffer"
-    return {key: Name(text) for key, text in known.items()}
-
-
-ALLOWED = _names()
-
-
-class _Damaged(Exception):
-    """The pickle is not well formed."""
 
 
 def load_plain(data: memoryview, where: str) -> Any:
@@ -71,41 +30,37 @@ def load_plain(data: memoryview, where: str) -> Any:
         return _Machine(data, where).run()
     except UsageError:
         raise
-    except (_Damaged, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = str(error) if isinstance(error, _Damaged) else "it is cut short or not a pickle"
+    except (Damaged, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error) if isinstance(error, Damaged) else "it is cut short or not a pickle"
         raise UsageError(f"{where} is damaged: {reason}") from None
 
 
-class _Machine:
+class _Machine(Guard):
     """The stack machine of the pickle format, for plain data alone."""
 
     def __init__(self, data: memoryview, where: str) -> None:
-        self.data, self.where, self.at = data, where, 0
+        super().__init__(where, len(data))
+        self.data, self.at = data, 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
-        self.allowance = 2 * len(data) + 4096  # bytes that may be copied, so that no small file grows without end
 
     def run(self) -> Any:
         while True:
             code = bytes(self.take(1))
             if code == b".":
                 if len(self.stack) != 1:
-                    raise _Damaged("the pickle ends in the middle of its data")
+                    raise Damaged("the pickle ends in the middle of its data")
                 return self.stack.pop()
             action = ACTIONS.get(code)
             if action is None:
                 raise self.refuse(NAMES.get(code, f"unknown operation {code.hex()}"))
             action(self)
 
-    def refuse(self, what: str) -> UsageError:
-        plain = what[:80].encode("unicode-escape").decode()  # what a stranger wrote goes to a terminal
-        return UsageError(f"{self.where} is refused: its pickle asks for {plain}; nothing of it was run")
-
     # reading ----------------------------------------------------------------------------------------
 
     def take(self, count: int) -> memoryview:
         if count > len(self.data) - self.at:
-            raise _Damaged("it is cut short")
+            raise Damaged("it is cut short")
         self.at += count
         return self.data[self.at - count : self.at]
 
@@ -123,12 +78,7 @@ class _Machine:
                 self.take(1)
                 return text
             end, step = end + len(piece), min(step * 2, 2**20)
-        raise _Damaged("it is cut short")
-
-    def copied(self, count: int) -> None:
-        self.allowance -= count
-        if self.allowance < 0:
-            raise _Damaged("its data would grow without end")
+        raise Damaged("it is cut short")
 
     # the stack --------------------------------------------------------------------------------------
 
@@ -138,7 +88,7 @@ class _Machine:
     def pop(self) -> Any:
         value = self.stack.pop()
         if value is MARK:
-            raise _Damaged("a value is missing")
+            raise Damaged("a value is missing")
         return value
 
     def to_mark(self) -> list[Any]:
@@ -147,7 +97,7 @@ class _Machine:
                 values = self.stack[start + 1 :]
                 del self.stack[start:]
                 return values
-        raise _Damaged("a mark is missing")
+        raise Damaged("a mark is missing")
 
     def text(self, data: memoryview | bytes, encoding: str = "utf-8") -> None:
         self.copied(len(data))
@@ -157,7 +107,7 @@ class _Machine:
         """A line with a quoted string of protocol 0, as Python 2 wrote bytes."""
         text = self.line(limit=len(self.data))
         if len(text) < 2 or text[:1] not in (b"'", b'"') or text[:1] != text[-1:]:
-            raise _Damaged("a string has no quotes")
+            raise Damaged("a string has no quotes")
         self.copied(len(text))
         with QUIET:  # an unknown escape is a warning
             self.push(codecs.escape_decode(text[1:-1])[0])
@@ -165,12 +115,12 @@ class _Machine:
     def number_line(self) -> None:
         text = self.line()
         if len(text) > 21:
-            raise _Damaged("a number is too long")
+            raise Damaged("a number is too long")
         self.push(text == b"01" if text in (b"00", b"01") else int(text.rstrip(b"L")))
 
     def long(self, length: int) -> None:
         if length > 8:
-            raise _Damaged("a number is too long")
+            raise Damaged("a number is too long")
         self.push(self.integer(length, signed=True))
 
     def name(self, module: object, name: object) -> None:
@@ -192,87 +142,26 @@ class _Machine:
 
     def extend(self, values: list[Any]) -> None:
         if not self.stack or not isinstance(self.stack[-1], list):
-            raise _Damaged("values for something that is no list")
+            raise Damaged("values for something that is no list")
         self.stack[-1].extend(values)
 
     def put(self, index: int) -> None:
         if not self.stack or self.stack[-1] is MARK:
-            raise _Damaged("a value is missing")
+            raise Damaged("a value is missing")
         self.memo[index] = self.stack[-1]
 
-    # what pickles call to make bytes and arrays -----------------------------------------------------
+    # bytes and arrays -------------------------------------------------------------------------------
 
     def reduce(self) -> None:
         args, function = self.pop(), self.pop()
-        make = CALLS.get(function.text) if isinstance(function, Name) else None
-        if make is None or not isinstance(args, tuple):
-            raise self.refuse(f"a call of {function.text if isinstance(function, Name) else 'no function'}")
-        self.push(make(self, *args))
-
-    def encode(self, text: str, encoding: str = "latin1") -> bytes:
-        if encoding not in ("latin1", "latin-1"):
-            raise self.refuse(f"the encoding {encoding}")
-        self.copied(len(text))
-        return text.encode("latin-1")
-
-    def make_bytes(self, value: Any = b"", encoding: str | None = None) -> Any:
-        if isinstance(value, str):
-            return self.encode(value, encoding or "")
-        if not isinstance(value, (bytes, memoryview)) or encoding is not None:
-            raise _Damaged("bytes of something else")
-        return value
-
-    def kind(self, text: Any, *_: Any) -> Kind:
-        name = str(text, "latin-1") if isinstance(text, (bytes, memoryview)) else text
-        if not isinstance(name, str) or not SAFE_TYPES.fullmatch(name):
-            raise self.refuse(f"an array of {name}")
-        short = {"?": "b1", "bool": "b1", "B": "u1", "uint8": "u1"}
-        plain = name.lstrip("|<=")
-        return Kind(short.get(plain, plain))
-
-    def from_buffer(self, data: Any, kind: Any, shape: Any, order: str) -> Array:
-        return self.array(kind, shape, order == "F", data)
-
-    def scalar(self, kind: Any, data: Any) -> int | bool:
-        array = self.array(kind, (1,), False, data)
-        value = int.from_bytes(array.data, "little", signed=array.kind[0] == "i")
-        return bool(value) if array.kind == "b1" else value
-
-    def array(self, kind: Any, shape: Any, columns_first: Any, data: Any) -> Array:
-        if not isinstance(kind, Kind) or not isinstance(data, (bytes, memoryview)) or not isinstance(shape, tuple):
-            raise _Damaged("an array without type, shape or bytes")
-        sizes = tuple(int(size) for size in shape)
-        if len(sizes) > 4 or any(size < 0 for size in sizes) or math.prod(sizes) * int(kind.text[1:]) != len(data):
-            raise _Damaged(f"an array of shape {sizes[:4]} has {len(data)} bytes")
-        if columns_first and sum(size > 1 for size in sizes) > 1:
-            raise self.refuse("an array in column order")
-        return Array(kind.text, sizes, data)
+        self.push(pickled.call(self, function, args))
 
     def build(self) -> None:
-        state, value = self.pop(), self.stack[-1]
-        if isinstance(value, Kind):
-            # (version, byte order, subarray, names, fields, size, alignment, flags): nothing that matters for these
-            if not isinstance(state, tuple) or any(part is not None for part in state[2:5]):
-                raise self.refuse("an array of records")
-            order = state[1] if len(state) > 1 else "|"
-            if (str(order, "latin-1") if isinstance(order, (bytes, memoryview)) else order) not in ("|", "<", "="):
-                raise self.refuse("an array with its bytes turned round")
-        elif isinstance(value, Array) and isinstance(state, tuple) and len(state) == 5:
-            _, shape, kind, columns_first, data = state
-            vars(value).update(vars(self.array(kind, shape, columns_first, data)))
-        else:
-            raise self.refuse("a change of something that is no array")
+        state = self.pop()
+        pickled.build(self, self.stack[-1], state)
 
 
 Action = Callable[[_Machine], Any]
-CALLS: dict[str, Callable[..., Any]] = {
-    "encode": _Machine.encode,
-    "bytes": _Machine.make_bytes,
-    "dtype": _Machine.kind,
-    "reconstruct": lambda m, *_: Array(),
-    "frombuffer": _Machine.from_buffer,
-    "scalar": _Machine.scalar,
-}
 ACTIONS: dict[bytes, Action] = {
     b"\x80": lambda m: m.take(1),  # PROTO
     b"\x95": lambda m: m.take(8),  # FRAME: only a hint for readers of streams

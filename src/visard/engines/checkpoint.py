@@ -67,7 +67,8 @@ class Checkpoint:
             version, run_hash = manifest["version"], manifest["run"]
             if version == VERSION:
                 clients = {client: StateFile(*place) for client, place in manifest["clients"].items()}
-                position = Position(*(manifest[k] for k in ("step", "ledger_bytes", "server", "digest")), clients)
+                figures = {name: manifest[name] for name in ("step", "ledger_bytes", "server", "digest")}
+                position = Position(**figures, clients=clients)
         except (KeyError, TypeError, AttributeError):
             raise VisardError(f"{self.folder / 'manifest.json'} is not a checkpoint of visard") from None
         if version != VERSION:

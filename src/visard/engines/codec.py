@@ -16,7 +16,7 @@ import math
 import struct
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -127,11 +127,11 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
     """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
     if depth > MAX_DEPTH:
         raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
-    origin = get_origin(kind)
+    origin, inner = _anatomy(kind)
     if origin is typing.Annotated:
-        return _build(tree, get_args(kind)[0], tensors, unused, depth, where)
+        return _build(tree, inner[0], tensors, unused, depth, where)
     if origin in (types.UnionType, typing.Union):
-        return _build_union(tree, get_args(kind), tensors, unused, depth, where)
+        return _build_union(tree, inner, tensors, unused, depth, where)
 
     def child(part: Any, of: Any, name: str) -> Any:
         return _build(part, of, tensors, unused, depth + 1, f"{where}{name}")
@@ -144,7 +144,6 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
             return [child(v, Any, f"[{i}]") for i, v in enumerate(tree)]
         if origin not in (list, tuple):
             raise refuse()
-        inner = get_args(kind)
         if origin is tuple and not (len(inner) == 2 and inner[1] is Ellipsis):
             if len(inner) != len(tree):
                 raise CodecError(f"{where} has {len(tree)} entries, not {len(inner)}")
@@ -163,7 +162,7 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
                 unused.discard(body)
             return tensors[body] if mark == "t" else tensors[body].numpy().tobytes()
         if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
-            of = get_args(kind)[1] if origin is dict else Any
+            of = inner[1] if origin is dict else Any
             return {k: child(v, of, f"[{k}]") for k, v in body.items()}
         if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
             return _build_dataclass(body, cast(type, kind), child, where)
@@ -172,14 +171,19 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
         return tree
     if kind in (bool, int, str) and type(tree) is kind:
         return tree
-    if typing.get_origin(kind) is typing.Literal and tree in get_args(kind):
+    if origin is typing.Literal and tree in inner:
         return tree
     raise refuse()
 
 
+@functools.cache  # taking types apart is slow, and every entry of a message asks for it
+def _anatomy(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(kind), get_args(kind)
+
+
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind, include_extras=True)
+    return get_type_hints(kind)
 
 
 def _build_dataclass(body: dict[str, Any], kind: type, child: Any, where: str) -> Any:
@@ -238,6 +242,25 @@ def own(value: T, copies: dict[int, Tensor] | None = None) -> T:
     if isinstance(value, list | tuple):
         return cast(T, type(value)(own(v, copies) for v in value))
     return value
+
+
+def identity(value: object) -> tuple[Any, ...]:
+    """The same for two living messages whose fields are the same objects: what is made from one serves both."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), *(id(getattr(value, f.name)) for f in dataclasses.fields(value))
+    return (id(value),)
+
+
+def sizes_of(values: Collection[object]) -> int:
+    """`size_of` all of them together; messages that share their fields are counted out once."""
+    sizes: dict[tuple[Any, ...], int] = {}
+    total = 0
+    for value in values:
+        key = identity(value)
+        if key not in sizes:
+            sizes[key] = size_of(value)
+        total += sizes[key]
+    return total
 
 
 def size_of(value: object) -> int:

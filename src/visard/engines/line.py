@@ -14,7 +14,7 @@ from itertools import islice
 from visard.engines.tasks import Task
 
 AHEAD = 8  # tasks for each worker that may overtake one another: this bounds the replies that wait for their turn
-SECONDS = 0.03  # of work in one hand-over
+SECONDS = 0.1  # of work in one hand-over
 BYTES = 1 << 24  # of replies of one hand-over
 MOST = 64
 

@@ -10,12 +10,12 @@ from typing import Any
 from visard.core import BoundStep, ClientId, M, R, Replies, Weights
 from visard.engines.check import refusal
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.codec import size_of
+from visard.engines.codec import sizes_of
 from visard.engines.cohort import Averaging, gather
 from visard.engines.packs import StateFile
 from visard.engines.perform import Place
 from visard.engines.seeds import generator
-from visard.engines.world import World
+from visard.engines.world import POOL, World
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
 
@@ -130,7 +130,7 @@ class EngineNetwork(ABC):
         good = 0
         timeout = self.world.timeout if timeout is None else timeout
         self.traffic.asked += len(messages)
-        self.traffic.bytes_down += sum(size_of(m) for m in messages.values())
+        self.traffic.bytes_down += sizes_of(messages.values())
         place = Place(self.stage, self.round, self.asks)
         if averaging is not None and step.together is not None:
             outcomes = self.outcomes_together(step, messages, place, timeout, averaging.mean)
@@ -151,7 +151,7 @@ class EngineNetwork(ABC):
                 missing[client] = f"reply refused: {kind}{name and '.' + name} {reason}"
                 self._problem("refused", client, message=kind, field=name, reason=reason)
                 continue
-            if self.ledger is not None:
+            if self.ledger is not None and client != POOL:
                 self.traffic.bytes_up += self.ledger.record(self.stage, self.round, client, reply)
             if outcome.state is not None:
                 self.states.adopt(client, outcome.state)

@@ -28,7 +28,7 @@ from visard.engines.line import Line, Pace
 from visard.engines.network import EngineNetwork, Outcome
 from visard.engines.perform import Place
 from visard.engines.shared import Bundle, Mapped, memory_folder, receive, send
-from visard.engines.tasks import Task, read_outcomes, together
+from visard.engines.tasks import Task, pack_tasks, read_outcomes, together
 from visard.engines.world import World
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
@@ -183,7 +183,7 @@ class PoolNetwork(EngineNetwork):
             worker.tasks.extend(tasks)
             worker.deadline = time.monotonic() + timeout
             try:
-                send(worker.channel, json.dumps([task.request for task in tasks]).encode())
+                send(worker.channel, pack_tasks(tasks))
             except OSError:
                 continue  # it is dead: noticed when its channel is read
 

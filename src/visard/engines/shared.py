@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visard.engines.codec import flatten
+from visard.engines.codec import flatten, identity
 from visard.engines.frames import receive, send
 from visard.errors import VisardError
 
@@ -45,7 +45,7 @@ class Bundle:
     """Tensors of many messages in one file, written where the file is mapped.
 
     A tensor stands in a message's header as "float32/128/2x3": type, place and shape. With `once` a tensor that
-    several messages hold is written once.
+    several messages hold is written once; they must live as long as the bundle is written to.
     """
 
     def __init__(self, path: Path, once: bool = True) -> None:
@@ -54,18 +54,28 @@ class Bundle:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._memory: mmap.mmap | None = None
         self._size = self._end = 0
+        self._trees: dict[tuple[Any, ...], Any] = {}
         self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # holds tensors, so that their place stays taken
 
     def tree(self, value: object) -> Any:
-        """The header of a message; its tensors go into the bundle."""
+        """The header of a message; its tensors go into the bundle. Messages with the same content share a header."""
+        key = identity(value)
+        if self._once and key in self._trees:
+            return self._trees[key]
         found: dict[str, Tensor] = {}
         tree = flatten(value, found)
-        return _rename(tree, {key: self._intern(tensor) for key, tensor in found.items()})
+        if (end := self._end + sum(_room(tensor) for tensor in found.values())) > self._size and not self._known:
+            self._grow(end)  # at once, for large models
+        tree = _rename(tree, {key: self._intern(tensor) for key, tensor in found.items()})
+        if self._once:
+            self._trees[key] = tree
+        return tree
 
     def clear(self) -> None:
         """Begin again at the start of the file: nobody reads what is there any more."""
         self._end = 0
         self._known.clear()
+        self._trees.clear()
 
     def close(self) -> None:
         """Let go of the file; those who have it mapped keep it."""
@@ -83,18 +93,18 @@ class Bundle:
 
     def _put(self, tensor: Tensor) -> str:
         place, count = self._end, tensor.numel()
-        self._end = place + -(-count * tensor.element_size() // ALIGN) * ALIGN
+        self._end = place + _room(tensor)
         if self._end > self._size:
-            self._grow()
+            self._grow(self._end)
         if count:
             assert self._memory is not None
             torch.frombuffer(self._memory, dtype=tensor.dtype, count=count, offset=place).copy_(tensor.view(-1))
         return f"{str(tensor.dtype)[6:]}/{place}/{'x'.join(map(str, tensor.shape))}"
 
-    def _grow(self) -> None:
-        self._size = max(self._end, 2 * self._size)
-        try:
-            os.posix_fallocate(self._file, 0, self._size)  # a full disk is an error here, and a crash when written to
+    def _grow(self, needed: int) -> None:
+        before, self._size = self._size, max(needed, self._size + self._size // 4)
+        try:  # a full disk is an error here, and would be a crash when it is written to
+            os.posix_fallocate(self._file, before, self._size - before)
         except OSError as error:
             raise VisardError(f"cannot share {self._size} bytes in {self.path.parent}: {error.strerror}") from None
         self._memory = mmap.mmap(self._file, self._size)
@@ -145,6 +155,10 @@ class Mapped(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self._found)
+
+
+def _room(tensor: Tensor) -> int:
+    return -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
 
 
 def _rename(tree: Any, names: dict[str, str]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,23 @@ def together(tasks: list[Task], position: int, mean: str) -> Task:
     """One task for a cohort, whose replies have the average of the field `mean`."""
     request = {"cohort": [task.request for task in tasks], "mean": mean}
     return Task([c for task in tasks for c in task.clients], position, sum(task.size for task in tasks), request)
+
+
+def pack_tasks(tasks: list[Task]) -> bytes:
+    """A hand-over: the tasks, with each message's header once however many of them share it."""
+    numbers: dict[int, int] = {}
+    trees: list[Any] = []
+
+    def numbered(request: dict[str, Any]) -> dict[str, Any]:
+        if "cohort" in request:
+            return {**request, "cohort": [numbered(one) for one in request["cohort"]]}
+        if id(tree := request["message"]) not in numbers:
+            numbers[id(tree)] = len(trees)
+            trees.append(tree)
+        return {**request, "message": numbers[id(tree)]}
+
+    requests = [numbered(task.request) for task in tasks]
+    return json.dumps({"tasks": requests, "messages": trees}, separators=(",", ":")).encode()
 
 
 def read_outcomes(step: BoundStep[Any, Any], task: Task, answer: dict[str, Any], tensors: Mapped) -> list[Outcome]:

@@ -27,7 +27,7 @@ def dump(tensors: Mapping[str, Tensor]) -> bytes:
         shape = list(tensor.shape)
         header[key] = {"dtype": NAMES[tensor.dtype], "shape": shape, "data_offsets": [end, end + size]}
         if size:
-            parts.append(memoryview(tensor.view(-1).view(torch.uint8).numpy()))
+            parts.append(tensor.view(-1).view(torch.uint8).numpy().data)
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -36,13 +36,23 @@ class Desk:
         self.world, self.method = made
         self.packs = Packs(Path(first["states"]))
         self.replies = Bundle(Path(first["replies"]), once=False)
-        self._messages = "", Mapped(Path())
+        self._tensors = "", Mapped(Path())
+        self._trees: list[Any] = []
+        self._messages: dict[int, Any] = {}
 
-    def messages(self, path: str) -> Mapped:
-        """The tensors of the messages at `path`, which all clients of an ask share."""
-        if self._messages[0] != path:
-            self._messages = path, Mapped(Path(path))
-        return self._messages[1]
+    def clear(self, trees: list[Any]) -> None:
+        """A new hand-over with the headers of its messages; the replies of the last one were read."""
+        self.replies.clear()
+        self._trees, self._messages = trees, {}
+
+    def message(self, task: dict[str, Any], kind: type) -> Any:
+        """The message of a task, made once for all tasks that share it: who may write on it gets a copy."""
+        number, path = task["message"], task["bundle"]
+        if self._tensors[0] != path:
+            self._tensors = path, Mapped(Path(path))
+        if number not in self._messages:
+            self._messages[number] = build(self._trees[number], kind, self._tensors[1])
+        return self._messages[number]
 
 
 def serve(channel: socket.socket) -> None:
@@ -57,8 +67,9 @@ def serve(channel: socket.socket) -> None:
     torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
-        desk.replies.clear()
-        for task in json.loads(frame):
+        given = json.loads(frame)
+        desk.clear(given["messages"])
+        for task in given["tasks"]:
             reply = answer_together(desk, task) if "cohort" in task else answer(desk, task)
             send(channel, json.dumps(reply).encode())
         desk.packs.let_go()
@@ -69,7 +80,7 @@ def answer(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
     try:
         step = getattr(desk.method, task["step"])
         before = StateFile(*task["state"]) if task["state"] else None
-        message = build(task["message"], step.types[0], desk.messages(task["bundle"]))
+        message = desk.message(task, step.types[0])
         done = perform(desk.world, step, task["client"], message, desk.packs.read(before), Place(*task["place"]))
         after = desk.packs.write(task["pack"], done.state, before)
         tree = desk.replies.tree(done.reply)
@@ -92,8 +103,7 @@ def answer_together(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
     try:
         step, place = getattr(desk.method, tasks[0]["step"]), Place(*tasks[0]["place"])
         before = {one["client"]: StateFile(*one["state"]) if one["state"] else None for one in tasks}
-        tensors = desk.messages(tasks[0]["bundle"])
-        messages = [build(one["message"], step.types[0], tensors) for one in tasks]
+        messages = [desk.message(one, step.types[0]) for one in tasks]
         states = {client: desk.packs.read(file) for client, file in before.items()}
         asked = dict(zip(before, messages, strict=True))
         value, done = perform_together(desk.world, step, asked, states, place, task["mean"])

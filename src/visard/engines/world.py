@@ -17,6 +17,8 @@ from visard.engines.seeds import derive, seed_default
 from visard.errors import UsageError
 from visard.numerics import Numerics
 
+POOL: ClientId = "pool"  # where a method that pools puts everybody's pictures: what leaves it has left before
+
 
 @dataclass
 class World:
@@ -90,8 +92,8 @@ def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dic
 
     train, val, test = (merge([getattr(p, name) for p in parts]) for name in ("train", "val", "test"))
     pool = ClientData(train, val, test, parts={c: world.clients[c].train for c in kinds})
-    clients = {**world.clients, "pool": pool}
-    return replace(world, clients=clients, training=("pool",), held_out=(), _network=None), left
+    clients = {**world.clients, POOL: pool}
+    return replace(world, clients=clients, training=(POOL,), held_out=(), _network=None), left
 
 
 def pooled_bytes(data: ClientData, kinds: frozenset[Leaves]) -> dict[Leaves, int]:

@@ -12,33 +12,20 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.bootstrap import Interval, bootstrap_pairs, bootstrap_share
 from visard.evaluation.grid import Grid
 from visard.evaluation.inputs import Bools, Doubles, Floats, Ints, labels, shares, unit_rows
-from visard.evaluation.results import Result
-from visard.evaluation.roc import Curve, FarPoint
-from visard.evaluation.scores import FAR, Histogram, Limits, Roc, roc_of, stream_roc
+from visard.evaluation.scores import FAR, Limits, Roc, roc_of, stream_roc
 from visard.evaluation.sweep import Progress, one_thread_each
 
 DISTANCES = np.arange(0, 4, 0.01)  # squared distances tried as thresholds, as in LFW evaluations
 
 
 @dataclass(frozen=True)
-class Verification(Result):
-    """Figures of a verification test; accuracies are of pair lists only, intervals only where asked for.
+class Verification(Roc):
+    """An ROC and more figures of a test; accuracies are of pair lists only, intervals only where asked for.
 
     accuracy, accuracy_std: mean and standard deviation (ddof 0) over the held-out folds. best_accuracy: with
     the one threshold that is best for all pairs. Intervals: "tar/<far>", "eer", "auc", "best", "accuracy".
     """
 
-    genuine: int
-    impostors: int
-    rule: str
-    tar: tuple[FarPoint, ...]
-    eer: float
-    eer_threshold: float
-    auc: float
-    auc_error: float
-    curve: Curve
-    histogram: Histogram
-    passes: int
     accuracy: float | None = None
     accuracy_std: float | None = None
     fold_accuracy: tuple[float, ...] = ()

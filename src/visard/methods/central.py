@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from visard.core import Leaves, Network, Setup, Stage, Weights
 from visard.methods.fitting import Fit, Fitting, Supervised, check_rounds
@@ -27,6 +28,7 @@ class Central(Fitting[Server]):
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     with_public: bool = False  # pool the public pictures too
+    head_start: Literal["random", "means"] = "random"  # means: of the features of each person, for given weights
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
@@ -46,7 +48,7 @@ class Central(Fitting[Server]):
     def round(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.rounds)
         (pool,) = net.clients
-        done = net.ask(self.fit, {pool: Fit(s.theta, lr)})[pool]
+        done = net.ask(self.fit, {pool: Fit(s.theta, lr, means=self.head_start == "means")})[pool]
         net.log(loss=done.loss, lr=lr)
         return Server(done.theta)
 

@@ -23,6 +23,9 @@ from visard.methods.encrypted.messages import Begin, Cards, Go, Heads, Look, Mai
 from visard.methods.encrypted.server import figures, mean, posts
 from visard.methods.encrypted.steps import EncryptedSteps
 from visard.ops.mmd import Polynomial
+from visard.ops.noise import epsilon
+
+DELTA = 1e-5  # of the differential privacy that is logged
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,10 @@ class EncryptedMMD(EncryptedSteps[Server]):
         if self.classes == "shared":  # the end of Section 4.2.3
             heads = Heads(plan, [moved[c].classifier for c in plan.sources])
             net.log(**self.all(net, self.predict, {plan.target: heads})[plan.target].figures)
-        return replace(s, exchange=s.exchange + self.exchanges)
+        s = replace(s, exchange=s.exchange + self.exchanges)
+        if self.noise:
+            net.log(epsilon=epsilon(s.exchange * self.batches, self.noise, DELTA))
+        return s
 
     def meet(self, s: Server, net: Network) -> tuple[Server, dict[ClientId, Letters]]:
         """Keys, and a secret between any two parties that will talk."""
@@ -101,7 +107,7 @@ class EncryptedMMD(EncryptedSteps[Server]):
         sources = tuple(c for c in net.clients if c != target)
         return Plan(
             self.protocol, Polynomial((1.0, -1.0)), s.length, self.training.batch_size, self.batches, self.key_bits,
-            sources, target, self.pooled, self.monitor, self.sums,
+            sources, target, self.pooled, self.monitor, self.sums, self.noise,
         )  # fmt: skip
 
     def move(

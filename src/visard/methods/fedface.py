@@ -63,6 +63,7 @@ class FedFace(Fitting[Server], Looking[Server]):
     margin: float = 0.9  # m
     spread: SpreadOut = SpreadOut()  # lambda, v, the pairs and the distance
     init: Literal["mean", "random"] = "mean"  # a class vector starts as the mean feature (Eq. 6), or anywhere
+    enrol: bool = False  # in the first round all clients make their class vectors and nobody trains
     train_vectors: bool = True  # False: class vectors stay as they started
     participation: float = 1.0  # share of the clients that are asked in a round
     batch_norm: Literal["frozen", "train"] = "frozen"  # train: refused where a client has one identity
@@ -99,8 +100,10 @@ class FedFace(Fitting[Server], Looking[Server]):
         return Server(done.theta, s.W, s.public)
 
     def round(self, s: Server, net: Network) -> Server:
-        lr = self.training.lr_at(net.round, self.rounds)
-        asked = {c: Down(s.theta, s.W.get(c), lr) for c in sample_clients(net, self.participation)}  # line 4
+        first = self.enrol and net.round == 0
+        lr = 0.0 if first else self.training.lr_at(net.round, self.rounds)
+        chosen = sample_clients(net, 1.0 if first else self.participation)
+        asked = {c: Down(s.theta, s.W.get(c), lr) for c in chosen}  # line 4
         theta, ups = net.reduce(self.local, asked, mean="theta", by="n")  # lines 5 to 9
         rows = s.W | {c: up.w for c, up in ups.items()}  # who did not answer keeps its row
         before = torch.cat(list(rows.values()))  # Eq. 8

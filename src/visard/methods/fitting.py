@@ -6,11 +6,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from torch import Tensor
 
 from visard.core import Client, Leaves, Method, Weights, client_step
 from visard.core.method import S
 from visard.errors import UsageError
+from visard.ops.features import class_means, features_of
 from visard.ops.training import HeadSettings, Trained, Training, load_weights, train, weights_of
 
 
@@ -31,6 +33,7 @@ class Fit:
     theta: Weights
     lr: float
     class_vectors: bool = False  # whether the reply has them
+    means: bool = False  # a new head starts at the mean features of its people
 
 
 @dataclass(frozen=True)
@@ -50,19 +53,27 @@ class Fitting(Method[S]):
     @client_step
     def fit(self, client: Client, msg: Fit) -> Fitted:
         how = self.supervised()
-        done = fit(client, msg.theta, how.training, how.head, msg.lr)
+        done = fit(client, msg.theta, how.training, how.head, msg.lr, msg.means)
         W: Tensor = client.state["head"]["weight"]
         return Fitted(weights_of(client.network()), W if msg.class_vectors else None, done.loss)
 
 
-def fit(client: Client, theta: Weights, training: Training, settings: HeadSettings, lr: float) -> Trained:
-    """Train the client's network from `theta`; its head is kept in the client's state from round to round."""
-    model = client.network()
+def fit(
+    client: Client, theta: Weights, training: Training, settings: HeadSettings, lr: float, means: bool = False
+) -> Trained:
+    """Train the client's network from `theta`; its head is kept in the client's state from round to round.
+
+    A new head is random or, with `means`, starts at the mean features of its people.
+    """
+    model, view = client.network(), client.data.train
     load_weights(model, theta)
     head = settings.build(client.data.n_classes, client.embedding)
     if "head" in client.state:
         load_weights(head, client.state["head"])
-    done = train(model, head, client.data.train, training, client.rng, client.numerics, lr=lr)
+    elif means:
+        features = features_of(model, view, client.numerics.channels_last)
+        head.weight.data.copy_(class_means(features, torch.from_numpy(view.labels), head.classes))
+    done = train(model, head, view, training, client.rng, client.numerics, lr=lr)
     client.state["head"] = weights_of(head)
     return done
 

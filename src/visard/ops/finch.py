@@ -36,11 +36,17 @@ def finch(x: Floats, metric: Metric = "cosine", search: Search = "auto") -> list
     return cfinch(x, math.inf, metric, search)
 
 
-def cfinch(x: Floats, d: float, metric: Metric = "euclidean", search: Search = "auto") -> list[Level]:
+def cfinch(
+    x: Floats,
+    d: float,
+    metric: Metric = "euclidean",
+    search: Search = "auto",
+    first: tuple[Ints, Floats] | None = None,
+) -> list[Level]:
     """The partitions of C-FINCH, finest first, until nothing merges; the last is the labelling.
 
     Centroids are means of the original vectors, not of centroids. If nothing at all is within d there is one level,
-    in which everybody is alone.
+    in which everybody is alone. `first` are the neighbours of x itself, where they are known already.
     """
     if not d > 0:
         raise UsageError(f"d = {d}: clusters merge below a distance, which must be positive")
@@ -50,7 +56,7 @@ def cfinch(x: Floats, d: float, metric: Metric = "euclidean", search: Search = "
     levels: list[Level] = []
     labels, centroids = np.arange(len(x)), x
     while len(centroids) > 1:
-        kappa, distance = nearest(centroids, metric, search)
+        kappa, distance = nearest(centroids, metric, search) if first is None or levels else first
         merged = components(kappa, distance < d)
         clusters = int(merged.max()) + 1
         if clusters == len(centroids) and levels:

@@ -137,7 +137,7 @@ class Joint:
         if self.branch is not None:
             client.state["branch"] = weights_of(self.branch)
         epochs = training.amount if training.unit == "epochs" else done.pictures / sum(map(len, views))
-        public = 0 if self.public is None else len(self.public)
+        public = 0.0 if self.public is None else float(len(self.public))
         return done.terms | {"loss": done.loss, "steps": done.steps / epochs, "public": public}
 
     @property

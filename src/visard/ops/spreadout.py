@@ -26,9 +26,9 @@ NEAR = 1e-6  # below this Euclidean distance its slope is cut, which would be in
 class SpreadOut:
     """`[method.spread]`: how the server separates class vectors."""
 
-    weight: float = 10.0  # lambda; 0 = no spread-out
+    weight: float = 1.0  # lambda; 0 = no spread-out
     pairs: Literal["all", "nearest"] = "all"  # all within the margin (Eq. 9), or the k nearest of each (FedAwS)
-    margin: float = 0.7  # v, in units of `distance`
+    margin: float = 1.0  # v, in units of `distance`
     k: int = 10  # of `nearest`
     distance: Distance = "cosine"  # 1 - cos; half: (1 - cos) / 2; euclidean; squared: 2 - 2 cos
     reduction: Reduction = "per_class"  # mean over a class's pairs, summed over classes; or mean or sum over all pairs

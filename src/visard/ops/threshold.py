@@ -14,7 +14,7 @@ from visard.ops.finch import cfinch, means
 from visard.ops.neighbours import Floats, Ints, Metric, Search, directions, nearest
 
 HIGHEST = 0.99  # quantile of first-neighbour distances: beyond, everybody merges with somebody
-MOST, WORK = 20, 400_000  # candidates for d: at most so many, and fewer where there are many features
+MOST, WORK = 20, 60_000  # candidates for d: at most so many, and fewer where there are many features
 ROWS = 4096
 
 
@@ -32,13 +32,13 @@ def choose_d(
     """
     if len(u) < 3:
         return 1.0
-    distance = nearest(u, metric, search)[1]
+    first = nearest(u, metric, search)
     count = max(5, min(MOST, WORK // len(u)))
-    candidates = np.unique(np.quantile(distance, np.linspace(0.05, HIGHEST, count)))
+    candidates = np.unique(np.quantile(first[1], np.linspace(0.05, HIGHEST, count)))
     scores = []
     for d in candidates:
         at = _above(float(d))
-        labels = cfinch(u, at, metric, search)[-1].labels if labels_at is None else labels_at(at)
+        labels = cfinch(u, at, metric, search, first)[-1].labels if labels_at is None else labels_at(at)
         scores.append(separation(u, labels, int(labels.max()) + 1))
     return _above(float(candidates[int(np.argmax(scores))]))
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import os
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from visard.core import ClientId, Leaves, declared_kinds
 from visard.engines.codec import size_of
@@ -39,7 +40,7 @@ class Ledger:
         """Write one row for each field of a reply; returns the bytes that left."""
         total = 0
         start = json.dumps([stage, round, client, type(reply).__name__])[:-1]
-        for name, text in _fields(type(reply)):
+        for name, text in _fields(cast(Hashable, type(reply))):
             total += (size := size_of(getattr(reply, name)))
             self._lines.append(start + text % size)
         return total
@@ -87,7 +88,7 @@ class Ledger:
 
 
 @functools.cache
-def _fields(reply: type) -> list[tuple[str, str]]:
+def _fields(reply: Any) -> list[tuple[str, str]]:
     """Field -> the end of its row, with a place for the bytes: rows of thousands of clients differ in little."""
     kinds = declared_kinds(reply).items()
     return [(n, f', "{n}", "{k.value}", %d, {json.dumps(k is Leaves.ciphertext)}]') for n, k in kinds]

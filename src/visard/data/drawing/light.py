@@ -32,7 +32,7 @@ def normals(z: Plane, pixel: Plane, steepest: float = 3.0) -> Normals:
     dx, dy = slope(z, pixel)
     np.clip(dx, -steepest, steepest, out=dx)
     np.clip(dy, -steepest, steepest, out=dy)
-    return _unit(dx, dy, np.float32(-1.0))
+    return _unit(dx, dy, np.full((1, 1, 1), -1.0, dtype=np.float32))
 
 
 def _unit(dx: Plane, dy: Plane, dz: Plane) -> Normals:

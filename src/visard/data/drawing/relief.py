@@ -18,7 +18,7 @@ def nose(t: Traits, u: Plane, v: Plane) -> Plane:
     along = v - t["bridge_v"]
     along *= 1.0 / (t["nose_v"] - t["bridge_v"])
     run = np.clip(along, 0.0, 1.0)
-    rise = run * run
+    rise: Plane = run * run
     rise *= t["nose_height"] * (1.0 - t["nose_bridge"])
     rise += t["nose_height"] * t["nose_bridge"]
     rise *= ramp(along, -0.7, 0.1)
@@ -36,7 +36,8 @@ def nose(t: Traits, u: Plane, v: Plane) -> Plane:
     across -= t["nose_width"] * 0.68
     wings = spot(across, dv, 0.09, 0.09)
     wings *= t["ala"]
-    return np.maximum(rise, wings, out=rise)
+    np.maximum(rise, wings, out=rise)
+    return rise
 
 
 def relief(t: Traits, u: Plane, v: Plane, box: Window) -> tuple[Plane, Plane]:

@@ -78,7 +78,7 @@ def wave(x: Plane) -> Plane:
     f = x - np.floor(x)
     f *= 2.0
     f -= 1.0
-    out = np.abs(f)
+    out: Plane = np.abs(f)
     out -= 1.0
     out *= f
     out *= -4.0
@@ -123,7 +123,7 @@ def stretch(grid: Plane, size: int) -> Plane:
     left, right = grid[:, :, at], grid[:, :, at + 1]
     rows = left + (right - left) * f
     upper = rows[:, at]
-    step = rows[:, at + 1]
+    step: Plane = rows[:, at + 1]
     step -= upper
     step *= f[None, :, None]
     step += upper

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ def raw(seed: int, stream: int, domain: int, rows: Iterable[tuple[int, int]], n:
     key = np.array([seed, stream], dtype=np.uint64)
     bits = np.random.Philox(key=key)
     counter, buffer = np.zeros(4, dtype=np.uint64), np.zeros(4, dtype=np.uint64)
-    state = {
+    state: Any = {
         "bit_generator": "Philox", "state": {"counter": counter, "key": key},
         "buffer": buffer, "buffer_pos": len(buffer), "has_uint32": 0, "uinteger": 0,
     }  # fmt: skip
@@ -70,7 +71,7 @@ def _bank() -> NDArray[np.float32]:
     """
     words = raw(0, SENSOR, 0, [(0, 0)], BANK // 2)[0]
     pairs = ((words & LOW) + ((words >> np.uint64(16)) & LOW)).view(np.uint32)
-    centred = pairs.astype(np.float32)
+    centred: NDArray[np.float32] = pairs.astype(np.float32)
     centred -= 65535.0
     centred *= np.float32(6.0**0.5 / 65536.0)
     return centred

@@ -42,6 +42,7 @@ class EncryptedSteps(Method[S]):
 
     leaves = frozenset(
         {Leaves.weights, Leaves.class_vectors, Leaves.ciphertext, Leaves.public_key, Leaves.statistic, Leaves.metric}
+        | {Leaves.count}
     )
 
     rounds: int = 10
@@ -59,6 +60,7 @@ class EncryptedSteps(Method[S]):
     pretrain_rounds: int = 5  # of the sources; their extractors are averaged
     monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
     sums: bool = True  # answers of several peers are added up before they are decrypted
+    noise: float = 0.0  # multiplier of the Gaussian noise on a party's moments; 0 = none (see the card)
     min_batch: int = 32  # smaller batches are refused: their moments are nearly the features themselves
     key_bits: int = BITS
     insecure_keys: bool = False  # allow short keys, for tests
@@ -75,6 +77,10 @@ class EncryptedSteps(Method[S]):
             raise UsageError(f"method.training.batch_size = {self.training.batch_size}: below min_batch")
         if self.protocol == "packed" and self.compare.degree > 2:
             raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
+        if self.noise < 0 or (self.noise and self.protocol != "packed"):
+            raise UsageError(f"method.noise = {self.noise}: must not be negative, and needs the packed protocol")
+        if self.noise and self.monitor:
+            raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
         if self.key_bits < INSECURE_BELOW and not self.insecure_keys:
@@ -163,7 +169,7 @@ class EncryptedSteps(Method[S]):
     def _agreed(self, plan: Plan) -> Plan:
         """The server's plan, if it is this run's: a party does not compute what its settings do not say."""
         n = self.training.batch_size
-        mine = (self.protocol, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums)
-        if (plan.variant, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums) != mine:
+        mine = (self.protocol, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums, self.noise)
+        if (plan.variant, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums, plan.noise) != mine:
             raise VisardError("the server's plan differs from this party's settings")
         return plan

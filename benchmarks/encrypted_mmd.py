@@ -1,0 +1,245 @@
+"""What one batch of encrypted MMD costs: packed against the paper's protocols, and two real processes over a socket.
+
+    python -m benchmarks.encrypted_mmd [--bits 3072] [--lengths 4,64,256] [--out FILE.json]
+
+Both directions, n = 64 samples on each side, degree 2. CPU seconds of both parties together (key generation and tables
+excluded: once a run), and all bytes that travel. Rows marked * are scaled from a part of the gradient that was
+computed: the share is in the table. The error is the largest difference to autograd, relative to the largest entry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from visard.crypto.forward import Forward
+from visard.crypto.packed import Packed
+from visard.crypto.paillier import PrivateKey, PublicKey, generate
+from visard.ops import mmd
+from visard.ops.mmd import Polynomial, taylor
+from visard.ops.moments import moments
+
+N = 64
+PARAMETERS = 1028  # of the extractor whose gradient `naive` and `compressed` encrypt, at L = 4
+
+
+@dataclass(frozen=True)
+class Row:
+    protocol: str
+    length: int
+    cpu_seconds: float
+    kilobytes: float
+    computed: float  # share that was computed; the rest is scaled
+    error: float | None
+
+
+def features(L: int, seed: int) -> Tensor:
+    x = torch.randn(N, L, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return x / x.norm(dim=1).max()
+
+
+def exact(a: Tensor, b: Tensor, kernel: Polynomial) -> Tensor:
+    x = a.clone().requires_grad_()
+    mmd.between(x, b, kernel).backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    return x.grad
+
+
+def packed(a: Tensor, b: Tensor, kernel: Polynomial, owner: PrivateKey) -> tuple[float, float, float]:
+    """Seconds, bytes and error of one direction."""
+    plan = Packed(kernel, a.shape[1], owner.public.bits)
+    begun = time.process_time()
+    offer = plan.offer(owner.public, a)
+    answer = plan.answer(owner.public, offer, N, moments(b), 1.0)
+    found = -2 / N * plan.gradient(a, plan.values(owner, answer, N), 1.0)
+    seconds = time.process_time() - begun
+    truth = exact(a, b, kernel)
+    error = float((found - truth).abs().max() / truth.abs().max())
+    return seconds, (len(offer) + len(answer)) * owner.public.cipher_bytes, error
+
+
+def papers(
+    a: Tensor, b: Tensor, kernel: Polynomial, peer: PrivateKey, compressed: bool, chained: bool, part: int
+) -> tuple[float, float, float, float]:
+    """Seconds (scaled from `part` rows), bytes, share computed and error of one direction of a paper's protocol."""
+    L, key = a.shape[1], peer.public
+    plan = Forward(kernel, L, compressed)
+    slopes, known = plan.terms.slopes(a)
+    rows, constants = -2 / N * slopes.flatten(0, 1), -2 / N * known.flatten()
+    outputs, monomials = (N * L if chained else PARAMETERS), len(plan.terms.received)
+    if not chained:  # any linear map of the right size costs what the one of an extractor costs
+        mix = torch.randn(PARAMETERS, N * L, generator=torch.Generator().manual_seed(1), dtype=torch.float64) / N
+        rows, constants = mix @ rows, mix @ constants
+    sent = monomials * (1 if compressed else N)
+    begun = time.process_time()
+    means = plan.means(key, plan.offer(key, b))
+    first = time.process_time() - begun
+    count = min(part, outputs)
+    begun = time.process_time()
+    ciphers = plan.combine(key, means, rows[:count], constants[:count])
+    masked, masks = plan.mask(key, ciphers)
+    found = plan.unmask(key, plan.unveil(peer, masked), masks, (count,))
+    rest = (time.process_time() - begun) * outputs / count
+    truth = exact(a, b, kernel).flatten()
+    truth = truth if chained else mix @ truth
+    error = float((found - truth[:count]).abs().max() / truth.abs().max())
+    size = (sent + outputs) * key.cipher_bytes + outputs * key.bits // 8
+    return first + rest, size, count / outputs, error
+
+
+def compare(bits: int, lengths: Sequence[int], part: int) -> list[Row]:
+    keys = generate(bits, insecure=bits < 2048), generate(bits, insecure=bits < 2048)
+    for key in keys:
+        key.public.encrypt(0)  # builds the table
+    kernel, table = taylor(0.5, 2), []
+    for L in lengths:
+        a, b = features(L, 0), features(L, 1)
+        runs = [packed(a, b, kernel, keys[0]), packed(b, a, kernel, keys[1])]
+        table.append(_row("packed", L, runs, 1.0))
+        variants = [("both", True, True)] if L <= 64 else []
+        if L == 4:
+            variants += [("chain_rule", False, True), ("compressed", True, False), ("naive", False, False)]
+        for name, compressed, chained in variants:
+            found = [papers(a, b, kernel, keys[1], compressed, chained, part)]
+            found.append(papers(b, a, kernel, keys[0], compressed, chained, part))
+            table.append(_row(name, L, [(f[0], f[1], f[3]) for f in found], found[0][2]))
+        print(*(_line(r) for r in table if r.length == L), sep="\n", flush=True)
+    return table
+
+
+def _row(name: str, L: int, runs: Sequence[tuple[float, float, float]], computed: float) -> Row:
+    return Row(name, L, sum(r[0] for r in runs), sum(r[1] for r in runs) / 1000, computed, max(r[2] for r in runs))
+
+
+def _line(r: Row) -> str:
+    mark = "" if r.computed == 1 else f" * ({r.computed:.1%} of the rows computed)"
+    return (
+        f"L={r.length:<4} {r.protocol:11} {r.cpu_seconds:10.3f} CPU s {r.kilobytes:12.1f} kB  error {r.error:.1e}{mark}"
+    )
+
+
+@dataclass(frozen=True)
+class Socket:
+    length: int
+    wall_seconds: float  # a batch, from the features to the gradient
+    cpu_seconds: float  # of one party
+    kilobytes: float  # sent by one party
+
+
+def party(L: int, bits: int, repeats: int, link: socket.socket, seed: int, result: object) -> None:
+    """One of two processes: own offer, the answer to the peer's, own gradient."""
+    torch.set_num_threads(1)
+    mine = generate(bits, insecure=bits < 2048)
+    plan = Packed(taylor(0.5, 2), L, bits)
+    link.sendall(mine.public.to_bytes())
+    theirs = PublicKey.from_bytes(_receive(link, bits // 8), bits)
+    for key in (mine.public, theirs):
+        key.encrypt(0)  # builds the table
+    _exchange(link, b"ready")
+    walls, cpus, sent = [], [], 0
+    for i in range(repeats):
+        a = features(L, 2 * i + seed)
+        begun, cpu = time.perf_counter(), time.process_time()
+        offer = _pack(plan.offer(mine.public, a), bits)
+        got = _unpack(_exchange(link, offer), bits)
+        theirs.check(got)
+        answer = _pack(plan.answer(theirs, got, N, moments(a), 1.0), bits)
+        values = plan.values(mine, _unpack(_exchange(link, answer), bits), N)
+        plan.gradient(a, values, 1.0)
+        walls.append(time.perf_counter() - begun)
+        cpus.append(time.process_time() - cpu)
+        sent = len(offer) + len(answer)
+    result.put((min(walls), min(cpus), sent / 1000))  # type: ignore[attr-defined]
+
+
+def _pack(ciphers: Sequence[int], bits: int) -> bytes:
+    return b"".join(c.to_bytes(bits // 4, "big") for c in ciphers)
+
+
+def _unpack(data: bytes, bits: int) -> list[int]:
+    size = bits // 4
+    return [int.from_bytes(data[i : i + size], "big") for i in range(0, len(data), size)]
+
+
+def _receive(link: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        more = link.recv(min(1 << 20, size - len(data)))
+        if not more:
+            raise SystemExit("the other process ended")
+        data += more
+    return data
+
+
+def _exchange(link: socket.socket, data: bytes) -> bytes:
+    """Send and receive at once: neither waits for the other to read."""
+    sender = threading.Thread(target=link.sendall, args=(struct.pack(">Q", len(data)) + data,))
+    sender.start()
+    (size,) = struct.unpack(">Q", _receive(link, 8))
+    got = _receive(link, size)
+    sender.join()
+    return got
+
+
+def two_processes(bits: int, lengths: Sequence[int], repeats: int) -> list[Socket]:
+    context, table = multiprocessing.get_context("spawn"), []
+    for L in lengths:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            one = socket.create_connection(server.getsockname())
+            two, _ = server.accept()
+        results = context.Queue()
+        parties = [
+            context.Process(target=party, args=(L, bits, repeats, s, i, results)) for i, s in enumerate((one, two))
+        ]
+        for p in parties:
+            p.start()
+        found = [results.get(timeout=900) for _ in parties]
+        for p in parties:
+            p.join()
+        wall, cpu, sent = (max(f[i] for f in found) for i in range(3))
+        table.append(Socket(L, wall, cpu, sent))
+        print(f"two processes L={L:<4} {wall:8.3f} s a batch, {cpu:8.3f} CPU s and {sent:8.1f} kB a party", flush=True)
+    return table
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bits", type=int, default=3072)
+    parser.add_argument("--lengths", default="4,64,256")
+    parser.add_argument("--rows", type=int, default=24, help="rows of the paper's gradient that are computed")
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--skip", choices=["compare", "socket"])
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    lengths = [int(x) for x in chosen.lengths.split(",")]
+    rows = [] if chosen.skip == "compare" else compare(chosen.bits, lengths, chosen.rows)
+    for L in lengths:
+        by = {r.protocol: r for r in rows if r.length == L}
+        for name in [n for n in by if n != "packed"]:
+            faster, smaller = (
+                by[name].cpu_seconds / by["packed"].cpu_seconds,
+                by[name].kilobytes / by["packed"].kilobytes,
+            )
+            print(f"L={L}: packed is {faster:.0f} times faster than {name} and sends {smaller:.0f} times less")
+    pairs = [] if chosen.skip == "socket" else two_processes(chosen.bits, lengths, chosen.repeats)
+    if chosen.out:
+        result = {"bits": chosen.bits, "n": N, "python": sys.version.split()[0]}
+        found = {"protocols": [asdict(r) for r in rows], "two_processes": [asdict(p) for p in pairs]}
+        chosen.out.write_text(json.dumps(result | found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

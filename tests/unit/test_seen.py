@@ -1,0 +1,41 @@
+"""The page on what the server sees is made from the types of the methods, and covers all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from visard.core import Leaves
+from visard.methods import METHODS
+from visard.privacy.ledger import KINDS
+from visard.privacy.seen import LEARNED, fields_of, page
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_page_is_up_to_date() -> None:
+    text = (DOCS / "privacy.md").read_text()
+    assert page(text, METHODS) == text, "run: python -m visard.privacy.seen docs/privacy.md"
+    assert all(f"[`{name}`](methods/{name}.md#" in text for name in METHODS)
+
+
+def test_every_kind_is_explained() -> None:
+    assert set(LEARNED) == set(KINDS) == set(Leaves)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_declares_what_its_replies_carry(name: str) -> None:
+    carried, declared = set(fields_of(METHODS[name])), METHODS[name].leaves
+    assert carried <= declared, "the engine would refuse such replies"
+    assert carried == declared, "a kind is declared that no reply carries"
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_has_a_card_that_says_what_leaves(name: str) -> None:
+    assert "\n## What leaves a client\n" in (DOCS / "methods" / f"{name}.md").read_text()
+
+
+def test_another_method_changes_the_page() -> None:
+    text = (DOCS / "privacy.md").read_text()
+    assert page(text, {"fedavg": METHODS["fedavg"]}) != text

@@ -1,0 +1,54 @@
+"""The distance that is chosen without labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.unit.test_clusters import people
+
+from visard.ops.agreement import quality
+from visard.ops.cluster import Clustering, cluster, prepare
+from visard.ops.finch import cfinch
+from visard.ops.threshold import choose_d, separation
+
+
+def slow_separation(u: np.ndarray, labels: np.ndarray) -> float:
+    values = []
+    for i in range(len(u)):
+        own = [j for j in range(len(u)) if labels[j] == labels[i] and j != i]
+        if not own:
+            values.append(0.0)
+            continue
+        others = [np.flatnonzero(labels == c) for c in set(labels.tolist()) - {labels[i]}]
+        a, *b = (1 - u[i] @ m / np.linalg.norm(m) for m in (u[rows].mean(0) for rows in (own, *others)))
+        values.append((min(b) - a) / max(a, min(b)))
+    return float(np.mean(values))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_separation_by_loops(seed: int) -> None:
+    u = prepare(people(6, 5, noise=0.8, seed=seed)[0])
+    for d in (0.4, 0.8, 1.0):
+        level = cfinch(u, d, "chord")[-1]
+        expected = slow_separation(u.astype(np.float64), level.labels) if level.clusters > 1 else 0.0
+        assert separation(u, level.labels, level.clusters) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("noise", [0.2, 0.5, 0.8])
+def test_the_chosen_distance_is_near_the_best(noise: float) -> None:
+    x, identity = people(25, 10, noise=2 * noise, seed=3)
+    u = prepare(x, centre=True)
+    found = cluster(x, Clustering(min_size=1))
+    best = max(
+        quality(cfinch(u, d, "chord")[-1].labels, identity).pairwise_f for d in np.arange(0.3, 1.35, 0.05).tolist()
+    )
+    assert quality(found.labels, identity).pairwise_f > 0.85 * best
+    assert found.d == choose_d(u)
+
+
+def test_few_or_equal_vectors() -> None:
+    assert choose_d(np.eye(2, dtype=np.float32)) == 1.0
+    same = np.tile(np.array([[1.0, 0.0]], np.float32), (5, 1))
+    assert choose_d(same) > 0
+    assert cluster(same, Clustering(centre=False)).clusters == 1
+    assert separation(same, np.zeros(5, np.int64), 1) == 0
