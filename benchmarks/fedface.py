@@ -5,13 +5,14 @@ same loss and nothing else. `cohort` is a whole round of the in-process engine: 
 ledger, spread-out, checkpoint. `loop` is the same round client by client, as a deployment would do it.
 
     python -m benchmarks.fedface round [--clients 1000] [--rounds 3]
-    python -m benchmarks.fedface memory [--clients 10000]
+    python -m benchmarks.fedface memory [--clients 10000] [--rounds 1]
     python -m benchmarks.fedface steps [--clients 64] [--steps 4]
 """
 
 from __future__ import annotations
 
 import argparse
+import resource
 import statistics
 import tempfile
 import time
@@ -19,7 +20,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -132,25 +132,18 @@ def rounds(clients: int, count: int, folder: Path) -> None:
         print(f"  {name:7s} {middle:7.2f} s a round, {middle / base:6.2f} times the bare pass")
 
 
-def memory(clients: int, folder: Path) -> None:
-    """Peak memory of this process in two rounds; the first one also makes the class vectors."""
+def memory(clients: int, count: int, folder: Path) -> None:
+    """Peak memory of this process; the first round also makes the class vectors."""
     world = phones(folder, clients)
     net, method = engine(LocalNetwork, folder, world), FedFace(rounds=100, training=OneStep(lr=0.1))
     server = method.start(world.setup())
-    for r in range(2):
+    for r in range(count):
         server, seconds = one_round(net, method, server, r)
-        peak = psutil.Process().memory_info()
-        used = getattr(peak, "peak_wset", None) or _peak_kb() * 1024
+        used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
         print(
             f"{clients} clients: round {r} in {seconds:.0f} s, peak {used / 2**30:.2f} GB so far; limit 4 GB",
             flush=True,
         )
-
-
-def _peak_kb() -> int:
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def steps(clients: int, count: int, folder: Path) -> None:
@@ -193,7 +186,7 @@ def main() -> None:
         if chosen.what == "round":
             rounds(chosen.clients or 1000, chosen.rounds, Path(scratch))
         elif chosen.what == "memory":
-            memory(chosen.clients or 10000, Path(scratch))
+            memory(chosen.clients or 10000, chosen.rounds, Path(scratch))
         else:
             steps(chosen.clients or 64, chosen.steps, Path(scratch))
 

@@ -60,7 +60,7 @@ WORK: dict[Scale, tuple[str, ...]] = {
     "small": (),
     "paper": (
         "method.rounds=200", "method.pretrain_rounds=0", "method.training.lr=0.001", "method.spread.weight=10",
-        "evaluation.every=20",
+        "method.spread.steps=1", "method.enrol=false", "evaluation.every=20",
     ),
 }  # fmt: skip
 FINE_TUNING: dict[Scale, tuple[str, ...]] = {

@@ -253,13 +253,13 @@ def identity(value: object) -> tuple[Any, ...]:
 
 def sizes_of(values: Collection[object]) -> int:
     """`size_of` all of them together; messages that share their fields are counted out once."""
-    sizes: dict[tuple[Any, ...], int] = {}
+    sizes: dict[tuple[Any, ...], tuple[int, object]] = {}  # holds the values, whose identities are taken so long
     total = 0
     for value in values:
         key = identity(value)
         if key not in sizes:
-            sizes[key] = size_of(value)
-        total += sizes[key]
+            sizes[key] = size_of(value), value
+        total += sizes[key][0]
     return total
 
 

@@ -5,12 +5,15 @@ A tensor that many messages of one ask carry (the global weights) is written onc
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +38,35 @@ DTYPES = {
 }  # fmt: skip
 
 
+_held: list[int] = []  # locks of this process's folders, held until it ends, however it ends
+
+
 def memory_folder() -> Path:
     """A private folder in shared memory, or in the temporary folder where there is none or little."""
     good = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
-    return Path(tempfile.mkdtemp(prefix="visard-", dir=MEMORY if good else None))
+    folder = Path(tempfile.mkdtemp(prefix="visard-", dir=MEMORY if good else None))
+    _held.append(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _sweep(folder.parent)
+    return folder
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of processes that were killed: nobody holds their locks."""
+    for path in parent.glob("visard-*/lock"):
+        with suppress(OSError):
+            if time.time() - path.parent.stat().st_mtime < 60:  # somebody may be about to take its lock
+                continue
+            with path.open("r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
 
 
 class Bundle:
     """Tensors of many messages in one file, written where the file is mapped.
 
     A tensor stands in a message's header as "float32/128/2x3": type, place and shape. With `once` a tensor that
-    several messages hold is written once; they must live as long as the bundle is written to.
+    several messages hold is written once.
     """
 
     def __init__(self, path: Path, once: bool = True) -> None:
@@ -54,21 +75,21 @@ class Bundle:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._memory: mmap.mmap | None = None
         self._size = self._end = 0
-        self._trees: dict[tuple[Any, ...], Any] = {}
         self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # holds tensors, so that their place stays taken
+        self._trees: dict[tuple[Any, ...], tuple[Any, object]] = {}  # holds messages, for the same reason
 
     def tree(self, value: object) -> Any:
         """The header of a message; its tensors go into the bundle. Messages with the same content share a header."""
         key = identity(value)
         if self._once and key in self._trees:
-            return self._trees[key]
+            return self._trees[key][0]
         found: dict[str, Tensor] = {}
         tree = flatten(value, found)
         if (end := self._end + sum(_room(tensor) for tensor in found.values())) > self._size and not self._known:
             self._grow(end)  # at once, for large models
         tree = _rename(tree, {key: self._intern(tensor) for key, tensor in found.items()})
         if self._once:
-            self._trees[key] = tree
+            self._trees[key] = tree, value
         return tree
 
     def clear(self) -> None:

@@ -32,6 +32,8 @@ def recover_moments(a: Tensor, g: Tensor, kernel: Polynomial) -> Moments | None:
     left = (-n / 2 * g - 2 * c1 * a - 4 * c2 * square[:, None] * a) / (4 * c2)  # (n, L)
     i, j = torch.triu_indices(L, L)
     unknowns = len(i) + 2 * L  # P = 2 M2 + Q I (symmetric), B1, t
+    if n * L < unknowns:
+        return None
     A = a.new_zeros(n, L, unknowns)
     at = torch.arange(len(i))
     A[:, i, at] = a[:, j]
@@ -40,10 +42,10 @@ def recover_moments(a: Tensor, g: Tensor, kernel: Polynomial) -> Moments | None:
     A[:, rows, len(i) + rows] -= square[:, None]
     A[:, :, len(i) : len(i) + L] -= 2 * a[:, :, None] * a[:, None, :]
     A[:, rows, len(i) + L + rows] = 1
-    system = A.reshape(n * L, unknowns)
-    if torch.linalg.matrix_rank(system) < unknowns:
+    solved = torch.linalg.lstsq(A.reshape(n * L, unknowns), left.reshape(-1, 1), rcond=1e-12, driver="gelsy")
+    if int(solved.rank) < unknowns:
         return None
-    x = torch.linalg.lstsq(system, left.reshape(-1, 1), driver="gelsd").solution[:, 0]
+    x = solved.solution[:, 0]
     P = a.new_zeros(L, L)
     P[i, j] = P[j, i] = x[: len(i)]
     B1, t = x[len(i) : len(i) + L], x[len(i) + L :]

@@ -54,7 +54,8 @@ def _features(n: int, L: int, rng: torch.Generator) -> Tensor:
     """Inside the unit ball, with a mean of their own."""
     x = torch.randn(n, L, generator=rng, dtype=torch.float64)
     x = x / x.norm(dim=1, keepdim=True) + 0.5 * torch.randn(L, generator=rng, dtype=torch.float64) / L**0.5
-    return x / x.norm(dim=1).max() * 0.99
+    inside: Tensor = x / x.norm(dim=1).max() * 0.99
+    return inside
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
