@@ -27,10 +27,10 @@ VARIANTS = {
 }
 PHONES = {"smoke": 40, "small": 1000, "paper": 1000}
 # Figure 4: the same people over ever more clients, from scratch; the last has one person on each
-PEOPLE = {"smoke": 24, "small": 480, "paper": 10000}
+PEOPLE = {"smoke": 24, "small": 300, "paper": 10000}
 CLIENTS: dict[Scale, tuple[int, ...]] = {
     "smoke": (1, 4, 24),
-    "small": (1, 4, 16, 60, 480),
+    "small": (1, 4, 15, 60, 300),
     "paper": (1, 4, 8, 16, 64, 10000),
 }
 EVERY: dict[Scale, tuple[str, ...]] = {
