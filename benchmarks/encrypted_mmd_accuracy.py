@@ -1,7 +1,7 @@
 """Does the encrypted method adapt as well as centralised training? Balanced accuracy and weighted F1 at the target.
 
-    python -m benchmarks.encrypted_mmd_accuracy office --data ../shared/data --out FILE.json [--lengths 4,64]
-    python -m benchmarks.encrypted_mmd_accuracy widar --data ../shared/data --out FILE.json [--seeds 0,1,2]
+    python -m benchmarks.encrypted_mmd_accuracy office --data DATA --out FILE.json [--lengths 4,64]
+    python -m benchmarks.encrypted_mmd_accuracy widar --data DATA --out FILE.json [--seeds 0,1,2]
 
 Rows: `none` = the pre-trained network as it is; `central` = the same training with plain features in one place and
 the exact RBF kernel; `encrypted` = the method, with the fitted quadratic kernel; `taylor` = with the paper's Taylor

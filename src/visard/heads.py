@@ -9,6 +9,7 @@ What all share:
 """
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
 import torch
@@ -98,7 +99,8 @@ class Head(nn.Module):
     def logits(self, features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, classes) float32 scores; with labels the margin is applied; absent classes are -inf."""
         wide = torch.promote_types(features.dtype, torch.float32)
-        with torch.autocast(features.device.type, enabled=False):
+        device = features.device.type
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             scores = self._scores(features.to(wide), self.weight.to(wide), labels)
         return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 

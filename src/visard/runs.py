@@ -38,7 +38,6 @@ from visard.privacy.ledger import Ledger
 from visard.report.events import EventLog, read_events, rounds
 from visard.report.html import build_report
 
-
 CLASS_VECTORS = "class_vectors"
 
 

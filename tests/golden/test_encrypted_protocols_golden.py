@@ -121,7 +121,7 @@ def test_values_outside_their_range_are_refused() -> None:
     with pytest.raises(VisardError, match="an answer may reach"):
         plan.answer(key().public, offer, 3, moments(a), 1.0, loss=True, extra=1e4)
     with pytest.raises(VisardError, match="above the limit"):
-        Packed(taylor(0.5, 1), 4, BITS).answer(key().public, [], 3, moments(50 * a), 1.0)
+        Packed(taylor(0.5, 1), 4, BITS).answer(key().public, [], 3, moments(500 * a), 1.0)
     with pytest.raises(VisardError, match="degree 1 and 2, not 3"):
         Packed(taylor(0.5, 3), 4, BITS)
     huge = [key().public.multiply(c, 2**30) for c in offer]  # a cheating owner corrupts its own result only

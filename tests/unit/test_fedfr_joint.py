@@ -228,7 +228,6 @@ def test_several_views_are_one_list(tmp_path: Path) -> None:
     [
         ({"rounds": -1}, "rounds"),
         ({"participation": 0.0}, "participation"),
-        ({"head": JointHead("softmax")}, "must be cosface or arcface"),
         ({"personalise": PersonalSettings(stage="kd")}, "method.branch.weight=0"),
     ],
 )
@@ -240,7 +239,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], text: str) -> Non
 def test_parts_refuse_what_makes_no_sense() -> None:
     for make in (
         lambda: PublicSettings(cap=-1), lambda: ContrastSettings(tau=0), lambda: BranchSettings(weight=-1),
-        lambda: PersonalSettings(epochs=0),
+        lambda: PersonalSettings(epochs=0), lambda: JointHead("softmax"),
     ):  # fmt: skip
         with pytest.raises(UsageError):
             make()

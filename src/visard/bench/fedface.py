@@ -64,11 +64,11 @@ WORK: dict[Scale, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 FINE_TUNING: dict[Scale, tuple[str, ...]] = {
-    "smoke": ("method.rounds=4", "method.training.lr=0.01"),
+    "smoke": ("method.rounds=4", "method.head_start=means", "method.training.lr=0.01"),
     "small": (),
     "paper": (
-        "method.rounds=4", "method.training.lr=0.001", "method.training.batch_size=256", "method.head.scale=30",
-        "method.head.margin=0.3333",
+        "method.rounds=4", "method.head_start=means", "method.training.lr=0.001", "method.training.batch_size=256",
+        "method.head.scale=30", "method.head.margin=0.3333",
     ),
 }  # fmt: skip
 FEDAVG: dict[Scale, tuple[str, ...]] = {

@@ -68,7 +68,7 @@ def _uniform(rng: torch.Generator, n: int, low: float, high: float, device: torc
 
 
 def _flip(x: Tensor, rng: torch.Generator) -> Tensor:
-    mirrored = _uniform(rng, len(x), 0, 1, x.device) < 0.5
+    mirrored = torch.rand(len(x), generator=rng, device=rng.device).to(x.device) < 0.5
     # the last axis is the width; torch.fliplr would mirror the channels of a batch
     return torch.where(mirrored.view(-1, 1, 1, 1), x.flip(3), x)
 

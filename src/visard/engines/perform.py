@@ -30,12 +30,17 @@ class Done(Generic[R]):
     seconds: float
 
 
-def perform(world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place) -> Done[R]:
-    """Run `step` at `client`; reply and state share no memory with anything that lives on."""
+def perform(
+    world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place, sent: bool = False
+) -> Done[R]:
+    """Run `step` at `client`; reply and state share no memory with anything that lives on.
+
+    A reply that is `sent` elsewhere before the next step is copied there, and not here.
+    """
     party = enter(world, client, state, place)
     begun = time.perf_counter()
-    reply = own(step(party, own(message)))
-    return Done(reply, party.state, time.perf_counter() - begun)
+    reply = step(party, own(message))
+    return Done(reply if sent else own(reply), party.state, time.perf_counter() - begun)
 
 
 def enter(world: World, client: ClientId, state: State, place: Place) -> Client:

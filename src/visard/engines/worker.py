@@ -81,7 +81,8 @@ def answer(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
         step = getattr(desk.method, task["step"])
         before = StateFile(*task["state"]) if task["state"] else None
         message = desk.message(task, step.types[0])
-        done = perform(desk.world, step, task["client"], message, desk.packs.read(before), Place(*task["place"]))
+        state, place = desk.packs.read(before), Place(*task["place"])
+        done = perform(desk.world, step, task["client"], message, state, place, sent=True)
         after = desk.packs.write(task["pack"], done.state, before)
         tree = desk.replies.tree(done.reply)
     except Exception as error:

@@ -78,11 +78,7 @@ class FedFRJoint(WithProxies[Server]):
 
     def __post_init__(self) -> None:
         if min(self.rounds, self.pretrain_rounds, self.cosine_weight) < 0 or not 0 < self.participation <= 1:
-            raise UsageError(
-                "method: rounds, pretrain_rounds, cosine_weight >= 0 and 0 < participation <= 1 are needed"
-            )
-        if self.head.kind not in ("cosface", "arcface"):
-            raise UsageError(f"method.head.kind = {self.head.kind}: must be cosface or arcface")
+            raise UsageError("method: rounds, pretrain_rounds, cosine_weight >= 0, 0 < participation <= 1 are needed")
         if self.personalise.stage != "none" and self.branch.weight:
             raise UsageError("method.personalise.stage is the alternative to a branch: set method.branch.weight=0")
 
@@ -126,10 +122,9 @@ class FedFRJoint(WithProxies[Server]):
 
     @client_step
     def local(self, client: Client, msg: Down) -> Up:  # ClientTraining
-        previous = client.state.get("theta")
         joint = self.joint(client, msg)
         terms = joint.cosface(self.cosine_weight) | joint.customised()  # line 19, Eq. 7
-        terms |= self.contrast.terms(joint.model, msg.theta, previous)
+        terms |= self.contrast.terms(joint.model, msg.theta, client.state.get("theta"))
         figures = joint.train(client, terms, self.training, msg.lr, self.frozen_norm)  # lines 17-26
         return Up(client.state["theta"], joint.Phi, len(joint.own), figures)
 

@@ -33,9 +33,13 @@ class JointTraining(Training):
 
 @dataclass(frozen=True)
 class JointHead(HeadSettings):
-    """CosFace with the paper's s and m."""
+    """CosFace with the paper's s and m; only class vectors, so that all of the head is either W or Phi."""
 
     margin: float = 0.4
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("cosface", "arcface"):
+            raise UsageError(f"method.head.kind = {self.kind}: must be cosface or arcface")
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ def train(
     if frozen_norm:
         freeze_norm(model)
     head.train()
-    total, steps, pictures = torch.zeros((), dtype=torch.float64), 0, 0
+    total, steps, pictures = 0.0, 0, 0
     for rows in batches(len(view), training, rng):
         x = augment(to_float(view.batch(rows), numerics.channels_last), rng, training.augment)
         x = x if beside is None else torch.cat([x, beside(len(x))])
@@ -140,9 +140,9 @@ def train(
         if training.clip:
             optimiser.clip(training.clip)
         optimiser.step()
-        total += loss.detach().double() * len(rows)
+        total += loss.item() * len(rows)
         steps, pictures = steps + 1, pictures + len(rows)
-    mean = float(total) / pictures
+    mean = total / pictures
     if not math.isfinite(mean):
         raise VisardError(f"the loss became {mean} in training: lower method.training.lr")
     return Trained(mean, steps, pictures)
