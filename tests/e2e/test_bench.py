@@ -120,15 +120,22 @@ def test_processes_side_by_side_give_the_same_results_and_failures_are_told(here
 def test_ctrl_c_lets_the_processes_end_their_rounds(here: Path) -> None:
     words = ["bench", "baselines", "--only", "fedavg", "--seeds", "0", "--jobs", "2", "--out", "b"]
     command = [sys.executable, "-c", "from visard.cli import main; main()", *words, *sets("method.rounds=5000")]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # background jobs start with it ignored
+    )  # fmt: skip
     events = Path("b/runs/fedavg/seed-0/events.jsonl")
     end = time.monotonic() + 120
-    while not (events.exists() and '"event":"round"' in events.read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    with process:
+        try:
+            while not (events.exists() and '"event":"round"' in events.read_text()):
+                assert process.poll() is None
+                assert time.monotonic() < end
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert process.returncode == 1
     assert said == "visard: interrupted; the same command goes on where this one stopped\n"
     assert '"reason":"interrupted"' in events.read_text().splitlines()[-1]

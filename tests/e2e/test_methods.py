@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import get_type_hints
@@ -123,3 +124,16 @@ def test_every_preset_is_valid() -> None:
     for name, text in presets().items():
         assert text.splitlines()[0].startswith(f"# visard run {name}"), name
         assert load(name).method.name in METHODS
+
+
+@pytest.mark.parametrize("kind", ["local", "pool"])
+def test_runs_leave_no_file_open(tmp_path: Path, kind: str) -> None:
+    def count() -> int:
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    finish("fedavg", tmp_path / "first", f"engine.kind={kind}", "method.rounds=1")
+    before = count()
+    for number in range(2):
+        finish("fedavg", tmp_path / str(number), f"engine.kind={kind}", "method.rounds=1")
+    assert count() <= before

@@ -118,7 +118,9 @@ class Browser:
 
     def _next(self, timeout: float) -> dict[str, Any]:
         while b"\0" not in self._buffer:
-            if timeout <= 0 or not select.select([self._from], [], [], timeout)[0]:
+            waiting = select.poll()  # unlike select, it takes descriptors above 1023
+            waiting.register(self._from, select.POLLIN)
+            if timeout <= 0 or not waiting.poll(timeout * 1000):
                 raise TimeoutError("the browser does not answer")
             part = os.read(self._from, 1 << 20)
             if not part:

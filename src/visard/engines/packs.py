@@ -11,6 +11,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,10 @@ class Packs:
         self._own = secrets.token_hex(4)  # two writers never share a pack, on whatever machines they are
         self._reading: dict[str, int] = {}
         self._writing: tuple[str, int, int] | None = None  # name, handle, length so far
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            self.close()
 
     def read(self, file: StateFile | None) -> State:
         """A client's state; empty if there is none."""

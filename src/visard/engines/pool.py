@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from visard.engines.cohort import cohorts
 from visard.engines.line import Line, Pace
 from visard.engines.network import EngineNetwork, Outcome
 from visard.engines.perform import Place
-from visard.engines.shared import Bundle, Mapped, memory_folder, receive, send
+from visard.engines.shared import Bundle, Mapped, memory_folder, receive, remove_folder, send
 from visard.engines.tasks import Task, pack_tasks, read_outcomes, together
 from visard.engines.world import World
 from visard.errors import VisardError
@@ -97,7 +96,7 @@ class PoolNetwork(EngineNetwork):
             worker.kill()
         self.workers.clear()
         self.selector.close()
-        shutil.rmtree(self.memory, ignore_errors=True)
+        remove_folder(self.memory)
 
     def _hire(self) -> None:
         self._hired += 1

@@ -24,7 +24,7 @@ from visard.engines.codec import flatten, identity
 from visard.engines.frames import receive, send
 from visard.errors import VisardError
 
-__all__ = ["Bundle", "Mapped", "memory_folder", "receive", "send"]
+__all__ = ["Bundle", "Mapped", "memory_folder", "receive", "remove_folder", "send"]
 
 MEMORY = Path("/dev/shm")
 ENOUGH = 1 << 28  # bytes; containers often get 64 MB of shared memory: then files in the temporary folder are better
@@ -38,17 +38,24 @@ DTYPES = {
 }  # fmt: skip
 
 
-_held: list[int] = []  # locks of this process's folders, held until it ends, however it ends
+_held: dict[Path, int] = {}  # locks of this process's folders, held until it ends, however it ends
 
 
 def memory_folder() -> Path:
     """A private folder in shared memory, or in the temporary folder where there is none or little."""
     good = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
     folder = Path(tempfile.mkdtemp(prefix="visard-", dir=MEMORY if good else None))
-    _held.append(lock := os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600))
+    _held[folder] = lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     _sweep(folder.parent)
     return folder
+
+
+def remove_folder(folder: Path) -> None:
+    """Give a folder of `memory_folder` back."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if (lock := _held.pop(folder, None)) is not None:
+        os.close(lock)
 
 
 def _sweep(parent: Path) -> None:
