@@ -14,7 +14,9 @@ from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.perform import Place, perform
 from visard.engines.seeds import derive, generator
-from visard.methods.fedavg import Down, FedAvg, Server
+from visard.methods.averaging import Down, Server
+from visard.methods.fedavg import FedAvg
+from visard.ops.sampling import sample_clients
 from visard.ops.training import HeadSettings, Training, batches
 
 TRAINING = Training(lr=0.05, batch_size=4, clip=0.0, augment=Augment(flip=True), weight_decay=0.01)
@@ -127,7 +129,7 @@ def test_sampling_is_fair_and_ordered(tmp_path: Path) -> None:
     seen: dict[str, int] = dict.fromkeys(net.clients, 0)
     for r in range(200):
         net.begin("federate", r)
-        chosen = method.sample(net)
+        chosen = sample_clients(net, method.participation)
         assert len(chosen) == 2
         assert chosen == sorted(chosen)
         for c in chosen:

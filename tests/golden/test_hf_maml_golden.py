@@ -15,7 +15,8 @@ from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.perform import Place, perform
 from visard.engines.seeds import derive, generator
-from visard.methods.hf_maml import Down, HFMaml, Server
+from visard.methods.averaging import Down, Server
+from visard.methods.hf_maml import HFMaml
 from visard.ops.drift import Drift, still_statistics
 from visard.ops.meta import MetaTraining, meta_step, three_batches
 from visard.ops.training import HeadSettings

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -139,11 +140,9 @@ class _Bench:
         assert child.stdout is not None
         self.children.add(child)
         with child.stdout:
-            try:
+            with suppress(BrokenPipeError):  # it has ended already; what it said tells why
                 child.stdin.write(json.dumps(order) + "\n")
                 child.stdin.flush()
-            except BrokenPipeError:
-                pass  # it has ended already; what it said tells why
             if self.stopping:
                 child.stdin.close()
             last, ending = "", None

@@ -26,17 +26,6 @@ def check_start(method: str, setup: Setup, pretrain_rounds: int) -> None:
         raise UsageError(f"{method} starts from a trained network: give model.weights or method.pretrain_rounds")
 
 
-def mean_figures(parts: Iterable[tuple[dict[str, float], int]]) -> dict[str, float]:
-    """The mean of each figure over clients, weighted by their pictures."""
-    total: dict[str, float] = {}
-    weight: dict[str, float] = {}
-    for figures, n in parts:
-        for name, value in figures.items():
-            total[name] = total.get(name, 0.0) + n * value
-            weight[name] = weight.get(name, 0.0) + n
-    return {name: total[name] / weight[name] for name in total if weight[name]}
-
-
 def losses_of_sides(losses: dict[ClientId, float]) -> dict[str, float]:
     """The mean loss of the source and of the targets, where there are some."""
     sides = {"source": [v for c, v in losses.items() if c == SOURCE], "target": [losses[c] for c in targets(losses)]}

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
-from visard.methods.domains import SOURCE, check_start, losses_of_sides, mean_figures, restore_head, targets
+from visard.methods.domains import SOURCE, check_start, losses_of_sides, restore_head, targets
 from visard.methods.fitting import check_rounds, fit
-from visard.ops.average import RunningMean
+from visard.ops.average import RunningMean, mean_figures
 from visard.ops.cluster import Clustering
 from visard.ops.pseudo import figures_of, pseudo_labels
 from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of

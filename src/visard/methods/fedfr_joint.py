@@ -16,10 +16,10 @@ from visard.core import Client, Leaves, Network, Setup, Stage, State, Weights, c
 from visard.errors import UsageError
 from visard.methods.fitting import Supervised
 from visard.methods.proxies import WithProxies
-from visard.ops.average import RunningMean
+from visard.ops.average import RunningMean, mean_figures
 from visard.ops.contrastive import ContrastSettings
 from visard.ops.decoupled import BranchSettings
-from visard.ops.joint import Joint, JointHead, JointTraining, PersonalSettings, Report, personal_weights
+from visard.ops.joint import Joint, JointHead, JointTraining, PersonalSettings, personal_weights
 from visard.ops.public import PublicSettings
 from visard.ops.sampling import sample_clients
 from visard.ops.training import Training
@@ -104,20 +104,19 @@ class FedFRJoint(WithProxies[Server]):
 
     def round(self, s: Server, net: Network) -> Server:
         down = self.down(s, net, self.training.lr_at(net.round, self.rounds))
-        theta, Phi, report = RunningMean(), RunningMean(), Report()
+        theta, Phi, told = RunningMean(), RunningMean(), []
         for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):  # line 5
             n = {"local": up.n, "trained": up.n + up.figures["public"], "uniform": 1}[self.weighting]
             theta.add(up.theta, n)  # line 8, Eq. 2
             Phi.add({} if up.Phi is None else {"Phi": up.Phi}, n)  # line 9, Eq. 4
-            report.add(up.figures, up.n)
-        net.log(lr=down.lr, **report.mean())
+            told.append((up.figures, up.n))
+        net.log(lr=down.lr, **mean_figures(told))
         return Server(theta.mean(), Phi.mean().get("Phi"))
 
     def personal_round(self, s: Server, net: Network) -> Server:
-        down, report = self.down(s, net, self.training.lr), Report()
-        for _, done in net.stream(self.alone, dict.fromkeys(net.clients, down)):
-            report.add(done.figures, done.n)
-        net.log(**report.mean())
+        down = self.down(s, net, self.training.lr)
+        replies = net.stream(self.alone, dict.fromkeys(net.clients, down))
+        net.log(**mean_figures((done.figures, done.n) for _, done in replies))
         return s
 
     @client_step

@@ -6,13 +6,12 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 from torch import Tensor
 
 from visard.core import Client, Leaves, Method, Weights, client_step
 from visard.core.method import S
 from visard.errors import UsageError
-from visard.ops.features import class_means, features_of
+from visard.ops.client_head import client_head
 from visard.ops.training import HeadSettings, Trained, Training, load_weights, train, weights_of
 
 
@@ -67,12 +66,7 @@ def fit(
     """
     model, view = client.network(), client.data.train
     load_weights(model, theta)
-    head = settings.build(client.data.n_classes, client.embedding)
-    if "head" in client.state:
-        load_weights(head, client.state["head"])
-    elif means:
-        features = features_of(model, view, client.numerics.channels_last)
-        head.weight.data.copy_(class_means(features, torch.from_numpy(view.labels), head.classes))
+    head, *_ = client_head(client, settings, None, model, "means" if means else "random")
     done = train(model, head, view, training, client.rng, client.numerics, lr=lr)
     client.state["head"] = weights_of(head)
     return done

@@ -59,6 +59,17 @@ def weighted_mean(parts: Iterable[tuple[Weights, float]]) -> Weights:
     return running.mean()
 
 
+def mean_figures(parts: Iterable[tuple[dict[str, float], float]]) -> dict[str, float]:
+    """The mean of each figure over (figures, n) of clients; one that a client lacks does not count for it."""
+    total: dict[str, float] = {}
+    weight: dict[str, float] = {}
+    for figures, n in parts:
+        for name, value in figures.items():
+            total[name] = total.get(name, 0.0) + n * value
+            weight[name] = weight.get(name, 0.0) + n
+    return {name: total[name] / weight[name] for name in total if weight[name]}
+
+
 def kept_local(keys: Iterable[str], policy: BatchNormPolicy) -> set[str]:
     """The entries that stay at a client.
 

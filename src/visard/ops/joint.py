@@ -156,20 +156,3 @@ def personal_weights(state: dict[str, Weights], theta: Weights | None, which: st
     if which == "global" or "theta" not in state:
         return theta
     return state["theta"] | (transform_of(state.get("branch", {})) if which == "transformed" else {})
-
-
-class Report:
-    """Figures of a round: means over the clients, weighted by their pictures."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, figures: dict[str, float], n: int) -> None:
-        """Take in one client's figures; a figure that a client lacks does not count for it."""
-        for name, value in figures.items():
-            total, weight = self._sums.get(name, (0.0, 0))
-            self._sums[name] = (total + n * value, weight + n)
-
-    def mean(self) -> dict[str, float]:
-        """The mean of each figure."""
-        return {name: total / weight for name, (total, weight) in self._sums.items()}

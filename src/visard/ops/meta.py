@@ -24,6 +24,7 @@ from visard.errors import UsageError, VisardError
 from visard.heads import Head
 from visard.numerics import Numerics
 from visard.ops.drift import Drift, still_statistics
+from visard.ops.training import Schedule, scheduled
 
 B = TypeVar("B")
 
@@ -40,7 +41,7 @@ class MetaTraining:
     order: Literal["hessian-free", "first"] = "hessian-free"  # first: without h, two gradients a step instead of four
     scale_delta: bool = False  # probe at distance delta, not delta * |g|
     clip: float = 0.0  # largest norm of g; 0 = no clipping
-    schedule: Literal["constant", "cosine"] = "constant"  # of beta over the rounds
+    schedule: Schedule = "constant"  # of beta
     augment: Augment = Augment()
 
     def __post_init__(self) -> None:
@@ -57,10 +58,8 @@ class MetaTraining:
         return 4 if self.order == "hessian-free" else 2
 
     def beta_at(self, round: int, rounds: int) -> float:
-        """beta of a round (from 0); `cosine` falls from beta to beta / 100."""
-        if self.schedule == "constant" or rounds <= 1:
-            return self.beta
-        return self.beta * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * round / rounds)))
+        """beta of a round (from 0)."""
+        return scheduled(self.beta, self.schedule, round, rounds)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Weights
-from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import VisardError
 from visard.numerics import Numerics
-from visard.ops.training import Training, batches, freeze_norm, load_weights
+from visard.ops.training import Training, descend, load_weights
 
 Term = Callable[[Tensor, Tensor, Tensor], Tensor]  # (pictures x, features f, labels y) -> a scalar
 Terms = dict[str, tuple[float, Term]]  # name -> (weight, term)
@@ -68,39 +65,16 @@ def minimise(
 ) -> Minimised:
     r"""SGD on `model` and `heads` in place, on $\sum_k \alpha_k L_k$ with `terms` = name -> ($\alpha_k$, $L_k$).
 
-    The optimiser is new: no momentum comes from an earlier round. A term sees the augmented pictures, their
-    features and their labels.
+    A term sees the augmented pictures, their features and their labels.
     """
-    if not len(pictures):
-        raise VisardError("has no training pictures")
-    parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(
-        parameters, lr=lr, momentum=training.momentum, weight_decay=training.weight_decay, foreach=True
-    )
-    model.train()
-    if frozen_norm:
-        freeze_norm(model)
-    sums, steps, seen = dict.fromkeys(terms, 0.0), 0, 0
-    for rows in batches(len(pictures), training, rng):
-        x = numerics.place(augment(to_float(pictures.batch(rows), numerics.channels_last), rng, training.augment))
-        with numerics.autocast():
-            f = model(x)
-        f, y = f.float(), labels[rows]
-        found = {name: term(x, f, y) for name, (_, term) in terms.items()}
-        total = torch.stack([terms[name][0] * value for name, value in found.items()]).sum()
-        optimiser.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        if training.clip:
-            torch.nn.utils.clip_grad_norm_(parameters, training.clip, foreach=True)
-        optimiser.step()
-        for name, value in found.items():
-            sums[name] += float(value.detach()) * len(rows)
-        steps, seen = steps + 1, seen + len(rows)
-    means = {name: value / seen for name, value in sums.items()}
-    loss = sum(terms[name][0] * value for name, value in means.items())
-    if not math.isfinite(loss):
-        raise VisardError(f"the loss became {loss} in training: lower method.training.lr")
-    return Minimised(means, loss, steps, seen)
+
+    def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+        found = {name: term(x, features.float(), labels[rows]) for name, (_, term) in terms.items()}
+        return torch.stack([terms[name][0] * value for name, value in found.items()]).sum(), found
+
+    done = descend(model, heads, pictures, training, rng, numerics, objective, lr=lr, frozen_norm=frozen_norm)
+    loss = sum(terms[name][0] * value for name, value in done.means.items())
+    return Minimised(done.means, loss, done.steps, done.pictures)
 
 
 def teacher(model: nn.Module, weights: Weights) -> Callable[[Tensor], Tensor]:

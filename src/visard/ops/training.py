@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,15 @@ from visard.heads import Head, build_head
 from visard.numerics import Numerics
 from visard.ops.sgd import Sgd
 
+Schedule = Literal["constant", "cosine"]  # of a learning rate over the rounds of a stage
+
+
+def scheduled(lr: float, schedule: Schedule, round: int, rounds: int) -> float:
+    """The learning rate of a round (from 0); `cosine` falls from lr to lr / 100."""
+    if schedule == "constant" or rounds <= 1:
+        return lr
+    return lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * round / rounds)))
+
 
 @dataclass(frozen=True)
 class Training:
@@ -31,7 +40,7 @@ class Training:
     batch_size: int = 64
     unit: Literal["epochs", "iterations"] = "epochs"
     amount: int = 1  # epochs or iterations in a round
-    schedule: Literal["constant", "cosine"] = "cosine"  # of the learning rate over the rounds of the stage
+    schedule: Schedule = "cosine"
     clip: float = 5.0  # largest norm of a gradient; 0 = no clipping
     augment: Augment = Augment()
 
@@ -44,10 +53,8 @@ class Training:
                 raise UsageError(f"training.{name} = {getattr(self, name)}: must not be negative")
 
     def lr_at(self, round: int, rounds: int) -> float:
-        """The learning rate of a round (from 0); `cosine` falls from lr to lr / 100."""
-        if self.schedule == "constant" or rounds <= 1:
-            return self.lr
-        return self.lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * round / rounds)))
+        """The learning rate of a round (from 0)."""
+        return scheduled(self.lr, self.schedule, round, rounds)
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,14 @@ class Trained:
     loss: float  # mean over the pictures seen, without penalty
     steps: int
     pictures: int
+
+
+class Batches(Protocol):
+    """Pictures to train on: a view, or several as one."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: np.ndarray, /) -> np.ndarray: ...
 
 
 def batches(n: int, training: Training, rng: torch.Generator) -> Iterator[np.ndarray]:
@@ -116,36 +131,79 @@ def train(
     `penalty` of the pictures as they went in and of their features is added to the loss. `beside` gives as many
     pictures without labels, which go through the network behind those of a batch: only the penalty sees them.
     """
-    if not len(view):
-        raise VisardError("has no training pictures")
     labels = torch.from_numpy(view.labels) if labels is None else labels
-    parameters = [p for p in (*model.parameters(), *head.parameters()) if p.requires_grad]
-    optimiser = Sgd(parameters, training.lr if lr is None else lr, training.momentum, training.weight_decay)
     anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
-    model.train()
+
+    def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = head.loss(features[: len(rows)].float(), labels[rows], mask)
+        return loss if penalty is None else loss + penalty(x, features), {"loss": loss}
+
+    done = descend(
+        model, [head], view, training, rng, numerics, objective, lr=training.lr if lr is None else lr,
+        frozen_norm=frozen_norm, beside=beside, corrected=(lambda: _add_proximal(anchored, mu)) if anchored else None,
+    )  # fmt: skip
+    return Trained(done.means["loss"], done.steps, done.pictures)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What one call of `descend` did."""
+
+    means: dict[str, float]  # of the figures of the objective, over the pictures seen
+    steps: int
+    pictures: int
+
+
+def descend(
+    model: nn.Module,
+    heads: Sequence[nn.Module],
+    pictures: Batches,
+    training: Training,
+    rng: torch.Generator,
+    numerics: Numerics,
+    objective: Callable[[Tensor, Tensor, np.ndarray], tuple[Tensor, dict[str, Tensor]]],
+    *,
+    lr: float,
+    frozen_norm: bool = False,
+    beside: Callable[[int], Tensor] | None = None,
+    corrected: Callable[[], None] | None = None,
+) -> Descent:
+    """SGD on `model` and `heads` in place: the one loop of gradient steps.
+
+    `objective` of the augmented pictures, their features and their rows gives what is minimised, and figures to report
+    the means of. `beside` gives pictures that go through the network behind those of a batch, and `corrected` changes
+    gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call.
+    """
+    if not len(pictures):
+        raise VisardError("has no training pictures")
+    parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
+    optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
+    for part in (model, *heads):
+        part.train()
     if frozen_norm:
         freeze_norm(model)
-    head.train()
-    total, steps, pictures = 0.0, 0, 0
-    for rows in batches(len(view), training, rng):
-        x = augment(to_float(view.batch(rows), numerics.channels_last), rng, training.augment)
+    sums: dict[str, float] = {}
+    steps = seen = 0
+    for rows in batches(len(pictures), training, rng):
+        x = augment(to_float(pictures.batch(rows), numerics.channels_last), rng, training.augment)
         x = x if beside is None else torch.cat([x, beside(len(x))])
         with numerics.autocast():
             features = model(x := numerics.place(x))
-        loss = head.loss(features[: len(rows)].float(), labels[rows], mask)
+        minimised, figures = objective(x, features, rows)
         optimiser.zero_grad()
-        (loss if penalty is None else loss + penalty(x, features)).backward()  # type: ignore[no-untyped-call]
-        if anchored:
-            _add_proximal(anchored, mu)
+        minimised.backward()  # type: ignore[no-untyped-call]
+        if corrected is not None:
+            corrected()
         if training.clip:
             optimiser.clip(training.clip)
         optimiser.step()
-        total += loss.item() * len(rows)
-        steps, pictures = steps + 1, pictures + len(rows)
-    mean = total / pictures
-    if not math.isfinite(mean):
-        raise VisardError(f"the loss became {mean} in training: lower method.training.lr")
-    return Trained(mean, steps, pictures)
+        for name, value in figures.items():
+            sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
+        steps, seen = steps + 1, seen + len(rows)
+    means = {name: total / seen for name, total in sums.items()}
+    if wrong := [name for name, mean in means.items() if not math.isfinite(mean)]:
+        raise VisardError(f"the {wrong[0]} became {means[wrong[0]]} in training: lower method.training.lr")
+    return Descent(means, steps, seen)
 
 
 def _add_proximal(anchored: list[tuple[nn.Parameter, Tensor]], mu: float) -> None:

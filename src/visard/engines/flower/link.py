@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
 
 from flwr.app import Message
@@ -23,9 +24,9 @@ class GridLink(Link):
     def __init__(self) -> None:
         self._asked: dict[str, int] = {}  # message -> node
 
+    @abstractmethod
     def node_of(self, client: ClientId) -> int | None:
         """The Flower node of a client, or None if it is not connected."""
-        raise NotImplementedError
 
     def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
         node = self.node_of(client)

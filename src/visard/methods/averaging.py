@@ -1,0 +1,146 @@
+"""What FedAvg and HF-MAML share: clients train backbone and head together in their own way, the server averages.
+
+theta   weights of the backbone     W   class vectors of a global head, one row for each identity
+n       pictures of a client        C   strength of the embedding regularisation
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from visard.core import Client, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.errors import UsageError
+from visard.heads import Head
+from visard.methods.fitting import check_rounds
+from visard.ops.average import BatchNormPolicy, RunningMean, kept_local, without
+from visard.ops.client_head import HeadStart, client_head
+from visard.ops.drift import Drift
+from visard.ops.sampling import sample_clients
+from visard.ops.training import HeadSettings, load_weights, weights_of
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights  # what is averaged
+    fixed: Weights  # batch norm entries that stay at the clients: what a new client starts from
+    W: Tensor | None  # global head only
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    fixed: Weights
+    W: Tensor | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Leaves.weights]
+    W: Annotated[Tensor | None, Leaves.class_vectors]
+    n: Annotated[int, Leaves.count]
+    loss: Annotated[float, Leaves.metric]
+    gradients: Annotated[int, Leaves.count]  # gradient evaluations
+    samples: Annotated[int, Leaves.count]  # pictures drawn
+
+
+class Learnt(NamedTuple):
+    """What a client's training did."""
+
+    loss: float
+    gradients: int
+    samples: int
+
+
+class Task(NamedTuple):
+    """What a client trains: network and head in place, labels (n,) as rows of the head, and the classes it has."""
+
+    model: nn.Module
+    head: Head
+    labels: Tensor
+    mask: Tensor | None
+    drift: Drift | None
+
+
+@dataclass(frozen=True)
+class Averaging(Method[Server]):
+    """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
+
+    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+
+    rounds: int = 20
+    head: HeadSettings = HeadSettings()
+    share_head: bool = False  # True: one global head with absent classes masked; False: heads stay at home
+    head_start: HeadStart = "random"  # means: a head of a client's own starts at the mean features of its people
+    weighting: Literal["data", "uniform"] = "data"
+    regularisation: float = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
+    participation: float = 1.0  # share of the clients that are asked in a round
+    batch_norm: BatchNormPolicy = "average"
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+        if self.regularisation < 0:
+            raise UsageError(f"method.regularisation = {self.regularisation}: must not be negative")
+        if not 0 < self.participation <= 1:
+            raise UsageError(f"method.participation = {self.participation}: must be above 0 and at most 1")
+
+    @abstractmethod
+    def rate(self, round: int) -> float:
+        """The learning rate of a round, from 0."""
+
+    @abstractmethod
+    def learn(self, client: Client, task: Task, msg: Down) -> Learnt:
+        """Train network and head of a client in place."""
+
+    def start(self, setup: Setup) -> Server:
+        theta = setup.new_weights()
+        stays = kept_local(theta, self.batch_norm)
+        W = self.head.build(setup.classes, setup.embedding).weight.detach() if self.share_head else None
+        return Server(without(theta, stays), {k: v for k, v in theta.items() if k in stays}, W)
+
+    def stages(self) -> list[Stage[Server]]:
+        return [Stage("federate", self.rounds, self.round)]
+
+    def round(self, s: Server, net: Network) -> Server:
+        down = Down(s.theta, s.fixed, s.W, self.rate(net.round))
+        theta, W, loss, pictures, gradients, samples = RunningMean(), RunningMean(), 0.0, 0, 0, 0
+        for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):
+            n = up.n if self.weighting == "data" else 1
+            theta.add(up.theta, n)
+            if up.W is not None:
+                W.add({"W": up.W}, n)
+            loss, pictures = loss + up.n * up.loss, pictures + up.n
+            gradients, samples = gradients + up.gradients, samples + up.samples
+        net.log(loss=loss / pictures, lr=down.lr, gradients=gradients, samples=samples)
+        return Server(theta.mean(), s.fixed, W.mean()["W"] if self.share_head else None)
+
+    @client_step
+    def local(self, client: Client, msg: Down) -> Up:
+        model = client.network()
+        load_weights(model, msg.theta | msg.fixed | client.state.get("batch_norm", {}))
+        head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
+        drift = Drift(model, self.regularisation) if self.regularisation else None
+        done = self.learn(client, Task(model, head, labels, mask, drift), msg)
+        theta = weights_of(model)
+        if msg.fixed:
+            client.state["batch_norm"] = {k: theta[k] for k in msg.fixed}
+        if not self.share_head:
+            client.state["head"] = weights_of(head)
+        W = head.weight.detach() if self.share_head else None
+        return Up(without(theta, set(msg.fixed)), W, len(client.data.train), *done)
+
+    def backbone(self, s: Server) -> Weights | None:
+        return None if s.fixed else s.theta  # without batch norm there is no generic network
+
+    def global_head(self, s: Server) -> Tensor | None:
+        return s.W
+
+    def basis(self, s: Server) -> Weights | None:
+        return s.theta | s.fixed
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        return theta and theta | state.get("batch_norm", {})
