@@ -26,7 +26,7 @@ from visard.report.words import percent, size
 
 
 def training(run: Run) -> list[Chart]:
-    """The loss with its spread over clients, then every other figure that the method logged."""
+    """The loss with its spread over clients, then every other figure that the method logged and that changes."""
     names = list(dict.fromkeys(n for r in run.rounds for n in r.figures))
     names.sort(key=lambda n: (n != "loss", "loss" not in n))
     charts = []
@@ -36,6 +36,8 @@ def training(run: Run) -> list[Chart]:
         if not rows:
             continue
         x, y = [r[0] for r in rows], [r[1] for r in rows]
+        if name != "loss" and len(y) > 1 and len(set(y)) == 1:  # a flat line says less than the table below it
+            continue
         data: list[Json] = []
         spread = [sorted(v for c in r.clients.values() if (v := c.get(name)) is not None) for *_, r in rows]
         if any(len(s) >= 3 for s in spread):

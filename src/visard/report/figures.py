@@ -43,6 +43,11 @@ MEANINGS = {
         "Area under the ROC",
         "The chance that a genuine pair scores higher than an impostor pair: 100 % is perfect, 50 % guessing.",
     ),
+    "gradients": (
+        "Gradient evaluations",
+        "Forward and backward passes of all clients in a round: what a step costs differs between methods.",
+    ),
+    "samples": ("Pictures drawn", "Training pictures that all clients drew in a round."),
     "loss": (
         "Training loss",
         "What the clients minimise, as the mean over those that replied. Lower is better.",
