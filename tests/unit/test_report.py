@@ -18,7 +18,7 @@ from visard.core import Leaves
 from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
 from visard.evaluation.verification import verify_all, verify_pairs
-from visard.report import EventLog, build_report, read_events
+from visard.report import EventLog, build_report, curves, read_events
 from visard.report.charts import line, thin
 from visard.report.compare import flat, labels
 from visard.report.events import evaluations, rounds
@@ -763,3 +763,12 @@ def test_runs_read_what_they_wrote(fed: Path) -> None:
     assert (run.name, run.method, run.clients, run.planned) == ("fedavg-celestial", "fedavg", 20, 30)
     assert run.stages == [("pretrain", 0, 15), ("federate", 15, 15)]
     assert run.status == ("finished", "Finished")
+
+
+def test_a_figure_that_never_changes_is_not_drawn(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for r in range(3):
+        figures = {"loss": 1.0, "gradients": 100.0, "drift": 0.1 * r}
+        log.write("round", stage="train", round=r, step=r, seconds=1.0, asked=1, replied=1, figures=figures)
+    drawn = {chart.title for chart in curves.training(read_run(tmp_path))}
+    assert drawn == {"Training loss", describe("drift").label}
