@@ -30,8 +30,8 @@ class Section(BaseModel):
 class DataSettings(Section):
     """`[data]`: the faces of a run."""
 
-    source: str = "synthetic"  # or the folder of a face set, or its name in the data folder
-    # of the synthetic faces:
+    source: str = "synthetic"  # or sensors, or the folder of a set, or its name in the data folder
+    # of the synthetic faces; of sensors: classes, rows of each class and user, numbers in a row, users
     identities: int = Field(default=200, ge=1)
     images_per_identity: int = Field(default=20, ge=1)
     size: int = Field(default=64, ge=32, le=112)

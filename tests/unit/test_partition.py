@@ -185,13 +185,20 @@ def test_domains_by_attribute(two_domains: FaceSet) -> None:
 
 def test_targets_with_many_pictures(tmp_path: Path) -> None:
     faces = make_set(tmp_path / "set", [5, 5, 5, 9, 5, 12], domains=[0, 1, 0, 1, 0, 1])
-    chosen = settings(kind="domains", source_domain="north", target_domain="south", clients=2, target_images=9)
+    chosen = settings(kind="domains", source_domain="north", target_domain="south", clients=2, client_images=9)
     assert identities(faces, partition(faces, chosen, 0)) in (
         {"source": {0, 2, 4}, "target-0": {3}, "target-1": {5}},
         {"source": {0, 2, 4}, "target-0": {5}, "target-1": {3}},
     )
-    with pytest.raises(ValueError, match="target_images"):
-        settings(clients=2, target_images=9)
+
+
+def test_clients_with_many_pictures_and_the_same_public_people(tmp_path: Path) -> None:
+    faces = make_set(tmp_path / "set", [5, 9] * 10)
+    plain = partition(faces, settings(clients=2, public_identities=6), 0)
+    many = partition(faces, settings(clients=2, public_identities=6, client_images=9), 0)
+    assert many.content.public == plain.content.public
+    left = set(range(20)) - {int(i) for i in faces.identity[many.content.public]}
+    assert set().union(*identities(faces, many).values()) == {i for i in left if i % 2}
 
 
 def test_domain_of_an_identity_is_that_of_most_pictures(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ DATA: dict[Scale, tuple[str, ...]] = {
     ),
     "small": (
         "data.source=celeba", "partition.source_domain=Male", "partition.target_domain=!Male",
-        "partition.min_images=5", "partition.target_images=12", "partition.test_identities=400",
+        "partition.min_images=5", "partition.client_images=12", "partition.test_identities=400",
         "partition.clients=4",
     ),
     "paper": (

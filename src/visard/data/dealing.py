@@ -7,6 +7,7 @@ from visard.data.attributes import matching
 from visard.data.faces import FaceSet
 from visard.data.shares import deal_by_dirichlet, equal_counts, lognormal_counts, proportional_counts
 from visard.errors import UsageError
+from visard.names import did_you_mean
 
 Ints = npt.NDArray[np.int64]
 
@@ -60,6 +61,27 @@ def dirichlet(faces: FaceSet, identities: Ints, clients: int, alpha: float, rng:
     rows = rows_of(faces, identities)
     client = deal_by_dirichlet(faces.identity[rows].astype(np.int64), clients, alpha, rng)
     return _gather(rows, client, clients)
+
+
+def by_domain(
+    faces: FaceSet, source_domain: str | tuple[str, ...], target_domain: str | tuple[str, ...]
+) -> dict[str, Ints]:
+    """The rows of each source domain under its name (default: all others), and those of the target domains together."""
+    targets = (target_domain,) if isinstance(target_domain, str) else target_domain
+    sources = (source_domain,) if isinstance(source_domain, str) else source_domain
+    sources = sources or tuple(d for d in faces.domains if d not in targets)
+    for name in (*sources, *targets):
+        if name not in faces.domains:
+            raise UsageError(f"{faces.path.name} has no domain {name!r}{did_you_mean(name, faces.domains)}")
+    if not sources or set(sources) & set(targets):
+        raise UsageError("source_domain and target_domain must be different domains, at least one of each")
+    numbers = {c: [faces.domains.index(c)] for c in sources} | {"target": [faces.domains.index(c) for c in targets]}
+    owned = {c: np.flatnonzero(np.isin(faces.domain, of)) for c, of in numbers.items()}
+    known = {c: set(np.unique(faces.identity[rows]).tolist()) for c, rows in owned.items()}
+    for c, classes in known.items():
+        if classes != known["target"]:
+            raise UsageError(f"kind = one_domain needs the same classes everywhere: {c} has {len(classes)} of its own")
+    return owned
 
 
 def by_attribute(

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from visard.data.faces import FaceSet, list_sets
+from visard.data.readings import Readings, is_readings
+from visard.data.sensors import cached_sensors
 from visard.data.synthetic import SyntheticSpec, cached
 from visard.errors import UsageError
 from visard.names import did_you_mean
@@ -38,10 +40,17 @@ def find_set(name: str) -> Path:
     raise UsageError(f"no face set {name!r} here or in {data_folder()}{did_you_mean(name, known)}")
 
 
+def open_set(path: Path) -> FaceSet:
+    """The face set or the readings in a folder."""
+    return Readings(path) if is_readings(path) else FaceSet.open(path)
+
+
 def open_faces(data: DataSettings, progress: Progress | None = None) -> FaceSet:
-    """The faces that `[data]` asks for; synthetic ones are rendered on first use."""
+    """The faces that `[data]` asks for, or readings; synthetic ones are made on first use."""
+    if data.source == "sensors":
+        return Readings(cached_sensors(data.identities, data.images_per_identity, data.size, data.domains, data.seed))
     if data.source != "synthetic":
-        return FaceSet.open(find_set(data.source))
+        return open_set(find_set(data.source))
     spec = SyntheticSpec(data.identities, data.images_per_identity, data.size, data.domains, data.seed)
     total = data.identities * data.images_per_identity
     return FaceSet.open(cached(spec, progress=(lambda done: progress.rendering(done, total)) if progress else None))

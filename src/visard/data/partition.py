@@ -28,12 +28,16 @@ class PartitionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     # parties: real clients bring their own pictures, and all of this set are test pictures
-    kind: Literal["equal", "lognormal", "attribute", "one_identity", "domains", "dirichlet", "parties"] = "equal"
+    # one_domain: the same classes everywhere, every source domain a client, the target domains one client, the last
+    kind: Literal[
+        "equal", "lognormal", "attribute", "one_identity", "domains", "dirichlet", "one_domain", "parties"
+    ] = "equal"  # fmt: skip
     clients: Count | None = None  # number of clients; of target clients for kind = domains
     identities: Count | None = None  # given out in total (by domains: to the target clients); None = all
     test_identities: int = Field(0, ge=0)  # set aside as unseen test set, of each domain if there are several
     public_identities: int = Field(0, ge=0)  # set aside as pictures that every party has
     min_images: Count = 1  # identities with fewer pictures are left out
+    client_images: Count = 1  # and clients (by domains: target clients) get those with so many or more
     split: tuple[Fraction, Fraction, Fraction] = (0.7, 0.1, 0.2)  # train, validation, test inside a client
     hold_out: int = Field(0, ge=0)  # the last so many clients take no part in training
     mu: float = 3.0  # lognormal: S_i ~ LogNormal(mu, sigma)
@@ -45,10 +49,10 @@ class PartitionSettings(BaseModel):
     cap: Count | None = None  # attribute: at most so many pictures a client
     least: Count = 1  # attribute: identities with fewer pictures at a client are left out there
     seed: int | None = Field(None, ge=0)  # of its own, so that runs with other seeds share the partition
-    source_domain: str | tuple[str, ...] = ()  # domains: names of domains, or an attribute expression
+    # domains: names of domains, or an attribute expression; one_domain: names, () = all but the target's
+    source_domain: str | tuple[str, ...] = ()
     target_domain: str | tuple[str, ...] = ()
     source_identities: Count | None = None  # domains: identities of the source client; None = all
-    target_images: Count = 1  # domains: a target client's identities have so many pictures or more
 
     @field_validator("attributes", mode="before")
     @classmethod
@@ -67,15 +71,16 @@ class PartitionSettings(BaseModel):
         elif self.kind == "one_identity":
             if None not in (self.clients, self.identities) and self.clients != self.identities:
                 raise ValueError("kind = one_identity has as many clients as identities")
+        elif self.kind == "one_domain":
+            if self.clients is not None or self.test_identities or not self.target_domain:
+                raise ValueError("kind = one_domain needs target_domain, and has no clients or test_identities to set")
         elif self.clients is None:
             raise ValueError(f"kind = {self.kind} needs clients")
         if self.shares and (len(self.shares) != self.clients or min(self.shares) <= 0):
             raise ValueError(f"shares: {len(self.shares)} for {self.clients} clients; each must be positive")
         if self.kind == "domains" and not (self.source_domain and self.target_domain):
             raise ValueError("kind = domains needs source_domain and target_domain")
-        if self.kind != "domains" and self.target_images > 1:
-            raise ValueError(f"target_images is of kind = domains, not of {self.kind}")
-        if self.public_identities and self.kind in ("domains", "parties"):
+        if self.public_identities and self.kind in ("domains", "one_domain", "parties"):
             raise ValueError(f"kind = {self.kind} has no public identities")
         return self
 
@@ -99,12 +104,12 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     unseen = _choose_unseen(groups, pictures, settings.test_identities, rng)
     taken = np.concatenate([np.zeros(0, np.int64), *unseen.values()])
     source, target = np.setdiff1d(source, taken), np.setdiff1d(target, taken)
-    target = target[pictures[target] >= settings.target_images]
     public = np.zeros(0, np.int64)
     if settings.public_identities:
         rng = np.random.default_rng([seed, PUBLIC_STREAM])
         public = dealing.pick(target, settings.public_identities, rng, "public_identities")
         target = np.setdiff1d(target, public)
+    target = target[pictures[target] >= settings.client_images]
 
     owned = _deal(faces, settings, source, target, np.random.default_rng([seed, CLIENT_STREAM]))
     for name, rows in owned.items():
@@ -202,6 +207,8 @@ def _deal(
         return dealing.named(
             dealing.lognormal(faces, given, clients, settings.mu, settings.sigma, rng, settings.shares)
         )
+    if kind == "one_domain":
+        return dealing.by_domain(faces, settings.source_domain, settings.target_domain)
     if kind == "dirichlet":
         return dealing.named(dealing.dirichlet(faces, given, clients, settings.alpha, rng))
     if kind == "attribute":

@@ -98,6 +98,6 @@ def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dic
 
 def pooled_bytes(data: ClientData, kinds: frozenset[Leaves]) -> dict[Leaves, int]:
     """Bytes of a client's training data that pooling moves out, by kind."""
-    picture = data.train.faces.size**2 * 3
+    picture = data.train.faces.pixels[0].nbytes
     each = {Leaves.pictures: picture, Leaves.labels: 8}
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}

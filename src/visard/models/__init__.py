@@ -16,6 +16,7 @@ from visard.models.iresnet import DEPTHS, IResNet
 from visard.models.mobilefacenet import MobileFaceNet
 from visard.models.personal import split_transform, with_transform
 from visard.models.resnet18 import ResNet18
+from visard.models.sensors import CnnGru, Mlp
 from visard.models.spherenet import SphereNet
 from visard.models.tiny import Tiny
 from visard.names import did_you_mean
@@ -36,22 +37,31 @@ _BUILDERS: dict[str, Callable[[int, int], nn.Module]] = {
     "tiny_nobn": lambda embedding, size: Tiny(embedding, size, batchnorm=False),
 }
 NAMES: list[str] = list(_BUILDERS)
+# for sensor readings; f(embedding, how many numbers a row has)
+_SENSORS: dict[str, Callable[[int, int], nn.Module]] = {
+    "mlp": partial(Mlp, 32),
+    "mlp128": partial(Mlp, 128),
+    "cnn_gru": CnnGru,
+}
 
 
 def build(name: str, *, embedding: int | None = None, size: int = 112) -> nn.Module:
-    """A new network; `embedding` None is its own default (512; tiny 128), `size` the side of its pictures."""
+    """A new network; `embedding` None is its own default (512; tiny 128), `size` the side of its pictures.
+
+    Of networks for sensor readings `size` is how many numbers a row has.
+    """
     _check_name(name)
-    if size < 32:
+    if size < 32 and name in _BUILDERS:
         raise UsageError(f"{name} needs pictures of at least 32 x 32, got size {size}")
     if embedding is not None and embedding < 1:
         raise UsageError(f"{name}: the embedding needs at least 1 dimension, got {embedding}")
-    return _BUILDERS[name](default_embedding(name) if embedding is None else embedding, size)
+    return (_BUILDERS | _SENSORS)[name](default_embedding(name) if embedding is None else embedding, size)
 
 
 def default_embedding(name: str) -> int:
     """The length of the embedding unless one is asked for."""
     _check_name(name)
-    return 128 if name.startswith("tiny") else 512
+    return 64 if name in _SENSORS else 128 if name.startswith("tiny") else 512
 
 
 def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
@@ -79,5 +89,5 @@ def has_batchnorm(model: nn.Module) -> bool:
 
 
 def _check_name(name: str) -> None:
-    if name not in _BUILDERS:
-        raise UsageError(f"unknown model {name!r}{did_you_mean(name, NAMES)}")
+    if name not in _BUILDERS and name not in _SENSORS:
+        raise UsageError(f"unknown model {name!r}{did_you_mean(name, [*NAMES, *_SENSORS])}")
