@@ -10,6 +10,8 @@ computed: the share is in the table. The error is the largest difference to auto
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
 import multiprocessing
 import socket
@@ -20,12 +22,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from visard.crypto import ckks
 from visard.crypto.forward import Forward
 from visard.crypto.packed import Packed
+from visard.crypto.packed_ckks import PackedCkks
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
 from visard.ops import mmd
 from visard.ops.mmd import Polynomial, taylor
@@ -57,17 +62,51 @@ def exact(a: Tensor, b: Tensor, kernel: Polynomial) -> Tensor:
     return x.grad
 
 
-def packed(a: Tensor, b: Tensor, kernel: Polynomial, owner: PrivateKey) -> tuple[float, float, float]:
+def packed(a: Tensor, b: Tensor, kernel: Polynomial, keys: Keys) -> tuple[float, float, float]:
     """Seconds, bytes and error of one direction."""
-    plan = Packed(kernel, a.shape[1], owner.public.bits)
+    plan = plan_of(kernel, a.shape[1], keys)
     begun = time.process_time()
-    offer = plan.offer(owner.public, a)
-    answer = plan.answer(owner.public, offer, N, moments(b), 1.0)
-    found = -2 / N * plan.gradient(a, plan.values(owner, answer, N), 1.0)
+    offer = plan.offer(keys.offering, a)
+    answer = plan.answer(keys.public, offer, N, moments(b), 1.0)
+    found = -2 / N * plan.gradient(a, plan.values(keys.private, answer, N), 1.0)
     seconds = time.process_time() - begun
     truth = exact(a, b, kernel)
     error = float((found - truth).abs().max() / truth.abs().max())
-    return seconds, (len(offer) + len(answer)) * owner.public.cipher_bytes, error
+    return seconds, len(offer) * plan.cipher_bytes("offer") + len(answer) * plan.cipher_bytes("answer"), error
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A party's keys of either scheme."""
+
+    private: Any
+    public: Any
+
+    @property
+    def offering(self) -> Any:
+        """What it encrypts its own features with."""
+        return self.private if isinstance(self.private, ckks.PrivateKey) else self.public
+
+
+def new_keys(scheme: str, bits: int) -> Keys:
+    if scheme == "ckks":
+        return Keys(*ckks.generate(N))
+    private = generate(bits, insecure=bits < 2048)
+    return Keys(private, private.public)
+
+
+def plan_of(kernel: Polynomial, L: int, keys: Keys) -> Any:
+    if isinstance(keys.private, ckks.PrivateKey):
+        return PackedCkks(kernel, L, N)
+    return Packed(kernel, L, keys.public.bits)
+
+
+def prepare(public: Any) -> None:
+    """What is done once a run: the table of a Paillier key, loading a CKKS key."""
+    if isinstance(public, ckks.PublicKey):
+        public.check("a key")
+    else:
+        public.encrypt(0)
 
 
 def papers(
@@ -99,15 +138,18 @@ def papers(
     return first + rest, size, count / outputs, error
 
 
-def compare(bits: int, lengths: Sequence[int], part: int) -> list[Row]:
-    keys = generate(bits, insecure=bits < 2048), generate(bits, insecure=bits < 2048)
-    for key in keys:
-        key.public.encrypt(0)  # builds the table
+def compare(bits: int, lengths: Sequence[int], part: int, schemes: Sequence[str]) -> list[Row]:
+    both = {scheme: (new_keys(scheme, bits), new_keys(scheme, bits)) for scheme in schemes}
+    for pair in both.values():
+        for mine in pair:
+            prepare(mine.public)
+    keys = [mine.private for mine in both["paillier"]]
     kernel, table = taylor(0.5, 2), []
     for L in lengths:
         a, b = features(L, 0), features(L, 1)
-        runs = [packed(a, b, kernel, keys[0]), packed(b, a, kernel, keys[1])]
-        table.append(_row("packed", L, runs, 1.0))
+        for scheme, (one, two) in both.items():
+            name = "packed" if scheme == "paillier" else f"packed, {scheme}"
+            table.append(_row(name, L, [packed(a, b, kernel, one), packed(b, a, kernel, two)], 1.0))
         variants = [("both", True, True)] if L <= 64 else []
         if L == 4:
             variants += [("chain_rule", False, True), ("compressed", True, False), ("naive", False, False)]
@@ -126,37 +168,42 @@ def _row(name: str, L: int, runs: Sequence[tuple[float, float, float]], computed
 def _line(r: Row) -> str:
     mark = "" if r.computed == 1 else f" * ({r.computed:.1%} of the rows computed)"
     return (
-        f"L={r.length:<4} {r.protocol:11} {r.cpu_seconds:10.3f} CPU s {r.kilobytes:12.1f} kB  error {r.error:.1e}{mark}"
+        f"L={r.length:<4} {r.protocol:12} {r.cpu_seconds:10.3f} CPU s {r.kilobytes:12.1f} kB  error {r.error:.1e}{mark}"
     )
 
 
 @dataclass(frozen=True)
 class Socket:
+    scheme: str
     length: int
     wall_seconds: float  # a batch, from the features to the gradient
     cpu_seconds: float  # of one party
     kilobytes: float  # sent by one party
 
 
-def party(L: int, bits: int, repeats: int, link: socket.socket, seed: int, result: object) -> None:
+def party(scheme: str, L: int, bits: int, repeats: int, link: socket.socket, seed: int, result: object) -> None:
     """One of two processes: own offer, the answer to the peer's, own gradient."""
     torch.set_num_threads(1)
-    mine = generate(bits, insecure=bits < 2048)
-    plan = Packed(taylor(0.5, 2), L, bits)
-    link.sendall(mine.public.to_bytes())
-    theirs = PublicKey.from_bytes(_receive(link, bits // 8), bits)
+    mine = new_keys(scheme, bits)
+    plan = plan_of(taylor(0.5, 2), L, mine)
+    theirs: Any
+    if scheme == "ckks":
+        theirs = ckks.PublicKey(mine.public.block, _exchange(link, mine.public.data))
+    else:
+        theirs = PublicKey.from_bytes(_exchange(link, mine.public.to_bytes()), bits)
     for key in (mine.public, theirs):
-        key.encrypt(0)  # builds the table
+        prepare(key)
     _exchange(link, b"ready")
     walls, cpus, sent = [], [], 0
     for i in range(repeats):
         a = features(L, 2 * i + seed)
         begun, cpu = time.perf_counter(), time.process_time()
-        offer = _pack(plan.offer(mine.public, a), bits)
-        got = _unpack(_exchange(link, offer), bits)
-        theirs.check(got)
+        offer = _pack(plan.offer(mine.offering, a), bits)
+        got = _unpack(_exchange(link, offer), scheme, plan.cipher_bytes("offer"))
+        if scheme == "paillier":
+            theirs.check(got)
         answer = _pack(plan.answer(theirs, got, N, moments(a), 1.0), bits)
-        values = plan.values(mine, _unpack(_exchange(link, answer), bits), N)
+        values = plan.values(mine.private, _unpack(_exchange(link, answer), scheme, plan.cipher_bytes("answer")), N)
         plan.gradient(a, values, 1.0)
         walls.append(time.perf_counter() - begun)
         cpus.append(time.process_time() - cpu)
@@ -164,13 +211,13 @@ def party(L: int, bits: int, repeats: int, link: socket.socket, seed: int, resul
     result.put((min(walls), min(cpus), sent / 1000))  # type: ignore[attr-defined]
 
 
-def _pack(ciphers: Sequence[int], bits: int) -> bytes:
-    return b"".join(c.to_bytes(bits // 4, "big") for c in ciphers)
+def _pack(ciphers: Sequence[int | bytes], bits: int) -> bytes:
+    return b"".join(c if isinstance(c, bytes) else c.to_bytes(bits // 4, "big") for c in ciphers)
 
 
-def _unpack(data: bytes, bits: int) -> list[int]:
-    size = bits // 4
-    return [int.from_bytes(data[i : i + size], "big") for i in range(0, len(data), size)]
+def _unpack(data: bytes, scheme: str, size: int) -> list[Any]:
+    parts = [data[i : i + size] for i in range(0, len(data), size)]
+    return list(parts) if scheme == "ckks" else [int.from_bytes(part, "big") for part in parts]
 
 
 def _receive(link: socket.socket, size: int) -> bytes:
@@ -193,15 +240,16 @@ def _exchange(link: socket.socket, data: bytes) -> bytes:
     return got
 
 
-def two_processes(bits: int, lengths: Sequence[int], repeats: int) -> list[Socket]:
+def two_processes(bits: int, lengths: Sequence[int], repeats: int, schemes: Sequence[str]) -> list[Socket]:
     context, table = multiprocessing.get_context("spawn"), []
-    for L in lengths:
+    for scheme, L in itertools.product(schemes, lengths):
         with socket.create_server(("127.0.0.1", 0)) as server:
             one = socket.create_connection(server.getsockname())
             two, _ = server.accept()
         results = context.Queue()
         parties = [
-            context.Process(target=party, args=(L, bits, repeats, s, i, results)) for i, s in enumerate((one, two))
+            context.Process(target=party, args=(scheme, L, bits, repeats, s, i, results))
+            for i, s in enumerate((one, two))
         ]
         for p in parties:
             p.start()
@@ -209,8 +257,9 @@ def two_processes(bits: int, lengths: Sequence[int], repeats: int) -> list[Socke
         for p in parties:
             p.join()
         wall, cpu, sent = (max(f[i] for f in found) for i in range(3))
-        table.append(Socket(L, wall, cpu, sent))
-        print(f"two processes L={L:<4} {wall:8.3f} s a batch, {cpu:8.3f} CPU s and {sent:8.1f} kB a party", flush=True)
+        table.append(Socket(scheme, L, wall, cpu, sent))
+        said = f"{wall:8.3f} s a batch, {cpu:8.3f} CPU s and {sent:8.1f} kB a party"
+        print(f"two processes {scheme:8} L={L:<4} {said}", flush=True)
     return table
 
 
@@ -225,16 +274,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     lengths = [int(x) for x in chosen.lengths.split(",")]
-    rows = [] if chosen.skip == "compare" else compare(chosen.bits, lengths, chosen.rows)
+    schemes = ["paillier"]
+    if importlib.util.find_spec("tenseal"):
+        schemes.append("ckks")
+    else:
+        print("without CKKS: the extra `ckks` is not installed")
+    rows = [] if chosen.skip == "compare" else compare(chosen.bits, lengths, chosen.rows, schemes)
     for L in lengths:
         by = {r.protocol: r for r in rows if r.length == L}
-        for name in [n for n in by if n != "packed"]:
-            faster, smaller = (
-                by[name].cpu_seconds / by["packed"].cpu_seconds,
-                by[name].kilobytes / by["packed"].kilobytes,
-            )
-            print(f"L={L}: packed is {faster:.0f} times faster than {name} and sends {smaller:.0f} times less")
-    pairs = [] if chosen.skip == "socket" else two_processes(chosen.bits, lengths, chosen.repeats)
+        for name in [n for n in by if not n.startswith("packed")]:
+            for mine in [n for n in by if n.startswith("packed")]:
+                faster, smaller = (
+                    by[name].cpu_seconds / by[mine].cpu_seconds,
+                    by[name].kilobytes / by[mine].kilobytes,
+                )
+                print(f"L={L}: {mine} is {faster:.3g} times faster than {name} and sends {smaller:.3g} times less")
+    pairs = [] if chosen.skip == "socket" else two_processes(chosen.bits, lengths, chosen.repeats, schemes)
     if chosen.out:
         result = {"bits": chosen.bits, "n": N, "python": sys.version.split()[0]}
         found = {"protocols": [asdict(r) for r in rows], "two_processes": [asdict(p) for p in pairs]}

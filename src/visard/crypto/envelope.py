@@ -41,8 +41,13 @@ def seal(binding: Binding, key: PublicKey, ciphers: Sequence[int]) -> bytes:
 
 def seal_numbers(binding: Binding, numbers: Sequence[int], length: int) -> bytes:
     """As `seal`, for numbers of `length` bytes each."""
-    header = json.dumps(asdict(binding) | {"count": len(numbers), "length": length}, sort_keys=True).encode()
-    return _LENGTH.pack(len(header)) + header + b"".join(int(c).to_bytes(length, "big") for c in numbers)
+    return seal_parts(binding, [int(c).to_bytes(length, "big") for c in numbers], length)
+
+
+def seal_parts(binding: Binding, parts: Sequence[bytes], length: int) -> bytes:
+    """As `seal`, for anything of `length` bytes each."""
+    header = json.dumps(asdict(binding) | {"count": len(parts), "length": length}, sort_keys=True).encode()
+    return _LENGTH.pack(len(header)) + header + b"".join(parts)
 
 
 def unseal(data: bytes, expected: Binding, key: PublicKey, count: int) -> list[int]:
@@ -57,6 +62,11 @@ def unseal(data: bytes, expected: Binding, key: PublicKey, count: int) -> list[i
 
 def unseal_numbers(data: bytes, expected: Binding, length: int, count: int) -> list[int]:
     """As `unseal`, for numbers of `length` bytes each that are not ciphertexts."""
+    return [int.from_bytes(part, "big") for part in unseal_parts(data, expected, length, count)]
+
+
+def unseal_parts(data: bytes, expected: Binding, length: int, count: int) -> list[bytes]:
+    """As `unseal`, for anything of `length` bytes each; what is in them is not checked."""
     where = f"{expected.kind} from {expected.sender}"
     header, body = _split(data, where)
     for name, value in (asdict(expected) | {"count": count, "length": length}).items():
@@ -64,7 +74,7 @@ def unseal_numbers(data: bytes, expected: Binding, length: int, count: int) -> l
             raise VisardError(f"{where}: its {name} is {header.get(name)!r}, expected {value!r}")
     if len(body) != count * length:
         raise VisardError(f"{where}: {len(body)} bytes, expected {count * length}")
-    return [int.from_bytes(body[i : i + length], "big") for i in range(0, len(body), length)]
+    return [body[i : i + length] for i in range(0, len(body), length)]
 
 
 def _split(data: bytes, where: str) -> tuple[dict[str, object], bytes]:

@@ -9,21 +9,21 @@ What a party takes is $\sum_p w_p \nabla_{a_i} E_p k$ times its scale, for the w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from visard.crypto.forward import FRACTION, Forward
 from visard.crypto.packed import Packed
-from visard.crypto.session import SUM, Letters, Session
+from visard.crypto.packed_ckks import PackedCkks
+from visard.crypto.session import SUM, Letters, Mail, Scheme, Session
 from visard.ops.mmd import Polynomial
 from visard.ops.moments import moments
 from visard.ops.noise import noisy
 
 Variant = Literal["packed", "both", "chain_rule", "compressed", "naive"]
-Post = tuple[Letters, Letters]  # messages and tags
 ByParameters = Callable[[int, Tensor], Tensor]  # batch, gradients by features (outputs, n, L) -> by parameters
 
 
@@ -43,9 +43,16 @@ class Plan:
     loss: bool = False  # whether sources learn the loss
     sums: bool = True  # whether the server adds up answers before they are decrypted
     noise: float = 0.0  # multiplier of the Gaussian noise on moments; packed alone
+    scheme: Scheme = "paillier"  # ckks: packed alone
+
+    def with_kernel(self, kernel: Polynomial) -> Plan:
+        return replace(self, kernel=kernel)
 
     @property
-    def packed(self) -> Packed:
+    def packed(self) -> Any:
+        """`Packed` or `PackedCkks`: alike but for their keys and ciphertexts."""
+        if self.scheme == "ckks":
+            return PackedCkks(self.kernel, self.length, self.n)
         return Packed(self.kernel, self.length, self.bits)
 
     @property
@@ -80,29 +87,31 @@ class Plan:
 
     def answers(self, owner: str) -> int:
         """Ciphertexts of one answer to a party in the packed protocol."""
-        return self.batches * self.packed.answered(self.n, self.learns_loss(owner))
+        return self.batches * int(self.packed.answered(self.n, self.learns_loss(owner)))
 
 
-def offer(session: Session, plan: Plan, features: Tensor) -> Post:
+def offer(session: Session, plan: Plan, features: Tensor) -> Mail:
     """Own batches (batches, n, L) for all peers."""
     how = plan.packed if plan.variant == "packed" else plan.forward
-    ciphers = [c for a in features for c in how.offer(session.private.public, a)]
-    return session.seal("offer", session.me, ciphers, list(plan.weights(session.me)))
+    key: Any = session.lattice.private if session.lattice else session.private.public
+    ciphers = [c for a in features for c in how.offer(key, a)]
+    return _seal(session, plan, "offer", session.me, ciphers, list(plan.weights(session.me)))
 
 
-def answer_packed(session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor) -> Post:
+def answer_packed(session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor) -> Mail:
     """To each peer, the own moments applied to its features; `extra` (batches,) is added to the loss it learns."""
     size, post = plan.packed.offered(plan.n), Posting()
     said = [noisy(moments(b), plan.n, plan.noise) for b in features]  # once: all peers hear the same
     for owner in plan.weights(session.me):
-        received = session.open("offer", owner, owner, offers.get(owner, b""), size * plan.batches)
+        received = _open(session, plan, "offer", owner, owner, offers.get(owner, b""), size * plan.batches)
         weight, loss = plan.weights(owner)[session.me], plan.learns_loss(owner)
-        ciphers: list[int] = []
+        key: Any = session.lattice.keys[owner] if session.lattice else session.keys[owner]
+        ciphers: list[Any] = []
         for i, m in enumerate(said):
             mine = received[i * size : (i + 1) * size]
             more = -float(extra[i]) / 2
-            ciphers += plan.packed.answer(session.keys[owner], mine, plan.n, m, weight, loss, more)
-        post.add(session.seal("answer", owner, ciphers, [owner]))
+            ciphers += plan.packed.answer(key, mine, plan.n, m, weight, loss, more)
+        post.add(_seal(session, plan, "answer", owner, ciphers, [owner]))
     return post.done
 
 
@@ -113,10 +122,11 @@ def take_packed(
     weights, me = plan.weights(session.me), session.me
     senders = [SUM] if plan.summed(me) else list(weights)
     size, loss = plan.answers(me) // plan.batches, plan.learns_loss(me)
-    received = [session.open("answer", s, me, answers.get(s, b""), size * plan.batches) for s in senders]
+    received = [_open(session, plan, "answer", s, me, answers.get(s, b""), size * plan.batches) for s in senders]
+    key: Any = session.lattice.private if session.lattice else session.private
     gradients, losses = [], []
     for i, a in enumerate(features):
-        parts = [plan.packed.values(session.private, r[i * size : (i + 1) * size], plan.n, loss) for r in received]
+        parts = [plan.packed.values(key, r[i * size : (i + 1) * size], plan.n, loss) for r in received]
         values, total = torch.stack(parts).sum(0), sum(weights.values())
         gradients.append(plan.scale() * plan.packed.gradient(a, values, total))
         if loss:
@@ -126,7 +136,7 @@ def take_packed(
 
 def answer_forward(
     session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor, by: ByParameters | None
-) -> tuple[Post, Letters]:
+) -> tuple[Mail, Letters]:
     """To each peer, the own masked gradient under its key (and the loss, where it learns it); and the masks to keep.
 
     With `by` the gradient is by the parameters of the extractor (no chain rule), else by the features.
@@ -154,7 +164,7 @@ def answer_forward(
     return post.done, masks
 
 
-def unveil(session: Session, plan: Plan, answers: Mapping[str, bytes], outputs: int) -> tuple[Post, Tensor | None]:
+def unveil(session: Session, plan: Plan, answers: Mapping[str, bytes], outputs: int) -> tuple[Mail, Tensor | None]:
     """Decrypt what the peers masked and send it back; `outputs` is the length of one batch's gradient."""
     post, losses, me = Posting(), None, session.me
     size = outputs * plan.batches
@@ -181,12 +191,24 @@ def take_forward(session: Session, plan: Plan, unveiled: Mapping[str, bytes], ma
     return total
 
 
+def _seal(session: Session, plan: Plan, kind: str, owner: str, ciphers: list[Any], to: list[str]) -> Mail:
+    if plan.scheme == "ckks":
+        return session.seal_parts(kind, owner, ciphers, plan.packed.cipher_bytes(kind), to)
+    return session.seal(kind, owner, ciphers, to)
+
+
+def _open(session: Session, plan: Plan, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[Any]:
+    if plan.scheme == "ckks":
+        return session.open_parts(kind, sender, owner, data, plan.packed.cipher_bytes(kind), count)
+    return session.open(kind, sender, owner, data, count)
+
+
 class Posting:
     """Gathers what goes to several receivers."""
 
     def __init__(self) -> None:
-        self.done: Post = ({}, {})
+        self.done: Mail = ({}, {})
 
-    def add(self, post: Post) -> None:
+    def add(self, post: Mail) -> None:
         for mine, more in zip(self.done, post, strict=True):
             mine.update(more)

@@ -16,11 +16,11 @@ from torch import Tensor
 from visard.crypto.fixed_point import FixedPoint
 from visard.crypto.multiexp import linear_maps
 from visard.crypto.packing import Slots
-from visard.crypto.paillier import PrivateKey, PublicKey
+from visard.crypto.paillier import BITS, PrivateKey, PublicKey
 from visard.errors import VisardError
 from visard.ops import moments
 from visard.ops.mmd import Polynomial
-from visard.ops.moments import Moments
+from visard.ops.moments import Moments, Rows
 
 FRACTION = 20  # bits after the point, of a feature and of a moment
 HEADROOM = 7  # bits before the point with the sign: sums of weighted answers stay below 64
@@ -28,20 +28,68 @@ BOUND = 30.0  # of one answer of weight 1; the weights of all that are added up 
 
 
 @dataclass(frozen=True)
-class Packed:
-    """One direction for features (n, L) inside the unit ball."""
+class Reversed:
+    """One direction for features (n, L) inside the unit ball, whichever cipher carries it."""
 
     kernel: Polynomial
     length: int  # L
-    key_bits: int
 
     def __post_init__(self) -> None:
         if self.kernel.degree not in (1, 2):
             raise VisardError(f"the packed protocol computes kernels of degree 1 and 2, not {self.kernel.degree}")
 
+    def columns(self, a: Tensor) -> Tensor:
+        """What an offer holds: features and their squared lengths (L + 1, n)."""
+        a = a.detach().double()
+        square = (a * a).sum(1)
+        if not float(square.max()) <= 1 + 1e-6:
+            raise VisardError(f"a feature has length {float(square.max()) ** 0.5:.4g}, outside the unit ball")
+        return torch.cat([a.t(), square[None]])
+
+    def rows(self, m: Moments, weight: float, loss: bool, extra: float) -> Rows:
+        """What an answer applies to the columns, if its values stay within bounds."""
+        rows = moments.rows_of(m, self.kernel, weight, loss, extra)
+        if not rows.bound() <= BOUND * abs(weight):
+            raise VisardError(f"an answer may reach {rows.bound() / abs(weight):.4g}, a slot holds {BOUND:g}")
+        return rows
+
+    def means(self, m: Moments, weight: float, loss: bool, extra: float) -> Tensor:
+        """What an answer says for a kernel of degree 1 (L,), with the loss (L + 1,)."""
+        values = [m.B1, (m.Q + extra / self.kernel.c[1])[None]] if loss else [m.B1]
+        limited = weight * torch.cat(values)
+        if not float(limited.abs().max()) <= BOUND * abs(weight):
+            raise VisardError(f"a value to encrypt is {float(limited.abs().max()):.4g}, above the limit of {BOUND:g}")
+        return limited
+
+    def gradient(self, a: Tensor, values: Tensor, weights: float) -> Tensor:
+        r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) in float64; `weights` is the sum of the w."""
+        a = a.detach().double()
+        if self.kernel.degree == 1:
+            return moments.linear_gradient(a, values[0, : self.length], self.kernel, weights)
+        return moments.gradient(a, values, self.kernel, weights)
+
+    def mean_kernel(self, a: Tensor, values: Tensor, weights: float) -> float:
+        r"""$\sum_j w_j E_{ij} k$ + `extra`, where the answers had the loss."""
+        a = a.detach().double()
+        if self.kernel.degree == 1:
+            B1, Q = values[0, : self.length], float(values[0, self.length])
+            return float(moments.linear_mean_kernel(a, B1, Q, self.kernel, weights).mean())
+        return float(moments.mean_kernel(a, values, self.kernel, weights).mean())
+
+
+@dataclass(frozen=True)
+class Packed(Reversed):
+    """Under Paillier, up to 65 samples of a feature in one ciphertext."""
+
+    key_bits: int = BITS
+
     @property
     def slots(self) -> Slots:
         return Slots(2 * FRACTION + HEADROOM, self.key_bits)
+
+    def cipher_bytes(self, kind: str) -> int:
+        """Length of a ciphertext."""
+        return self.key_bits // 4
 
     def offered(self, n: int) -> int:
         """Ciphertexts of an offer."""
@@ -51,12 +99,7 @@ class Packed:
         """Own features and their squared lengths, one column after the other, under the own key."""
         if self.kernel.degree == 1:
             return []
-        a = a.detach().double()
-        square = (a * a).sum(1)
-        if float(square.max()) > 1 + 1e-6:
-            raise VisardError(f"a feature has length {float(square.max()) ** 0.5:.4g}, outside the unit ball")
-        codec = FixedPoint(FRACTION)
-        columns = [codec.encode(column) for column in (*a.t(), square)]
+        columns = [FixedPoint(FRACTION).encode(column) for column in self.columns(a)]
         return [key.encrypt(m) for column in columns for m in self.slots.pack(column)]
 
     def answered(self, n: int, loss: bool) -> int:
@@ -77,12 +120,9 @@ class Packed:
     ) -> list[int]:
         """The rows of the own moments applied to the owner's n samples, under the owner's key."""
         if self.kernel.degree == 1:
-            values = [m.B1, (m.Q + extra / self.kernel.c[1])[None]] if loss else [m.B1]
-            codec = FixedPoint(2 * FRACTION, BOUND * abs(weight))
-            return [key.encrypt(p) for p in self.slots.pack(codec.encode(weight * torch.cat(values)))]
-        rows = moments.rows_of(m, self.kernel, weight, loss, extra)
-        if rows.bound() > BOUND * abs(weight):
-            raise VisardError(f"an answer may reach {rows.bound() / abs(weight):.4g}, a slot holds {BOUND:g}")
+            encoded = FixedPoint(2 * FRACTION).encode(self.means(m, weight, loss, extra))
+            return [key.encrypt(p) for p in self.slots.pack(encoded)]
+        rows = self.rows(m, weight, loss, extra)
         codec = FixedPoint(FRACTION)
         factors = torch.cat([rows.by_a, rows.by_norm[:, None]], 1)
         by_row = [codec.encode(row) for row in factors]
@@ -105,18 +145,3 @@ class Packed:
         chunks = self.slots.plaintexts(n)
         rows = [self.slots.unpack(plain[i : i + chunks], n) for i in range(0, len(plain), chunks)]
         return codec.decode([v for row in rows for v in row], (len(rows), n)).t()
-
-    def gradient(self, a: Tensor, values: Tensor, weights: float) -> Tensor:
-        r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) in float64; `weights` is the sum of the w."""
-        a = a.detach().double()
-        if self.kernel.degree == 1:
-            return moments.linear_gradient(a, values[0, : self.length], self.kernel, weights)
-        return moments.gradient(a, values, self.kernel, weights)
-
-    def mean_kernel(self, a: Tensor, values: Tensor, weights: float) -> float:
-        r"""$\sum_j w_j E_{ij} k$ + `extra`, where the answers had the loss."""
-        a = a.detach().double()
-        if self.kernel.degree == 1:
-            B1, Q = values[0, : self.length], float(values[0, self.length])
-            return float(moments.linear_mean_kernel(a, B1, Q, self.kernel, weights).mean())
-        return float(moments.mean_kernel(a, values, self.kernel, weights).mean())

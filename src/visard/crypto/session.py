@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from visard.crypto import envelope
+from visard.crypto import ckks, envelope
 from visard.crypto.envelope import Binding
 from visard.crypto.keys import key_from_bytes, key_to_bytes, load_or_make
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
@@ -18,6 +18,25 @@ NONCE = 16
 SUM = "sum"  # the sender of what the server added up
 EVERYONE = "*"
 Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message
+Mail = tuple[Letters, Letters]  # messages and tags
+Scheme = Literal["paillier", "ckks"]
+
+
+@dataclass(frozen=True)
+class Lattice:
+    """A party's CKKS keys and everyone's public ones; they came with the hellos, so the session's name binds them."""
+
+    private: ckks.PrivateKey
+    keys: dict[str, ckks.PublicKey]
+
+    def to_state(self) -> dict[str, Any]:
+        block = next(iter(self.keys.values())).block
+        return {"private": self.private.data, "keys": {w: k.data for w, k in self.keys.items()}, "block": block}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Lattice:
+        keys = {who: ckks.PublicKey(state["block"], data) for who, data in state["keys"].items()}
+        return cls(ckks.PrivateKey(state["private"]), keys)
 
 
 @dataclass(frozen=True)
@@ -30,8 +49,9 @@ class Session:
     name: str  # the same at all parties
     secrets: dict[str, bytes]
     exchange: int = 0
+    lattice: Lattice | None = None  # keys for CKKS, where it carries the features
 
-    def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> tuple[Letters, Letters]:
+    def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> Mail:
         """One message under `owner`'s key for one or more receivers, and the tag for each."""
         return self._tagged(envelope.seal(self._binding(kind, self.me, owner), self.keys[owner], ciphers), to)
 
@@ -40,7 +60,7 @@ class Session:
         body = self._untagged(kind, sender, data)
         return envelope.unseal(body, self._binding(kind, sender, owner), self.keys[owner], count)
 
-    def seal_plain(self, kind: str, owner: str, numbers: Sequence[int], to: str) -> tuple[Letters, Letters]:
+    def seal_plain(self, kind: str, owner: str, numbers: Sequence[int], to: str) -> Mail:
         """As `seal`, for masked plaintexts modulo the own n."""
         binding = self._binding(kind, self.me, owner)
         return self._tagged(envelope.seal_numbers(binding, numbers, self.keys[owner].bits // 8), [to])
@@ -50,6 +70,15 @@ class Session:
         body = self._untagged(kind, sender, data)
         return envelope.unseal_numbers(body, self._binding(kind, sender, owner), self.keys[owner].bits // 8, count)
 
+    def seal_parts(self, kind: str, owner: str, parts: Sequence[bytes], length: int, to: Sequence[str]) -> Mail:
+        """As `seal`, for CKKS ciphertexts of `length` bytes."""
+        return self._tagged(envelope.seal_parts(self._binding(kind, self.me, owner), parts, length), to)
+
+    def open_parts(self, kind: str, sender: str, owner: str, data: bytes, length: int, count: int) -> list[bytes]:
+        """As `open`, for CKKS ciphertexts, whose numbers are checked where they are used."""
+        body = self._untagged(kind, sender, data)
+        return envelope.unseal_parts(body, self._binding(kind, sender, owner), length, count)
+
     def next(self) -> Session:
         """The next exchange: messages of this one are not accepted again."""
         return replace(self, exchange=self.exchange + 1)
@@ -57,7 +86,7 @@ class Session:
     def _binding(self, kind: str, sender: str, owner: str) -> Binding:
         return Binding(self.name, self.exchange, kind, sender, self.keys[owner].fingerprint())
 
-    def _tagged(self, body: bytes, to: Sequence[str]) -> tuple[Letters, Letters]:
+    def _tagged(self, body: bytes, to: Sequence[str]) -> Mail:
         letters = {to[0]: body} if len(to) == 1 else {EVERYONE: body}
         return letters, {other: envelope.tag(self.secrets[other], body) for other in to}
 
@@ -70,23 +99,32 @@ class Session:
 
     def to_state(self) -> dict[str, Any]:
         keys = {who: k.to_bytes() for who, k in self.keys.items()}
-        return {"me": self.me, "private": key_to_bytes(self.private), "keys": keys, "name": self.name,
-                "secrets": self.secrets, "exchange": self.exchange, "bits": self.private.public.bits}  # fmt: skip
+        state = {"me": self.me, "private": key_to_bytes(self.private), "keys": keys, "name": self.name,
+                 "secrets": self.secrets, "exchange": self.exchange, "bits": self.private.public.bits}  # fmt: skip
+        return state | ({"lattice": self.lattice.to_state()} if self.lattice else {})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Session:
         private = key_from_bytes(state["private"], state["bits"], trusted=True)
         keys = {who: PublicKey(int.from_bytes(k, "big"), state["bits"]) for who, k in state["keys"].items()}
-        return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"])
+        lattice = Lattice.from_state(state["lattice"]) if "lattice" in state else None
+        return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice)
 
 
-def hello(me: str, folder: str, bits: int, insecure: bool) -> tuple[bytes, dict[str, Any]]:
-    """A party's first words, its public key and a nonce, and what it keeps for the next step."""
+def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:
+    """A party's first words, and what it keeps for the next step.
+
+    They are its public key, with a block of slots also a new key for CKKS, and a nonce.
+    """
     if folder:
         private = load_or_make(Path(folder).expanduser() / f"{me}.key", bits, insecure=insecure)
     else:
         private = generate(bits, insecure=insecure)
-    return private.public.to_bytes() + secrets.token_bytes(NONCE), {"private": key_to_bytes(private)}
+    words, kept = private.public.to_bytes(), {"private": key_to_bytes(private)}
+    if block:
+        secret, public = ckks.generate(block)
+        words, kept = words + public.data, kept | {"lattice": secret.data, "words": public.data}
+    return words + secrets.token_bytes(NONCE), kept
 
 
 def introduce(
@@ -96,22 +134,30 @@ def introduce(
     bits: int,
     peers: Sequence[str],
     pins: Mapping[str, str],
+    block: int = 0,
 ) -> tuple[Letters, dict[str, Any]]:
     """Check everyone's key and send each peer a random part of the common secret under its key."""
-    keys = {who: PublicKey.from_bytes(data[:-NONCE], bits) for who, data in hellos.items()}
+    rests = {who: data[bits // 8 : -NONCE] for who, data in hellos.items()}
+    keys = {who: PublicKey.from_bytes(data[: bits // 8], bits) for who, data in hellos.items()}
     private = key_from_bytes(kept["private"], bits, trusted=True)
-    if me not in keys or keys[me] != private.public:
+    if me not in keys or keys[me] != private.public or rests[me] != kept.get("words", b""):
         raise VisardError("the server relayed another key as this party's own")
     if len({int(k.n) for k in keys.values()}) != len(keys):
         raise VisardError("two parties have the same public key")
     for who, pin in pins.items():
         if who in keys and keys[who].fingerprint() != pin:
             raise VisardError(f"the key of {who} has the fingerprint {keys[who].fingerprint()}, pinned is {pin}")
+    for who, rest in rests.items():
+        if block:
+            ckks.PublicKey(block, rest).check(f"the CKKS key of {who}")
+        elif rest:
+            raise VisardError(f"the hello of {who} is {len(rest)} bytes too long")
     parts = {peer: secrets.token_bytes(31) for peer in peers}
     letters = {p: keys[p].encrypt(int.from_bytes(part, "big")).to_bytes(keys[p].cipher_bytes, "big")
                for p, part in parts.items()}  # fmt: skip
     name = envelope.session_of(hellos)
-    return letters, dict(kept) | {"parts": parts, "keys": {w: k.to_bytes() for w, k in keys.items()}, "name": name}
+    more = {"keys": {w: k.to_bytes() for w, k in keys.items()}, "rests": rests, "block": block}
+    return letters, dict(kept) | {"parts": parts, "name": name} | more
 
 
 def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits: int) -> Session:
@@ -128,4 +174,8 @@ def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits
             raise VisardError(f"the secret of {peer} is out of range")
         secret[peer] = envelope.pair_secret(kept["name"], {me: part, peer: number.to_bytes(31, "big")})
     keys = {who: PublicKey(int.from_bytes(k, "big"), bits) for who, k in kept["keys"].items()}
-    return Session(me, private, keys, kept["name"], secret)
+    lattice = None
+    if kept.get("block"):
+        public = {who: ckks.PublicKey(kept["block"], rest) for who, rest in kept["rests"].items()}
+        lattice = Lattice(ckks.PrivateKey(kept["lattice"]), public)
+    return Session(me, private, keys, kept["name"], secret, lattice=lattice)

@@ -8,14 +8,15 @@ via Federated Learning, 2021 (the paper calls it FedFR). One client has labelled
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from torch import Tensor
-
-from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
+from visard.core import Client, Leaves, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
+from visard.methods.aligning import Aligning
 from visard.methods.domains import SOURCE, check_start, losses_of_sides, restore_head, targets
+from visard.methods.encrypted.aligned import SEALED
+from visard.methods.fedfr_da_messages import Down, Labelled, Server, Up
 from visard.methods.fitting import check_rounds, fit
 from visard.ops.average import RunningMean, mean_figures
 from visard.ops.cluster import Clustering
@@ -24,42 +25,13 @@ from visard.ops.training import HeadSettings, Training, load_weights, train, wei
 
 
 @dataclass(frozen=True)
-class Server:
-    theta: Weights
-    W: Tensor | None  # class vectors of the source's people, where a file gave them
-    labelled: list[ClientId]  # target clients that found clusters
-
-
-@dataclass(frozen=True)
-class Down:
-    theta: Weights
-    lr: float
-    first: bool = False  # of the stage
-    W: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Up:
-    theta: Annotated[Weights, Leaves.weights]
-    n: Annotated[int, Leaves.count]
-    loss: Annotated[float, Leaves.metric]
-
-
-@dataclass(frozen=True)
-class Labelled:
-    clusters: Annotated[int, Leaves.count]
-    kept: Annotated[int, Leaves.count]  # pictures with a label
-    figures: Annotated[dict[str, float], Leaves.metric]
-
-
-@dataclass(frozen=True)
-class FedFRDA(Method[Server]):
+class FedFRDA(Aligning[Server]):
     """Pre-train at the source, cluster at each target, then federate with the source held back by DCL."""
 
     name = "fedfr-da"
     title = "adapt to people whose pictures nobody labelled, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
-    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
+    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric}) | SEALED  # the last with align.weight alone
 
     rounds: int = 20  # R
     training: Training = Training(unit="iterations", amount=100)  # amount = E
@@ -79,12 +51,15 @@ class FedFRDA(Method[Server]):
         check_rounds(self.rounds)
         if min(self.dcl, self.relabel_every, self.pretrain_rounds) < 0:
             raise UsageError("method.dcl, method.relabel_every and method.pretrain_rounds must not be negative")
+        if self.align.weight and not self.with_source:
+            raise UsageError("method.align: needs the source, which method.with_source leaves out")
 
     def start(self, setup: Setup) -> Server:
         if SOURCE not in setup.clients or len(setup.clients) < 2:
             raise UsageError("fedfr-da needs a source and target clients: partition.kind = domains")
         check_start(self.name, setup, self.pretrain_rounds)
-        return Server(setup.new_weights(), None if self.pretrain_rounds else setup.class_vectors, [])
+        W = None if self.pretrain_rounds else setup.class_vectors
+        return Server(setup.new_weights(), W, [], self.before(setup, self.training))
 
     def stages(self) -> list[Stage[Server]]:
         first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
@@ -94,7 +69,7 @@ class FedFRDA(Method[Server]):
         lr = self.pretraining.lr_at(net.round, self.pretrain_rounds)
         up = net.ask(self.fit, {SOURCE: Down(s.theta, lr)})[SOURCE]
         net.log(loss=up.loss, lr=lr)
-        return Server(up.theta, None, [])
+        return replace(s, theta=up.theta)
 
     def label_all(self, s: Server, net: Network) -> Server:  # lines 4-8
         ups = net.ask(self.label, {c: Down(s.theta, 0.0) for c in targets(net.clients)})
@@ -103,21 +78,22 @@ class FedFRDA(Method[Server]):
             raise VisardError("no target client found a cluster: raise clustering.d or lower clustering.min_size")
         figures = mean_figures((u.figures, u.kept) for u in ups.values())
         net.log(clusters=sum(u.clusters for u in ups.values()), kept=sum(u.kept for u in ups.values()), **figures)
-        return Server(s.theta, s.W, labelled)
+        return replace(s, labelled=labelled)
 
     def round(self, s: Server, net: Network) -> Server:  # lines 12-22
         if self.relabel_every and net.round and net.round % self.relabel_every == 0:
             s = self.label_all(s, net)
         lr = self.training.lr_at(net.round, self.rounds)
         theta, losses, first = RunningMean(), {}, net.round == 0
-        messages = {c: Down(s.theta, lr, first) for c in s.labelled}
+        met, pulls = self.exchanged(s.met, net, s.theta, s.labelled)
+        messages = {c: Down(s.theta, lr, first, None, pulls.get(c)) for c in s.labelled}
         if self.with_source:
-            messages = {SOURCE: Down(s.theta, lr, first, s.W if first else None), **messages}
+            messages = {SOURCE: Down(s.theta, lr, first, s.W if first else None, pulls.get(SOURCE)), **messages}
         for c, up in net.stream(self.local, messages):
             theta.add(up.theta, up.n if self.weighting == "data" else 1)  # line 21
             losses[c] = up.loss
         net.log(lr=lr, **losses_of_sides(losses))
-        return Server(theta.mean(), s.W, s.labelled)
+        return replace(s, theta=theta.mean(), met=met)
 
     @client_step
     def fit(self, client: Client, msg: Down) -> Up:
@@ -151,6 +127,7 @@ class FedFRDA(Method[Server]):
         done = train(
             model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels,
             anchor=msg.theta, mu=self.dcl if source else 0.0,  # Eq. 3 at the source alone
+            penalty=self.pull(client, msg.theta, msg.pull) if msg.pull else None,
         )  # fmt: skip
         client.state["head"] = weights_of(head)
         return Up(weights_of(model), len(view), done.loss)
