@@ -53,6 +53,8 @@ EPOCHS = {"smoke": {"S": 4, "L": 4}, "small": {"S": 12, "L": 8}, "paper": {"S": 
 MERGED = {"smoke": 2, "small": 3, "paper": 20}  # epochs of both domains together
 ROUNDS = {"smoke": 2, "small": 6, "paper": 53}  # R
 E = {"smoke": 4, "small": 16, "paper": 1500}
+# rounds, and E of about one pass over a client's pictures: how long the paper trains, which makes 53 of them
+LONGER: dict[Scale, tuple[int, int]] = {"smoke": (3, 8), "small": (16, 30)}
 OTHER_E = {"smoke": (8,), "small": (48,), "paper": (3000, 6000)}
 K = {"smoke": 2, "small": 4, "paper": 4}
 OTHER_K = {"smoke": (1,), "small": (1, 2), "paper": (1, 2, 6)}
@@ -146,7 +148,21 @@ class Variant:
             self.fl("FL, clustered again", f"method.relabel_every={max(1, ROUNDS[scale] // 3)}"),
             *longer,
             *split,
+            *self.longest(labels),
         ]  # fmt: skip
+
+    def longest(self, labels: tuple[str, ...]) -> list[Row]:
+        """Fine-tune and FedFR-DA for many passes, in which the first fits the mistakes of the pseudo labels."""
+        if self.name == "S" or self.scale not in LONGER:
+            return []
+        rounds, e = LONGER[self.scale]
+        dcl = f"method.dcl={LAMBDA[self.scale][self.name]}"
+        return [
+            self.row(
+                "Fine-tune, longer", "finetune", *self.start, *self.iterations(e * K[self.scale], rounds), *labels
+            ),
+            self.row("FedFR-DA, longer", "fedfr-da", *self.vectors, *self.iterations(e, rounds), *labels, dcl),
+        ]
 
     def printed(self, names: tuple[str, ...], columns: tuple[Column, ...]) -> dict[str, dict[str, float]]:
         """The paper's figures of these rows; its clusterings of L have K = 4, its other tables of L K = 1."""
@@ -197,6 +213,9 @@ def plan(scale: Scale) -> Plan:
             v.table("Traffic", ("FL", *(f"E = {e}" for e in OTHER_E[scale])),
                     (Column("megabytes", megabytes, percent=False), Column("rounds", "communication.rounds", False))),
         ]  # fmt: skip
+    if scale in LONGER:
+        many = ("Fine-tune, longer", "FedFR-DA, longer")
+        tables.append(both[1].table("As long as the paper trains", many, wide, (many[::-1],)))
     e = {v.name: ((E[scale], f"{v.name} FL"), *((e, f"{v.name} E = {e}") for e in OTHER_E[scale])) for v in both}
     k = {
         v.name: tuple(sorted([(K[scale], f"{v.name} FL"), *((k, f"{v.name} K = {k}") for k in OTHER_K[scale])]))
