@@ -10,6 +10,7 @@ message, which imports torch each time. Flower runs without node keys here, whic
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -109,8 +110,22 @@ def free_port() -> int:
         return port
 
 
+def reachable(port: int, seconds: float = 60.0) -> None:
+    """Wait until somebody listens."""
+    deadline = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+            return
+        if time.monotonic() > deadline:
+            raise SystemExit(f"nobody listens at port {port} after {seconds:g} s")
+        time.sleep(0.2)
+
+
 def start(command: list[str], folder: Path, name: str, **extra: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), **extra}
+    environment["PATH"] = (
+        f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"  # Flower's own helpers
+    )
     with (folder / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, cwd=folder, env=environment, start_new_session=True)
 
@@ -201,7 +216,7 @@ def flower_rounds(nodes: int, rounds: int, folder: Path) -> list[float]:
     command += ["--ssl-certfile", str(own / "server.crt"), "--ssl-keyfile", str(own / "server.key")]
     running = [start([*command, "--disable-runtime-dependency-installation"], folder, "superlink", FLWR_HOME=str(home))]
     try:
-        time.sleep(5)
+        reachable(port)
         for number in range(nodes):
             command = [tool("flower-supernode"), "--root-certificates", str(ca), "--superlink", f"127.0.0.1:{port}"]
             command += ["--node-config", f"partition-id={number}", "--port", str(free_port())]
@@ -210,7 +225,7 @@ def flower_rounds(nodes: int, rounds: int, folder: Path) -> list[float]:
         config = f"nodes={nodes} rounds={rounds}"
         running.append(start([tool("flwr"), "run", str(app), "here", "--run-config", config, "--stream"], folder, "run",
                              FLWR_HOME=str(home)))  # fmt: skip
-        deadline = time.monotonic() + 60 + 40 * rounds
+        deadline = time.monotonic() + 60 + 60 * (rounds + 1)
         while not out.exists() or len(out.read_text().splitlines()) <= rounds:
             if time.monotonic() > deadline:
                 raise SystemExit(f"Flower did not finish: {(folder / 'run.log').read_text()[-2000:]}")

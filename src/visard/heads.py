@@ -28,6 +28,9 @@ EPS = 1e-7  # 1 - EPS is the float32 just below 1: the last cosine with a non-ze
 def direction(x: Tensor) -> Tensor:
     """Rows of x (N, D) at length 1; a zero row stays zero and passes no gradient."""
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+    if len(x) and float(length.detach().min()) > 1e-12:  # the rare case below, at every step, would show
+        straight: Tensor = x / length
+        return straight
     # The factor cuts the gradient of a zero row, which the clamp alone would multiply by 1e12.
     unit: Tensor = x / length.clamp_min(1e-12) * (length > 1e-12)
     return unit
@@ -148,9 +151,9 @@ class MarginHead(Head):
         cos = cosine(f, w)
         if labels is None:
             return self.scale * cos
-        target = cos.gather(1, labels[:, None])
-        shift = self._phi(target) - target
-        return self.scale * cos.scatter_add(1, labels[:, None], shift.detach() if self.detach_margin else shift)
+        rows = labels[:, None]
+        target = (cos.detach() if self.detach_margin else cos).gather(1, rows)
+        return self.scale * cos.scatter_add(1, rows, self._phi(target) - target)
 
     def _phi(self, cos: Tensor) -> Tensor:
         raise NotImplementedError
@@ -186,7 +189,7 @@ class CosFace(MarginHead):
     r"""Additive cosine margin (Wang et al., CVPR 2018, Eq. 4); m in units of cosine.
 
     L = -log[e^{s(cos \theta_y - m)} / (e^{s(cos \theta_y - m)} + \sum_{j \ne y} e^{s cos \theta_j})].
-    The margin is a constant, so detach_margin changes nothing.
+    The margin is a constant, so detach_margin changes nothing, and the way through it is never differentiated.
     """
 
     def __init__(
@@ -197,7 +200,7 @@ class CosFace(MarginHead):
         margin: float = 0.35,
         detach_margin: bool = False,
     ) -> None:
-        super().__init__(classes, embedding, scale, margin, detach_margin)
+        super().__init__(classes, embedding, scale, margin, detach_margin=True)
         if not 0 <= margin < 2:
             raise UsageError(f"cosface margin is in units of cosine, from 0 to below 2: got {margin}")
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Hashable
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,23 +33,29 @@ def refusal(
     expected = step.types[1]
     if type(reply) is not expected:
         return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
-    for name, kind in declared_kinds(expected).items():
-        value = getattr(reply, name)
+    for name, kind, shapes, declared in _plan(cast(Hashable, expected), step.owner.leaves):
         if name in checked:
             continue
-        if kind not in step.owner.leaves:
+        if not declared:
             return name, f"is of kind {kind.value}, which {step.owner.name} does not declare"
+        value = getattr(reply, name)
         if value is None:
             continue
-        if not isinstance(value, _SHAPES.get(kind, (object,))) or isinstance(value, bool):
+        if not isinstance(value, shapes) or isinstance(value, bool):
             return name, f"is declared as {kind.value} but is a {type(value).__name__}"
-        if kind in (Leaves.metric, Leaves.count) and isinstance(value, dict) and not _all_numbers(value):
+        if isinstance(value, dict) and kind in (Leaves.metric, Leaves.count) and not _all_numbers(value):
             return name, f"is declared as {kind.value} but holds more than numbers"
         if reason := _not_finite(value, allow_nan=kind is Leaves.metric):
             return name, reason
         if hasattr(message, name) and (reason := _differs(getattr(message, name), value)):
             return name, reason
     return None
+
+
+@functools.cache
+def _plan(reply: Any, leaves: frozenset[Leaves]) -> list[tuple[str, Leaves, tuple[type, ...], bool]]:
+    """Of each field: its name, its kind, what it may be, and whether the method declares its kind."""
+    return [(n, k, _SHAPES.get(k, (object,)), k in leaves) for n, k in declared_kinds(reply).items()]
 
 
 def _all_numbers(value: dict[str, Any]) -> bool:
@@ -66,8 +73,10 @@ def _not_finite(value: Any, allow_nan: bool, path: str = "") -> str | None:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = vars(value)
     if isinstance(value, dict):
-        found = (_not_finite(v, allow_nan, f"{path}.{k}" if path else str(k)) for k, v in value.items())
-        return next((f for f in found if f), None)
+        for key, part in value.items():
+            if reason := _not_finite(part, allow_nan, f"{path}.{key}" if path else str(key)):
+                return reason
+        return None
     if isinstance(value, list | tuple):
         return next((f for f in (_not_finite(v, allow_nan, path) for v in value) if f), None)
     return None
@@ -81,8 +90,10 @@ def _differs(sent: Any, back: Any) -> str | None:
             return f"has shape {tuple(back.shape)}, expected {tuple(sent.shape)}"
         return f"has dtype {back.dtype}, expected {sent.dtype}" if sent.dtype != back.dtype else None
     if isinstance(sent, dict) and isinstance(back, dict):
-        if odd := sorted(set(sent) ^ set(back)):
+        if sent.keys() != back.keys():
+            odd = sorted(sent.keys() ^ back.keys())
             return f"{'lacks' if odd[0] in sent else 'has the unexpected'} entry {odd[0]!r}"
-        found = ((k, _differs(sent[k], back[k])) for k in sent)
-        return next((f"entry {k!r} {reason}" for k, reason in found if reason), None)
+        for key, part in sent.items():
+            if reason := _differs(part, back[key]):
+                return f"entry {key!r} {reason}"
     return None

@@ -16,7 +16,7 @@ import math
 import struct
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -44,7 +44,12 @@ class CodecError(VisardError):
 def encode(value: object) -> bytes:
     """Bytes of a dataclass, dict, list, tensor, number, text or bytes, or of any tree of these."""
     tensors: dict[str, Tensor] = {}
-    tree = flatten(value, tensors)
+
+    def put(tensor: Tensor) -> str:
+        tensors[key := str(len(tensors))] = tensor
+        return key
+
+    tree = flatten(value, put)
     header = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     try:
         return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + dump(tensors)
@@ -78,9 +83,9 @@ def decode(data: bytes, kind: type[T]) -> T:
     return cast(T, value)
 
 
-def flatten(value: object, tensors: dict[str, Tensor]) -> Any:
-    """The header tree of a value; its tensors are added to `tensors` under the keys that the tree names."""
-    return _flatten(value, tensors, 0, "value")
+def flatten(value: object, put: Callable[[Tensor], str]) -> Any:
+    """The header tree of a value; `put` takes a tensor in and says by which key the tree names it."""
+    return _flatten(value, put, 0, "value")
 
 
 def build(tree: Any, kind: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -96,7 +101,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
-def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) -> Any:
+def _flatten(value: object, put: Callable[[Tensor], str], depth: int, where: str) -> Any:
     if depth > MAX_DEPTH:
         raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
     if value is None or isinstance(value, bool | int | str):
@@ -105,21 +110,19 @@ def _flatten(value: object, tensors: dict[str, Tensor], depth: int, where: str) 
         # JSON has no infinities; a float travels as hexadecimal text so that every bit survives.
         return {"f": "nan" if math.isnan(value) else value.hex()}
     if isinstance(value, Tensor):
-        tensors[key := str(len(tensors))] = value.detach().contiguous()
-        return {"t": key}
+        return {"t": put(value.detach().contiguous())}
     if isinstance(value, bytes | bytearray):
         buffer = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.zeros(0, dtype=torch.uint8)
-        tensors[key := str(len(tensors))] = buffer
-        return {"b": key}
+        return {"b": put(buffer)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in dataclasses.fields(value)]
-        return {"m": {n: _flatten(getattr(value, n), tensors, depth + 1, f"{where}.{n}") for n in names}}
+        return {"m": {n: _flatten(getattr(value, n), put, depth + 1, f"{where}.{n}") for n in names}}
     if isinstance(value, dict):
         if not all(isinstance(k, str) for k in value):
             raise CodecError(f"{where} has keys that are not text")
-        return {"d": {k: _flatten(value[k], tensors, depth + 1, f"{where}[{k}]") for k in value}}
+        return {"d": {k: _flatten(v, put, depth + 1, f"{where}[{k}]") for k, v in value.items()}}
     if isinstance(value, list | tuple):
-        return [_flatten(v, tensors, depth + 1, f"{where}[{i}]") for i, v in enumerate(value)]
+        return [_flatten(v, put, depth + 1, f"{where}[{i}]") for i, v in enumerate(value)]
     raise CodecError(f"{where} is a {type(value).__name__}, which cannot be sent")
 
 
@@ -127,53 +130,87 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
     """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
     if depth > MAX_DEPTH:
         raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
+    if kind in _PLAIN:  # most entries of a message, so these come first
+        if type(tree) is kind:
+            return tree
+        raise _refused(kind, where)
+    if isinstance(tree, dict):
+        return _build_marked(tree, kind, tensors, unused, depth, where)
     origin, inner = _anatomy(kind)
     if origin is typing.Annotated:
         return _build(tree, inner[0], tensors, unused, depth, where)
     if origin in (types.UnionType, typing.Union):
         return _build_union(tree, inner, tensors, unused, depth, where)
-
-    def child(part: Any, of: Any, name: str) -> Any:
-        return _build(part, of, tensors, unused, depth + 1, f"{where}{name}")
-
-    def refuse() -> CodecError:
-        return CodecError(f"{where} is not a {getattr(kind, '__name__', kind)}")
-
     if isinstance(tree, list):
-        if kind is Any:
-            return [child(v, Any, f"[{i}]") for i, v in enumerate(tree)]
-        if origin not in (list, tuple):
-            raise refuse()
-        if origin is tuple and not (len(inner) == 2 and inner[1] is Ellipsis):
-            if len(inner) != len(tree):
-                raise CodecError(f"{where} has {len(tree)} entries, not {len(inner)}")
-            return tuple(child(v, k, f"[{i}]") for i, (v, k) in enumerate(zip(tree, inner, strict=True)))
-        return origin(child(v, inner[0], f"[{i}]") for i, v in enumerate(tree))
-    if isinstance(tree, dict):
-        if len(tree) != 1:
-            raise CodecError(f"{where} is malformed")
-        ((mark, body),) = tree.items()
-        if mark == "f" and kind in (float, Any):
-            return _float(body, where)
-        if mark in ("t", "b") and kind in (Tensor if mark == "t" else bytes, Any):
-            if not isinstance(body, str) or body not in (tensors if unused is None else unused):
-                raise CodecError(f"{where} points to a tensor that is not there")
-            if unused is not None:
-                unused.discard(body)
-            return tensors[body] if mark == "t" else tensors[body].numpy().tobytes()
-        if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
-            of = inner[1] if origin is dict else Any
-            return {k: child(v, of, f"[{k}]") for k, v in body.items()}
-        if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
-            return _build_dataclass(body, cast(type, kind), child, where)
-        raise refuse()
-    if kind is Any or (kind is type(None) and tree is None):
+        return _build_list(tree, kind, tensors, unused, depth, where)
+    if kind is Any or (kind is type(None) and tree is None) or (origin is typing.Literal and tree in inner):
         return tree
-    if kind in (bool, int, str) and type(tree) is kind:
-        return tree
-    if origin is typing.Literal and tree in inner:
-        return tree
-    raise refuse()
+    raise _refused(kind, where)
+
+
+def _build_marked(
+    tree: dict[str, Any], kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str
+) -> Any:
+    """A number, a tensor, bytes, a dict or a dataclass: {mark: content}."""
+    if len(tree) != 1:
+        raise CodecError(f"{where} is malformed")
+    ((mark, body),) = tree.items()
+    if mark == "t" and kind is Tensor:
+        return _tensor(body, tensors, unused, where)
+    origin, inner = _anatomy(kind)
+    if origin is typing.Annotated:
+        return _build(tree, inner[0], tensors, unused, depth, where)
+    if origin in (types.UnionType, typing.Union):
+        return _build_union(tree, inner, tensors, unused, depth, where)
+    if mark == "f" and kind in (float, Any):
+        return _float(body, where)
+    if mark == "t" and kind is Any:
+        return _tensor(body, tensors, unused, where)
+    if mark == "b" and kind in (bytes, Any):
+        return _tensor(body, tensors, unused, where).numpy().tobytes()
+    if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
+        of = inner[1] if origin is dict else Any
+        return {k: _build(v, of, tensors, unused, depth + 1, f"{where}[{k}]") for k, v in body.items()}
+    if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
+        names, hints = _fields(cast(type, kind))
+        if body.keys() != hints.keys():
+            raise CodecError(f"{where} {_odd_field(names, body)}")
+        return kind(*(_build(body[n], hints[n], tensors, unused, depth + 1, f"{where}.{n}") for n in names))  # type: ignore[operator]
+    raise _refused(kind, where)
+
+
+def _build_list(
+    tree: list[Any], kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str
+) -> Any:
+    origin, inner = _anatomy(kind)
+    if kind is Any:
+        origin, kinds = list, [Any] * len(tree)
+    elif origin not in (list, tuple):
+        raise _refused(kind, where)
+    elif origin is list or (len(inner) == 2 and inner[1] is Ellipsis):
+        kinds = [inner[0]] * len(tree)
+    elif len(inner) != len(tree):
+        raise CodecError(f"{where} has {len(tree)} entries, not {len(inner)}")
+    else:
+        kinds = list(inner)
+    each = enumerate(zip(tree, kinds, strict=True))
+    return origin(_build(v, of, tensors, unused, depth + 1, f"{where}[{i}]") for i, (v, of) in each)
+
+
+def _tensor(key: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, where: str) -> Tensor:
+    """The tensor of that key; where `unused` is given, for the first time."""
+    if not isinstance(key, str) or key not in (tensors if unused is None else unused):
+        raise CodecError(f"{where} points to a tensor that is not there")
+    if unused is not None:
+        unused.discard(key)
+    return tensors[key]
+
+
+def _refused(kind: Any, where: str) -> CodecError:
+    return CodecError(f"{where} is not a {getattr(kind, '__name__', kind)}")
+
+
+_PLAIN = (int, bool, str)
 
 
 @functools.cache  # taking types apart is slow, and every entry of a message asks for it
@@ -182,18 +219,16 @@ def _anatomy(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _fields(kind: type) -> tuple[list[str], dict[str, Any]]:
+    """The names of a dataclass's fields in the order of its arguments, and their types."""
+    hints, names = get_type_hints(kind), [f.name for f in dataclasses.fields(kind)]
+    return names, {name: hints[name] for name in names}
 
 
-def _build_dataclass(body: dict[str, Any], kind: type, child: Any, where: str) -> Any:
-    hints = _hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
+def _odd_field(names: list[str], body: dict[str, Any]) -> str:
     if extra := sorted(set(body) - set(names)):
-        raise CodecError(f"{where} carries the undeclared field {extra[0]!r}")
-    if lost := sorted(set(names) - set(body)):
-        raise CodecError(f"{where} lacks the field {lost[0]!r}")
-    return kind(**{n: child(body[n], hints[n], f".{n}") for n in names})
+        return f"carries the undeclared field {extra[0]!r}"
+    return f"lacks the field {sorted(set(names) - set(body))[0]!r}"
 
 
 def _build_union(
@@ -266,7 +301,7 @@ def sizes_of(values: Collection[object]) -> int:
 def size_of(value: object) -> int:
     """Bytes of the content: tensors and byte strings exactly, numbers as 8, text in UTF-8."""
     if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
+        return value.nbytes
     if isinstance(value, bytes | bytearray):
         return len(value)
     if isinstance(value, str):

@@ -28,6 +28,7 @@ from visard.engines.network import EngineNetwork, Outcome
 from visard.engines.perform import Place
 from visard.engines.shared import Bundle, Mapped, memory_folder, receive, remove_folder, send
 from visard.engines.tasks import Task, pack_tasks, read_outcomes, together
+from visard.engines.turns import wait_in_turn
 from visard.engines.world import World
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
@@ -142,6 +143,7 @@ class PoolNetwork(EngineNetwork):
         line = Line(tasks, self._paces.setdefault(step.name, Pace()), len(self.workers))
         finished: dict[int, list[Outcome]] = {}
         given = 0
+        before = wait_in_turn()
         try:
             while given < len(tasks):
                 self._hand_out(line, given, timeout)
@@ -150,6 +152,7 @@ class PoolNetwork(EngineNetwork):
                     yield finished.pop(given)
                     given += 1
         finally:
+            wait_in_turn(before)
             bundle.unlink(missing_ok=True)
             for worker in [w for w in self.workers if w.tasks]:  # the method stopped listening
                 self._fire(worker)

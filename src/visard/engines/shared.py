@@ -90,11 +90,9 @@ class Bundle:
         key = identity(value)
         if self._once and key in self._trees:
             return self._trees[key][0]
-        found: dict[str, Tensor] = {}
-        tree = flatten(value, found)
-        if (end := self._end + sum(_room(tensor) for tensor in found.values())) > self._size and not self._known:
-            self._grow(end)  # at once, for large models
-        tree = _rename(tree, {key: self._intern(tensor) for key, tensor in found.items()})
+        if not self._size and (rooms := _rooms(value)):
+            self._grow(rooms)  # at once, for large models
+        tree = flatten(value, self._intern)
         if self._once:
             self._trees[key] = tree, value
         return tree
@@ -130,11 +128,12 @@ class Bundle:
         return f"{str(tensor.dtype)[6:]}/{place}/{'x'.join(map(str, tensor.shape))}"
 
     def _grow(self, needed: int) -> None:
-        before, self._size = self._size, max(needed, self._size + self._size // 4)
+        size = max(needed, self._size + self._size // 4)
         try:  # a full disk is an error here, and would be a crash when it is written to
-            os.posix_fallocate(self._file, before, self._size - before)
+            os.posix_fallocate(self._file, self._size, size - self._size)
         except OSError as error:
-            raise VisardError(f"cannot share {self._size} bytes in {self.path.parent}: {error.strerror}") from None
+            raise VisardError(f"cannot share {size} bytes in {self.path.parent}: {error.strerror}") from None
+        self._size = size
         self._memory = mmap.mmap(self._file, self._size)
 
 
@@ -189,13 +188,8 @@ def _room(tensor: Tensor) -> int:
     return -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
 
 
-def _rename(tree: Any, names: dict[str, str]) -> Any:
-    if isinstance(tree, list):
-        return [_rename(v, names) for v in tree]
-    if isinstance(tree, dict):
-        ((mark, body),) = tree.items()
-        if mark in ("t", "b"):
-            return {mark: names[body]}
-        if mark in ("d", "m"):
-            return {mark: {k: _rename(v, names) for k, v in body.items()}}
-    return tree
+def _rooms(value: object) -> int:
+    """The room of all tensors of a message."""
+    found: list[Tensor] = []
+    flatten(value, lambda tensor: found.append(tensor) or "")  # type: ignore[func-returns-value]
+    return sum(map(_room, found))

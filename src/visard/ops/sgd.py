@@ -38,18 +38,20 @@ class Sgd:
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
         factor = norm / (length + 1e-6)
         if not float(factor) >= 1.0:  # a factor of 1 changes nothing, and not a number must pass on
-            torch._foreach_mul_(grads, torch.clamp(factor, max=1.0))
+            torch._foreach_mul_(grads, factor)
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update from the gradients that are there."""
+        """One update from the gradients that are there, which are gone then: it computes in their memory."""
         moving = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         if not moving:
             return
         params = [self.parameters[i] for i in moving]
         change: list[Tensor] = [p.grad for p in params]  # type: ignore[misc]
+        for p in params:
+            p.grad = None
         if self.weight_decay:
-            change = list(torch._foreach_add(change, params, alpha=self.weight_decay))
+            torch._foreach_add_(change, params, alpha=self.weight_decay)
         if self.momentum:
             change = self._accelerated(moving, change)
         torch._foreach_add_(params, change, alpha=-self.lr)
@@ -58,9 +60,12 @@ class Sgd:
         known = [self._velocity.get(i) for i in moving]
         if all(v is not None for v in known):
             velocity: list[Tensor] = known  # type: ignore[assignment]
-            torch._foreach_mul_(velocity, self.momentum)
+            kinds = {v.dtype for v in velocity}
+            # a number would become a tensor of the velocities' type once for each of them
+            factor = torch.tensor(self.momentum, dtype=kinds.pop()) if len(kinds) == 1 else self.momentum
+            torch._foreach_mul_(velocity, factor)
             torch._foreach_add_(velocity, change, alpha=1.0)
             return velocity
         for i, v, g in zip(moving, known, change, strict=True):
-            self._velocity[i] = g.detach().clone() if v is None else v.mul_(self.momentum).add_(g, alpha=1.0)
+            self._velocity[i] = g if v is None else v.mul_(self.momentum).add_(g, alpha=1.0)
         return [self._velocity[i] for i in moving]

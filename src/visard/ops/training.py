@@ -135,7 +135,7 @@ def train(
     anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
 
     def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = head.loss(features[: len(rows)].float(), labels[rows], mask)
+        loss = head.loss(features[: len(rows)].float(), labels.index_select(0, torch.from_numpy(rows)), mask)
         return loss if penalty is None else loss + penalty(x, features), {"loss": loss}
 
     done = descend(
