@@ -33,8 +33,8 @@ class Numerics(BaseModel):
         return nullcontext()
 
     def place(self, x: Tensor) -> Tensor:
-        """A batch of pictures in the memory format of the run."""
-        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
+        """A batch of pictures in the memory format of the run; vectors have no such format."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
 
     def prepare(self, model: nn.Module) -> nn.Module:
         """A network in the memory format of the run."""

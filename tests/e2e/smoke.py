@@ -30,6 +30,7 @@ ALSO: dict[str, tuple[str, ...]] = {
         "method.compare.project=4",
         "data.images_per_identity=8",
     ),
+    "central-mmd": ("method.pretrain_rounds=1", "partition.test_identities=0", "data.identities=4"),
     "pretrain": ("partition.public_identities=6",),
     "fedface": ("method.pretrain_rounds=0", "model.name=tiny_nobn", "partition.public_identities=6"),
     "fedfr-joint": ("method.pretrain_rounds=0", "partition.public_identities=6"),

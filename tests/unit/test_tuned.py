@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 from tests.toys import noise_faces, toy_engine, toy_world
 
-from visard.core import Client, Method, Weights
+from visard.core import Client, Method, ScoreRequest, Weights
 from visard.core.tuning import Tuning
 from visard.data.faces import FaceSet, FaceView
 from visard.engines.perform import Place, enter
@@ -111,6 +111,46 @@ def test_which_head_tuning_starts_from(tmp_path: Path, kind: str) -> None:
         moved[other] = weights_of(model)
     same = all(torch.equal(moved[kind][k], moved["random"][k]) for k in theta)
     assert same == (kind == "random")
+
+
+def test_impostors_of_all_clients_and_of_the_own_people(tmp_path: Path) -> None:
+    """Both are in the figures where the client has the pictures of all."""
+    client, theta = client_and_weights(tmp_path)
+    method = HFMaml(head=HeadSettings("cosface", 8.0, 0.1))
+    assert not any("/own/" in name for name in score_tuned(client, theta, TUNING, method, None))
+    client = replace(client, others=client.data.test)
+    figures = score_tuned(client, theta, replace(TUNING, pairs=4000, draws=1), method, None)
+    for state in ("untuned", "tuned"):
+        assert figures[f"{state}/own/tar@far=0.1"] == pytest.approx(figures[f"{state}/tar@far=0.1"], abs=0.1)
+    gain = figures["tuned/own/tar@far=0.1"] - figures["untuned/own/tar@far=0.1"]
+    assert figures["gain/own/tar@far=0.1"] == pytest.approx(gain)
+    test = client.data.test
+    pairs = draw_pairs(test, test, 40, np.random.default_rng(2))
+    assert pairs is not None
+    same = replace(pairs, impostor=pairs.genuine, within=pairs.impostor)
+    found = pair_figures(client.network(), test, test, same)
+    assert found["auc"] == pytest.approx(0.5), "here the impostors are the genuine pairs, within has the real ones"
+    assert found["own/tar@far=0.1"] == pair_figures(client.network(), test, test, pairs)["tar@far=0.1"]
+
+
+@pytest.mark.parametrize("norm", ["update", "frozen"])
+def test_tuning_with_frozen_norm_leaves_the_statistics_alone(tmp_path: Path, norm: Literal["update", "frozen"]) -> None:
+    client, theta = client_and_weights(tmp_path)
+    model = client.network()
+    load_weights(model, theta)
+    tune(client, model, replace(TUNING, norm=norm), HeadSettings("cosface", 8.0, 0.1), None)
+    moved = {k for k, v in weights_of(model).items() if not torch.equal(v, theta[k])}
+    assert any("running_mean" in k for k in moved) == (norm == "update")
+    assert {"0.weight", "1.weight"} <= moved, "what is learnt still is, the norm's own scale too"
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_tuning_alone_is_the_only_test(tmp_path: Path, alone: bool) -> None:
+    client, theta = client_and_weights(tmp_path)
+    scores = HFMaml().score(client, ScoreRequest(theta, tuning=replace(TUNING, alone=alone)))
+    assert scores.pictures == len(client.data.test)
+    assert "tuned/tar@far=0.1" in scores.figures
+    assert ("rank1" in scores.figures) == (not alone)
 
 
 @pytest.mark.parametrize("share_head", [False, True])

@@ -18,6 +18,7 @@ BENCHES = (
     "fedfr-joint",
     "fedfr-da",
     "hf-maml",
+    "encrypted-mmd",
 )  # fmt: skip
 
 

@@ -126,11 +126,17 @@ def figure_of(column: Column, folder: Path) -> float | None:
 
 
 def curve_of(figure: str, folder: Path) -> list[tuple[int, float]]:
-    """(round, figure) of every evaluation of a run, the final figures as the last; `NoFigure` if none has it."""
+    """(round, figure) of every evaluation of a run, the final figures as the last; `NoFigure` if none has it.
+
+    "training.x" is the figure x of the rounds themselves.
+    """
     events = read_events(folder / "events.jsonl")
+    places: list[tuple[int, dict[str, Any]]]
     places = [((whole(e.get("step")) or 0) + 1, e) for e in events if e["event"] == "evaluation"]
     done, final = rounds(events), metrics(folder)
-    if done and (not places or places[-1][0] <= done[-1].step):
+    if figure.startswith("training."):
+        places = [(r.step + 1, {"training": r.figures}) for r in done]
+    elif done and (not places or places[-1][0] <= done[-1].step):
         generic = {name: flat(test) for name, test in final.get("generic", {}).items()}
         others = {k: v["summary"] for k, v in final.items() if isinstance(v, dict) and "summary" in v}
         places.append((done[-1].step + 1, {**others, "generic": generic}))

@@ -70,7 +70,8 @@ class Curves:
 
     title: str
     rows: tuple[str, ...]
-    figure: str  # a dotted path into the evaluation event: "generic.test.accuracy", "clients.rank1.mean"
+    # a dotted path into the evaluation event: "generic.test.accuracy", "clients.rank1.mean"; or "training.x", of rounds
+    figure: str
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from visard.data.exporting import export
 from visard.data.faces import FaceSet, describe, list_sets
 from visard.data.importing import import_faces
 from visard.data.locate import data_folder, find_set
+from visard.data.sensor_files import READERS, import_readings
 from visard.data.sources import SOURCES
 from visard.data.synthetic import SyntheticSpec, make
 from visard.errors import UsageError
@@ -46,7 +47,7 @@ def make_set(
 
 @app.command("import")
 def import_set(
-    kind: Annotated[str, typer.Argument(help=", ".join(SOURCES))],
+    kind: Annotated[str, typer.Argument(help=", ".join([*SOURCES, *READERS]))],
     source: Annotated[Path, typer.Argument(help="the file, or the folder with the files")],
     out: Out = None,
     size: Annotated[
@@ -79,6 +80,10 @@ def import_set(
       visard data import bin lfw.bin --out lfw
     """
     folder = out or data_folder() / (kind if kind != "folder" else source.resolve().name)
+    if kind in READERS:
+        path, count = import_readings(kind, source, folder, overwrite)
+        console.print(f"{count} rows of readings: {path}", highlight=False, soft_wrap=True)
+        return
     given: dict[str, Any] = {"crop": crop, "domains": domains or None, "landmarks": landmarks, "pairs": pairs}
     given |= {"image": image, "label": label, "split": split}
     with bar(f"importing {kind}", 1) as shown:

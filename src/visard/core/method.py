@@ -121,6 +121,8 @@ class Method(ABC, Generic[S]):
         from visard.evaluation.tuned import score_tuned
 
         theta = self.personal(client.state, message.theta)
+        if message.tuning is not None and message.tuning.alone:
+            return Scores(score_tuned(client, theta, message.tuning, self, message.W), len(client.data.test))
         figures, pictures = score_client(client, theta, message.benchmarks)
         if message.tuning is not None:
             figures |= score_tuned(client, theta, message.tuning, self, message.W)

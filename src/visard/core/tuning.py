@@ -17,8 +17,10 @@ class Tuning:
     lr: float = 0.01
     momentum: float = 0.9
     head: Literal["means", "random"] = "means"  # what a client without a head starts from
+    norm: Literal["update", "frozen"] = "update"  # frozen: batch norm keeps the statistics that the model came with
     pairs: int = 1000  # half of the same person, half of two people
     draws: int = 5  # times that batches and pairs are drawn; figures are means
+    alone: bool = False  # True: clients make no other test
 
     def __post_init__(self) -> None:
         if self.batches < 0 or not 0 <= self.momentum < 1:

@@ -80,7 +80,8 @@ def by_domain(
     known = {c: set(np.unique(faces.identity[rows]).tolist()) for c, rows in owned.items()}
     for c, classes in known.items():
         if classes != known["target"]:
-            raise UsageError(f"kind = one_domain needs the same classes everywhere: {c} has {len(classes)} of its own")
+            have = f"{c} has {len(classes)} classes, the target {len(known['target'])}"
+            raise UsageError(f"kind = one_domain needs the same classes everywhere: {have}")
     return owned
 
 

@@ -72,8 +72,8 @@ class PartitionSettings(BaseModel):
             if None not in (self.clients, self.identities) and self.clients != self.identities:
                 raise ValueError("kind = one_identity has as many clients as identities")
         elif self.kind == "one_domain":
-            if self.clients is not None or self.test_identities or not self.target_domain:
-                raise ValueError("kind = one_domain needs target_domain, and has no clients or test_identities to set")
+            if self.test_identities or not self.target_domain:
+                raise ValueError("kind = one_domain needs target_domain, and has no test_identities")
         elif self.clients is None:
             raise ValueError(f"kind = {self.kind} needs clients")
         if self.shares and (len(self.shares) != self.clients or min(self.shares) <= 0):

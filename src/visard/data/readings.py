@@ -1,7 +1,7 @@
 """Sets of sensor readings or feature vectors with classes and users, behind the interface of a face set.
 
-A class stands where an identity stands and a user (a room, a camera) where a domain stands, so that partitions, views and
-engines work on them as they are.
+A class stands where an identity stands and a user (a room, a camera) where a domain stands, so that partitions, views
+and engines work on them as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "
 
 
 class Readings(FaceSet):
-    """values (N, ...) float32, identity (N,): the class, domain (N,): the user; `size` is how many numbers a row has."""
+    """values (N, ...) float32, identity (N,): the class, domain (N,): the user; `size`: how many numbers a row has."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path).absolute()

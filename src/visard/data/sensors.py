@@ -3,8 +3,8 @@ r"""A synthetic multi-user sensor set: what several users' motion sensors might 
     z = c_k + e        an execution of activity k in a latent space: its centre, and what varies each time
     x = G_u tanh(A z + B_u z) + o_u + noise
 
-A is common, B_u (how user u moves), G_u (gain of each channel) and o_u (offset) are the user's own: a shift between users
-that a network trained on some of them meets at another.
+A is common, B_u (how user u moves), G_u (gain of each channel) and o_u (offset) are the user's own: a shift between
+users that a network trained on some of them meets at another.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class Drawn:
 
     genuine: Ints
     impostor: Ints
+    within: Ints | None = None  # impostors among the client's own people, where the others are more than those
 
 
 def draw_pairs(own: FaceView, others: FaceView, count: int, rng: np.random.Generator) -> Drawn | None:
@@ -56,6 +57,7 @@ def score_tuned(
 ) -> dict[str, float]:
     """Figures "untuned/...", "tuned/..." (means over the draws) and "gain/..." of TAR at FAR, EER and AUC.
 
+    Where impostors are of all clients, ".../own/..." has TAR at FAR with impostors of the client's own people alone.
     Every draw has its own pairs, the same before and after tuning, and its own batches. Tuning starts from the
     client's own head, from its rows of a global head W, or from a new one of the method's kind. A client without a
     genuine pair among its test pictures, or without training pictures, has no figures.
@@ -69,6 +71,9 @@ def score_tuned(
         drawn = draw_pairs(client.data.test, others, tuning.pairs, rng)
         if drawn is None:
             return {}
+        if client.others is not None:
+            within = draw_pairs(client.data.test, client.data.test, tuning.pairs, rng)
+            drawn = replace(drawn, within=None if within is None else within.impostor)
         load_weights(model, theta)
         figures = {f"untuned/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
         tune(client, model, tuning, settings, W)
@@ -76,7 +81,7 @@ def score_tuned(
         for name, value in figures.items():
             found.setdefault(name, []).append(value)
     means = {name: float(np.mean(values)) for name, values in found.items()}
-    tars = [name.removeprefix("tuned/") for name in means if name.startswith("tuned/tar")]
+    tars = [name.removeprefix("tuned/") for name in means if name.startswith("tuned/") and "tar@" in name]
     return means | {f"gain/{tar}": means[f"tuned/{tar}"] - means[f"untuned/{tar}"] for tar in tars}
 
 
@@ -93,7 +98,11 @@ def pair_figures(model: nn.Module, own: FaceView, others: FaceView, drawn: Drawn
     genuine = np.einsum("nd,nd->n", mine[drawn.genuine[:, 0]], mine[drawn.genuine[:, 1]])
     impostor = np.einsum("nd,nd->n", mine[drawn.impostor[:, 0]], theirs[place])
     roc = roc_of(genuine, impostor, far=FAR)
-    return {f"tar@far={p.far:g}": p.tar for p in roc.tar} | {"eer": roc.eer, "auc": roc.auc}
+    figures = {f"tar@far={p.far:g}": p.tar for p in roc.tar} | {"eer": roc.eer, "auc": roc.auc}
+    if drawn.within is not None:
+        within = np.einsum("nd,nd->n", mine[drawn.within[:, 0]], mine[drawn.within[:, 1]])
+        figures |= {f"own/tar@far={p.far:g}": p.tar for p in roc_of(genuine, within, far=FAR).tar}
+    return figures
 
 
 def tune(client: Client, model: nn.Module, tuning: Tuning, settings: HeadSettings, W: Tensor | None) -> None:
@@ -103,4 +112,7 @@ def tune(client: Client, model: nn.Module, tuning: Tuning, settings: HeadSetting
         lr=tuning.lr, momentum=tuning.momentum, weight_decay=0.0, batch_size=tuning.batch_size,
         unit="iterations", amount=tuning.batches, schedule="constant", clip=0.0,
     )  # fmt: skip
-    train(model, head, client.data.train, training, client.rng, client.numerics, labels=labels, mask=mask)
+    train(
+        model, head, client.data.train, training, client.rng, client.numerics,
+        labels=labels, mask=mask, frozen_norm=tuning.norm == "frozen",
+    )  # fmt: skip

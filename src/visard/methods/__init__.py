@@ -7,6 +7,7 @@ from typing import Any
 from visard.core import Method
 from visard.errors import UsageError
 from visard.methods.central import Central
+from visard.methods.central_mmd import CentralMMD
 from visard.methods.dan import DAN
 from visard.methods.dann import DANN
 from visard.methods.encrypted_mmd import EncryptedMMD
@@ -37,6 +38,7 @@ METHODS: dict[str, type[Method[Any]]] = {
         FedFRJoint,
         FedFace,
         EncryptedMMD,
+        CentralMMD,
     )
 }
 

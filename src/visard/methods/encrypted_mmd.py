@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch import Tensor
 
 from visard.core import BoundStep, ClientId, M, Network, R, Replies, Setup, Stage, State, Weights
 from visard.crypto import relay
@@ -20,12 +21,10 @@ from visard.crypto.exchange import Plan
 from visard.crypto.session import SUM, Letters
 from visard.errors import UsageError
 from visard.methods.encrypted.messages import Begin, Cards, Go, Heads, Look, Mail, Moved, Post
-from visard.methods.encrypted.server import figures, mean, posts
+from visard.methods.encrypted.server import figures, head_of, mean, posts
 from visard.methods.encrypted.steps import EncryptedSteps
 from visard.ops.mmd import Polynomial
-from visard.ops.noise import epsilon
-
-DELTA = 1e-5  # of the differential privacy that is logged
+from visard.ops.noise import DELTA, epsilon
 
 
 @dataclass(frozen=True)
@@ -52,18 +51,22 @@ class EncryptedMMD(EncryptedSteps[Server]):
             raise UsageError(f"method.target = {self.target}: no such client; there are {', '.join(setup.clients)}")
         if not self.pretrain_rounds and not setup.given:
             raise UsageError("encrypted-mmd starts from a trained network: give model.weights or pretrain_rounds")
-        return Server(setup.new_weights(), {}, self.compare.length(setup.embedding))
+        head = head_of(self.head, setup) if self.task == "classify" and self.classes == "shared" else {}
+        return Server(setup.new_weights(), head, self.compare.length(setup.embedding))
 
     def stages(self) -> list[Stage[Server]]:
         first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
-        return [*first, Stage("align", self.rounds, self.round)]
+        return [*first, *([Stage("align", self.rounds, self.round)] if self.rounds else [])]
 
     def pretrain(self, s: Server, net: Network) -> Server:
         """Section 4.1; several sources train together by averaging."""
         lr = self.training.lr_at(net.round, self.pretrain_rounds)
         ups = self.all(net, self.fit, {c: Begin(s.theta, s.head, lr) for c in self.plan(s, net).sources})
         net.log(loss=sum(u.loss for u in ups.values()) / len(ups), lr=lr)
-        return replace(s, theta=mean(u.theta for u in ups.values()), head=mean(u.classifier for u in ups.values()))
+        s = replace(s, theta=mean(u.theta for u in ups.values()), head=mean(u.classifier for u in ups.values()))
+        if self.classes == "shared" and net.round == self.pretrain_rounds - 1:  # without adaptation: to be beaten
+            self.tell(net, Heads(self.plan(s, net), [s.head], s.theta))
+        return s
 
     def round(self, s: Server, net: Network) -> Server:
         """Section 4.2: in each exchange offers, answers (and decryptions for each other), then every party's step."""
@@ -88,12 +91,14 @@ class EncryptedMMD(EncryptedSteps[Server]):
         s, moved = self.move(s, net, plan, lr, received, more=False)
         net.log(lr=lr, **figures([*done, moved]))
         if self.classes == "shared":  # the end of Section 4.2.3
-            heads = Heads(plan, [moved[c].classifier for c in plan.sources])
-            net.log(**self.all(net, self.predict, {plan.target: heads})[plan.target].figures)
+            self.tell(net, Heads(plan, [moved[c].classifier for c in plan.sources]))
         s = replace(s, exchange=s.exchange + self.exchanges)
         if self.noise:
             net.log(epsilon=epsilon(s.exchange * self.batches, self.noise, DELTA))
         return s
+
+    def tell(self, net: Network, heads: Heads) -> None:
+        net.log(**self.all(net, self.predict, {heads.plan.target: heads})[heads.plan.target].figures)
 
     def meet(self, s: Server, net: Network) -> tuple[Server, dict[ClientId, Letters]]:
         """Keys, and a secret between any two parties that will talk."""
@@ -107,7 +112,7 @@ class EncryptedMMD(EncryptedSteps[Server]):
         sources = tuple(c for c in net.clients if c != target)
         return Plan(
             self.protocol, Polynomial((1.0, -1.0)), s.length, self.training.batch_size, self.batches, self.key_bits,
-            sources, target, self.pooled, self.monitor, self.sums, self.noise,
+            sources, target, self.pooled, self.monitor, self.sums, self.noise, self.scheme,
         )  # fmt: skip
 
     def move(
@@ -130,7 +135,7 @@ class EncryptedMMD(EncryptedSteps[Server]):
         for c in post:
             if plan.summed(c):
                 whom, size = list(plan.weights(c)), plan.answers(c)
-                post[c] = {SUM: relay.add_up(sent, s.hellos, c, i, "answer", whom, self.key_bits, size)}
+                post[c] = {SUM: relay.add_up(sent, s.hellos, c, i, "answer", whom, self.key_bits, size, self.scheme)}
         return post
 
     def ask_mail(
@@ -144,6 +149,9 @@ class EncryptedMMD(EncryptedSteps[Server]):
 
     def backbone(self, s: Server) -> Weights | None:
         return s.theta
+
+    def class_vectors(self, s: Server) -> Tensor | None:
+        return s.head.get("weight") if self.classes == "shared" else None
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         pooled_source = self.pooled and "head" in state

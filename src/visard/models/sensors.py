@@ -2,21 +2,54 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from visard.errors import UsageError
 
 SIDE = 20  # of a velocity profile
+SEEN = 20  # batches that statistics are taken from
+
+
+class Standardise(nn.Module):
+    r"""Columns to mean 0 and deviation 1 by the statistics of the first batches that were ever trained on.
+
+    They travel with the weights: a target goes on with those of the sources. Standardised by its own statistics it
+    would hide the very shift that alignment is to remove. Moments are kept as means: averaging networks is exact.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+        self.register_buffer("square", torch.zeros(size))
+        self.register_buffer("count", torch.zeros(()))
+        self.mean: Tensor
+        self.square: Tensor
+        self.count: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.count < SEEN:
+            with torch.no_grad():
+                self.count += 1
+                self.mean.lerp_(x.mean(0), 1 / float(self.count))
+                self.square.lerp_((x * x).mean(0), 1 / float(self.count))
+        if not self.count:
+            return x
+        spread = (self.square - self.mean**2).clamp_min(0).sqrt()
+        # a column that hardly ever changed is not blown up: at least a tenth of the usual deviation, at most 5 of them
+        least = 0.1 * float(spread.median()) + 1e-6
+        return ((x - self.mean) / spread.clamp_min(least)).clamp(-5, 5)
 
 
 class Mlp(nn.Module):
-    """Two fully connected layers with dropout between: the paper's for PAMAP2, wider on request."""
+    """Two fully connected layers with dropout between: the paper's for PAMAP2, on standardised columns."""
 
     def __init__(self, hidden: int, embedding: int, size: int) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Flatten(), nn.Linear(size, hidden), nn.ReLU(), nn.Dropout(0.5), nn.Linear(hidden, embedding)
-        )
+            nn.Flatten(), Standardise(size),
+            nn.Linear(size, hidden), nn.ReLU(), nn.Dropout(0.5), nn.Linear(hidden, embedding),
+        )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
         features: Tensor = self.layers(x)

@@ -17,10 +17,10 @@ from torch import Tensor
 from visard.core import Client
 from visard.data.augment import augment, to_float
 from visard.errors import VisardError
+from visard.ops.adam import Optimiser, new_optimiser
 from visard.ops.compare import Compare
 from visard.ops.mmd import Polynomial, within
 from visard.ops.predictor import new_head
-from visard.ops.sgd import Sgd
 from visard.ops.training import HeadSettings, Training, batches, load_weights, weights_of
 
 
@@ -28,8 +28,9 @@ class Learner:
     """A party's extractor, classifier and optimiser, as its state has them. The target has no classifier."""
 
     def __init__(
-        self, client: Client, training: Training, compare: Compare, head: HeadSettings | None, labelled: bool, lr: float
-    ) -> None:
+        self, client: Client, training: Training, compare: Compare, head: HeadSettings | None, labelled: bool,
+        lr: float, optimiser: Optimiser = "sgd",
+    ) -> None:  # fmt: skip
         """`head` None: a regressor."""
         self.client, self.training, self.compare = client, training, compare
         self.view, self.state = client.data.train, client.state
@@ -41,7 +42,7 @@ class Learner:
             self.head = new_head(head, client.data.n_classes, client.embedding, self.state.get("head"))
         self.extractor = [p for p in self.model.parameters() if p.requires_grad]
         parameters = [*self.extractor, *(self.head.parameters() if labelled else [])]
-        self.optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
+        self.optimiser = new_optimiser(optimiser, parameters, lr, training.momentum, training.weight_decay)
         self.optimiser._velocity = {int(i): v for i, v in self.state.get("momentum", {}).items()}
 
     def save(self) -> None:

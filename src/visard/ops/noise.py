@@ -17,6 +17,7 @@ from torch import Tensor
 from visard.ops.moments import Moments
 
 SENSITIVITY = math.sqrt(4 + 2 + 4 + 1)  # times 1 / n
+DELTA = 1e-5  # of the differential privacy that runs log
 
 
 def noisy(m: Moments, n: int, multiplier: float) -> Moments:

@@ -15,6 +15,8 @@ from visard.data.augment import to_float
 from visard.errors import VisardError
 from visard.ops.training import HeadSettings, load_weights
 
+BATCH = 512  # rows that are predicted at a time
+
 
 class Regressor(nn.Module):
     """A linear predictor of one number, with squared error; stands where a head stands."""
@@ -49,15 +51,22 @@ def mean_output(model: nn.Module, heads: Sequence[Any], x: Tensor) -> Tensor:
     ).mean(0)
 
 
-def quality(client: Client, model: nn.Module, heads: Sequence[Any]) -> dict[str, float]:
-    """Balanced accuracy and weighted F1 on the client's test data, or the mean squared error of regressors."""
-    test = client.data.test
-    if not len(test):
+def quality(client: Client, model: nn.Module, heads: Sequence[Any], everything: bool = False) -> dict[str, float]:
+    """Balanced accuracy and weighted F1 on the client's test data, or the mean squared error of regressors.
+
+    With `everything` on all its data: those that a target aligned had no labels for it.
+    """
+    data = client.data
+    views = [view for view in ((data.train, data.val, data.test) if everything else (data.test,)) if len(view)]
+    if not views:
         raise VisardError("has no test data")
     model.eval()
-    x = to_float(test.batch(np.arange(len(test))), client.numerics.channels_last)
-    output = mean_output(model, heads, client.numerics.place(x))
-    labels = np.asarray(test.labels)
+    outputs = []
+    for view in views:
+        for start in range(0, len(view), BATCH):
+            x = to_float(view.batch(np.arange(start, min(start + BATCH, len(view)))), client.numerics.channels_last)
+            outputs.append(mean_output(model, heads, client.numerics.place(x)))
+    output, labels = torch.cat(outputs), np.concatenate([np.asarray(view.labels) for view in views])
     if isinstance(heads[0], Regressor):
         return {"mse": float(mse_loss(output[:, 0], torch.from_numpy(labels).to(output.dtype)))}
     return classification_figures(labels, output.argmax(1).numpy())

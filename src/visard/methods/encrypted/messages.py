@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from torch import Tensor
@@ -81,9 +81,26 @@ class Mail:
 
 
 @dataclass(frozen=True)
+class Draw:
+    plan: Plan
+    theta: Weights  # of all clients in this round
+    secrets: Letters  # in the first exchange
+    exchange: int
+
+
+@dataclass(frozen=True)
+class Drawn:
+    letters: Annotated[Letters, Leaves.ciphertext]
+    tags: Annotated[Letters, Leaves.ciphertext]
+    kernel: Annotated[Tensor | None, Leaves.statistic]  # the source's: coefficients, from its own distances
+    figures: Annotated[dict[str, float], Leaves.metric]
+
+
+@dataclass(frozen=True)
 class Heads:
     plan: Plan
     heads: list[Weights]  # of the sources
+    theta: Weights = field(default_factory=dict)  # the pre-trained extractor, before alignment; empty: the own
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from visard.core import Client
 from visard.crypto import exchange
 from visard.crypto.costs import Costs
-from visard.crypto.exchange import Plan, Post
-from visard.crypto.session import Session
+from visard.crypto.exchange import Plan
+from visard.crypto.session import Mail, Session
 from visard.ops.alignment import Learner
 from visard.ops.mmd import within
 
@@ -44,14 +44,14 @@ class Party:
         """Numbers of one batch's encrypted gradient."""
         return self.plan.n * self.plan.length if self.chained else self.learner.size
 
-    def offer(self) -> Post:
+    def offer(self) -> Mail:
         """Draw the next batches and send what the peers need of them."""
         batches = self.learner.draw(self.plan.batches)
         features = self.learner.look(batches)
         self.state.update(batches=batches, features=features)
         return exchange.offer(self.session, self.plan, features)
 
-    def answer(self, offers: Mapping[str, bytes]) -> Post:
+    def answer(self, offers: Mapping[str, bytes]) -> Mail:
         """Compute with what the peers sent."""
         features: Tensor = self.state["features"]
         if self.plan.variant == "packed":
@@ -63,7 +63,7 @@ class Party:
         )
         return post
 
-    def unveil(self, answers: Mapping[str, bytes]) -> Post:
+    def unveil(self, answers: Mapping[str, bytes]) -> Mail:
         """Decrypt the peers' masked gradients for them; keep the loss, if there is one."""
         post, losses = exchange.unveil(self.session, self.plan, answers, self.outputs)
         if losses is not None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from visard.core import ClientId, Weights
+from visard.core import ClientId, Setup, Weights
 from visard.crypto.session import Letters
-from visard.methods.encrypted.messages import Mail, Moved
+from visard.errors import UsageError
+from visard.methods.encrypted.messages import Drawn, Mail, Moved
 from visard.ops.average import weighted_mean
+from visard.ops.training import HeadSettings, weights_of
 
 
 def mean(parts: Iterable[Weights]) -> Weights:
@@ -15,12 +17,22 @@ def mean(parts: Iterable[Weights]) -> Weights:
     return weighted_mean((part, 1) for part in parts)
 
 
-def posts(mail: Mapping[ClientId, Mail | Moved]) -> dict[ClientId, tuple[Letters, Letters]]:
+def head_of(how: HeadSettings, setup: Setup) -> Weights:
+    """The common classifier with the class vectors of a file, where one is given; else none yet."""
+    W = setup.class_vectors
+    if W is None:
+        return {}
+    if len(W) != setup.classes:
+        raise UsageError(f"model.class_vectors holds {len(W)} classes, the data have {setup.classes}")
+    return weights_of(how.build(*W.shape)) | {"weight": W.clone()}
+
+
+def posts(mail: Mapping[ClientId, Mail | Moved | Drawn]) -> dict[ClientId, tuple[Letters, Letters]]:
     """What each party posted: messages and tags."""
     return {c: (m.letters, m.tags) for c, m in mail.items()}
 
 
-def figures(replies: Iterable[Mapping[ClientId, Mail | Moved]]) -> dict[str, float]:
+def figures(replies: Iterable[Mapping[ClientId, Mail | Moved | Drawn]]) -> dict[str, float]:
     """Over all steps of a round: losses as means over the parties that know them, operations as sums."""
     losses: dict[str, list[float]] = {}
     operations: dict[str, float] = {}

@@ -12,8 +12,9 @@ from visard.core.method import S
 from visard.crypto import session
 from visard.crypto.costs import counted
 from visard.crypto.exchange import Plan, Variant
+from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, INSECURE_BELOW
-from visard.crypto.session import Session
+from visard.crypto.session import Scheme, Session
 from visard.errors import UsageError, VisardError
 from visard.methods.encrypted.messages import (
     Begin,
@@ -30,6 +31,7 @@ from visard.methods.encrypted.messages import (
     Pretrained,
 )
 from visard.methods.encrypted.party import Party, operations
+from visard.ops.adam import Optimiser
 from visard.ops.alignment import Learner
 from visard.ops.compare import Compare
 from visard.ops.predictor import new_head, quality
@@ -50,13 +52,16 @@ class EncryptedSteps(Method[S]):
     batches: int = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
     weight: float = 1.0  # lambda, of MMD
     protocol: Variant = "packed"  # or the paper's: naive, compressed (A), chain_rule (B), both
+    scheme: Scheme = "paillier"  # or ckks: faster for long features, more bytes, needs the extra `ckks`
     pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
     target: ClientId = ""  # the party without labels; "" = the last client
     compare: Compare = Compare()
     training: Training = Training()
+    optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
     head: HeadSettings = HeadSettings()
     task: Literal["classify", "regress"] = "classify"
     classes: Literal["own", "shared"] = "own"  # shared: all know the same classes, and the target gets the classifiers
+    tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
     pretrain_rounds: int = 5  # of the sources; their extractors are averaged
     monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
     sums: bool = True  # answers of several peers are added up before they are decrypted
@@ -68,17 +73,21 @@ class EncryptedSteps(Method[S]):
     pins: dict[str, str] = field(default_factory=dict)  # party -> fingerprint of its key, which all check
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "exchanges", "batches"):
+        for name in ("exchanges", "batches"):
             if getattr(self, name) < 1:
                 raise UsageError(f"method.{name} = {getattr(self, name)}: must be at least 1")
-        if self.pretrain_rounds < 0 or self.weight < 0:
-            raise UsageError("method.pretrain_rounds and method.weight must not be negative")
+        if self.rounds + self.pretrain_rounds < 1:
+            raise UsageError(f"method.rounds = {self.rounds}: must be at least 1, or only pretrain_rounds")
+        if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
+            raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
         if self.training.batch_size < max(2, self.min_batch):
             raise UsageError(f"method.training.batch_size = {self.training.batch_size}: below min_batch")
         if self.protocol == "packed" and self.compare.degree > 2:
             raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
         if self.noise < 0 or (self.noise and self.protocol != "packed"):
             raise UsageError(f"method.noise = {self.noise}: must not be negative, and needs the packed protocol")
+        if self.scheme == "ckks" and self.protocol != "packed":
+            raise UsageError(f"method.scheme = ckks: carries the packed protocol, not {self.protocol}")
         if self.noise and self.monitor:
             raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
         if self.monitor and self.pooled:
@@ -99,14 +108,14 @@ class EncryptedSteps(Method[S]):
     @client_step
     def hello(self, client: Client, msg: Begin) -> Card:
         client.state.update({"theta": msg.theta} | ({"head": msg.head} if msg.head else {}))
-        card, client.state["keys"] = session.hello(client.id, self.keys, self.key_bits, self.insecure_keys)
+        card, client.state["keys"] = session.hello(client.id, self.keys, self.key_bits, self.insecure_keys, self._block)
         return Card(card)
 
     @client_step
     def introduce(self, client: Client, msg: Cards) -> Mail:
         peers = list(self._agreed(msg.plan).weights(client.id))
         letters, client.state["keys"] = session.introduce(
-            client.id, client.state["keys"], msg.hellos, self.key_bits, peers, self.pins
+            client.id, client.state["keys"], msg.hellos, self.key_bits, peers, self.pins, self._block
         )
         return Mail(letters, {}, {})
 
@@ -150,9 +159,11 @@ class EncryptedSteps(Method[S]):
     @client_step
     def predict(self, client: Client, msg: Heads) -> Predicted:
         """The target's extractor with the average of the sources' classifiers, on its own test data."""
+        if msg.theta:
+            client.state["theta"] = msg.theta
         how = self.head if self.task == "classify" else None
         heads = [new_head(how, client.data.n_classes, client.embedding, W) for W in msg.heads]
-        return Predicted(quality(client, self._learner(client, False, 0.0).model, heads))
+        return Predicted(quality(client, self._learner(client, False, 0.0).model, heads, self.tested == "all"))
 
     def _party(self, client: Client, plan: Plan, lr: float = 0.0) -> Party:
         learner = self._learner(client, client.id != plan.target, lr)
@@ -160,16 +171,21 @@ class EncryptedSteps(Method[S]):
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
         head = self.head if self.task == "classify" else None
-        return Learner(client, self.training, self.compare, head, labelled, lr)
+        return Learner(client, self.training, self.compare, head, labelled, lr, self.optimiser)
 
     def _shared(self, client: Client) -> Weights:
         head: Weights = client.state["head"] if self.classes == "shared" else {}
         return head
 
+    @property
+    def _block(self) -> int:
+        return block_of(self.training.batch_size) if self.scheme == "ckks" else 0
+
     def _agreed(self, plan: Plan) -> Plan:
         """The server's plan, if it is this run's: a party does not compute what its settings do not say."""
         n = self.training.batch_size
-        mine = (self.protocol, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums, self.noise)
-        if (plan.variant, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums, plan.noise) != mine:
+        mine = (self.protocol, self.scheme, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums)
+        said = (plan.variant, plan.scheme, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums)
+        if (*said, plan.noise) != (*mine, self.noise):
             raise VisardError("the server's plan differs from this party's settings")
         return plan

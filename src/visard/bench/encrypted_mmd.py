@@ -1,0 +1,210 @@
+"""Encrypted MMD and its centralised references: Tables 2 to 6 and Figures 4 to 6 of Kang, Li and Zhang 2022."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visard.bench import paper
+from visard.bench.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.config import load
+from visard.files import read_json
+from visard.report.events import read_events, rounds
+
+TITLE = "Encrypted MMD: users align their features without showing them"
+
+NONE, MULTI, SINGLE, ENCRYPTED = "none", "central", "central, one source", "encrypted"
+QUALITY = (
+    Column("balanced accuracy", "training.balanced_accuracy"),
+    Column("weighted F1", "training.weighted_f1"),
+)
+PROTOCOLS = {"packed": "packed", "A + B": "both", "B": "chain_rule", "A": "compressed", "naive": "naive"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sources and a target; several target domains are one party."""
+
+    name: str
+    sources: tuple[str, ...]
+    target: tuple[str, ...]
+
+    def settings(self, sources: int | None = None) -> tuple[str, ...]:
+        return (f"partition.source_domain={names(self.sources[:sources])}",
+                f"partition.target_domain={names(self.target)}")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Task:
+    """A data set with its network, its cases and how it is trained."""
+
+    title: str
+    cases: tuple[Case, ...]
+    data: tuple[str, ...]  # data and network
+    pretrain: tuple[str, ...]
+    align: tuple[str, ...]
+    lengths: tuple[int, ...] = (4,)  # L; the paper's is 4
+    steps: tuple[int, int] = (4, 10)  # rounds, and batches in a round
+    sealed: tuple[str, ...] = ()  # of the encrypted method alone
+
+    def called(self, case: Case, kind: str, length: int) -> str:
+        return f"{case.name}, {kind}" + ("" if length == self.lengths[0] else f", L = {length}")
+
+    def row(self, case: Case, kind: str, length: int, *more: str, sources: int | None = None, name: str = "") -> Row:
+        """A run that starts from the pre-trained network of the case."""
+        base = self.called(case, NONE, length) if sources is None else f"{case.name}, {NONE}, {sources} sources"
+        given = (f"model.weights={{{base}}}/model.safetensors",
+                 f"model.class_vectors={{{base}}}/class_vectors.safetensors", "method.pretrain_rounds=0",
+                 f"method.rounds={self.steps[0]}", f"method.exchanges={self.steps[1]}", *self.align)  # fmt: skip
+        start = ("method.rounds=0", *self.pretrain) if kind == NONE else given
+        preset = "central-mmd" if kind in (MULTI, SINGLE) else "encrypted-mmd-sensors"
+        also = ("method.pooled=true",) if kind == SINGLE else () if kind == MULTI else self.sealed
+        common = (*self.data, *case.settings(sources), f"model.embedding={length}")
+        return Row(name or self.called(case, kind, length), preset, (*common, *start, *also, *more))
+
+    def kinds(self, case: Case) -> tuple[str, ...]:
+        return (NONE, MULTI, SINGLE, ENCRYPTED) if len(case.sources) > 1 else (NONE, MULTI, ENCRYPTED)
+
+    def rows(self) -> list[Row]:
+        return [self.row(c, kind, L) for c in self.cases for L in self.lengths for kind in self.kinds(c)]
+
+    def table(self, printed: dict[str, dict[str, float]]) -> Table:
+        names = tuple(row.name for row in self.rows())
+        compare = [
+            (self.called(c, ENCRYPTED, L), self.called(c, other, L))
+            for c in self.cases for L in self.lengths for other in (MULTI, NONE)
+        ]  # fmt: skip
+        if len(self.lengths) > 1:
+            first, last = self.lengths[0], self.lengths[-1]
+            compare += [(self.called(c, ENCRYPTED, last), self.called(c, ENCRYPTED, first)) for c in self.cases]
+        return Table(self.title, names, QUALITY, {n: v for n, v in printed.items() if n in names}, tuple(compare))
+
+
+def names(domains: tuple[str, ...]) -> str:
+    return "[" + ",".join(f'"{d}"' for d in domains) + "]"
+
+
+def per_batch(value: Callable[[Path], float]) -> Callable[[Path], float | None]:
+    """A figure of all rounds of alignment, for one batch of every party."""
+
+    def one(folder: Path) -> float | None:
+        method: Any = load(folder / "config.toml").method
+        done = sum(r.stage == "align" for r in rounds(read_events(folder / "events.jsonl")))
+        return value(folder) / (done * method.exchanges * method.batches) if done else None
+
+    return one
+
+
+def seconds(folder: Path) -> float:
+    """Wall time of alignment: all parties one after the other, with their training."""
+    return sum(r.seconds or 0 for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "align")
+
+
+def counted(name: str) -> Callable[[Path], float]:
+    """Operations of all parties."""
+
+    def total(folder: Path) -> float:
+        return sum(r.figures.get(name) or 0 for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "align")
+
+    return total
+
+
+def kilobytes(who: str) -> Callable[[Path], float]:
+    """Ciphertexts that the sources or the target sent, with those of the key exchange."""
+
+    def total(folder: Path) -> float:
+        ledger = read_json(folder / "ledger.json")
+        at = {name: i for i, name in enumerate(ledger["columns"])}
+        mine = (r for r in ledger["rows"] if r[at["stage"]] == "align" and r[at["kind"]] == "ciphertext")
+        return sum(int(r[at["bytes"]]) for r in mine if who in ("all", _side(r[at["client"]]))) / 1000
+
+    return total
+
+
+def _side(client: str) -> str:
+    return client if client == "target" else "sources"
+
+
+SECONDS = Column("seconds", per_batch(seconds), percent=False)
+TOTAL = Column("kB", per_batch(kilobytes("all")), percent=False)
+COSTS = (
+    SECONDS,
+    Column("kB of the sources", per_batch(kilobytes("sources")), percent=False),
+    Column("kB of the target", per_batch(kilobytes("target")), percent=False),
+    TOTAL,
+    *(Column(n, per_batch(counted(n)), percent=False) for n in ("encryptions", "decryptions", "multiplications")),
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Costs and parameters on one case, as the paper does on PAMAP2: always L = 4."""
+
+    task: Task
+    case: Case
+    keys: tuple[int, ...]  # bits of n in Figure 6c
+    one: tuple[str, ...] = ("method.rounds=1", "method.exchanges=1")  # costs need one batch
+
+    def cost(self, name: str, protocol: str, *more: str, sources: int | None = None) -> Row:
+        return self.task.row(
+            self.case, ENCRYPTED, 4, f"method.protocol={protocol}", *self.one, *more, sources=sources, name=name
+        )
+
+    def degree(self, k: int) -> Row:
+        """The paper's protocol with the Taylor polynomial of degree k."""
+        taylor = ("method.protocol=both", "method.compare.kernel=taylor", f"method.compare.degree={k}")
+        return self.task.row(self.case, ENCRYPTED, 4, *taylor, name=f"degree {k}")
+
+    def many(self) -> tuple[int, ...]:
+        return tuple(range(1, len(self.case.sources) + 1))
+
+    def rows(self) -> list[Row]:
+        rows = [self.cost(name, protocol) for name, protocol in PROTOCOLS.items()]
+        rows.append(self.cost("A + B, one source", "both", "method.pooled=true"))
+        rows += [self.degree(k) for k in (1, 2, 3)]
+        for bits in self.keys:
+            key = (f"method.key_bits={bits}",)
+            rows += [self.cost(f"{name}, {bits} bits", PROTOCOLS[name], *key) for name in ("packed", "A + B")]
+        for s in self.many():
+            fewer = f"{self.case.name}, {NONE}, {s} sources"
+            rows.append(self.task.row(self.case, NONE, 4, sources=s, name=fewer))
+            rows.append(self.task.row(self.case, ENCRYPTED, 4, sources=s, name=f"encrypted, {s} sources"))
+            rows += [self.cost(f"{n}, {s} sources", PROTOCOLS[n], sources=s) for n in ("A + B", "naive")]
+        return rows
+
+    def figures(self) -> tuple[Figure, ...]:
+        s, ks = self.many(), (1, 2, 3)
+        found = {"encrypted": tuple((float(n), f"encrypted, {n} sources") for n in s)}
+        sent = {name: tuple((float(n), f"{name}, {n} sources") for n in s) for name in ("A + B", "naive")}
+        degrees = {"A + B": tuple((float(k), f"degree {k}") for k in ks)}
+        keys = {name: tuple((float(b), f"{name}, {b} bits") for b in self.keys) for name in ("packed", "A + B")}
+        return (
+            *(Figure(f"Figure 6a: sources, {c.title}", "sources", c, found) for c in QUALITY),
+            *(Figure(f"Figure 6a: sources, {c.title} of a batch", "sources", c, sent) for c in (SECONDS, TOTAL)),
+            *(Figure(f"Figure 6b: Taylor degree, {c.title}", "degree", c, degrees) for c in (*QUALITY, SECONDS)),
+            Figure("Figure 6c: key size, kB of a batch", "bits of n", TOTAL, keys),
+        )
+
+    def table(self) -> Table:
+        names = (*PROTOCOLS, "A + B, one source")
+        printed = paper("encrypted_mmd")["costs"]
+        return Table("Tables 5 and 6 and Figure 4: one batch of every party", names, COSTS, printed)
+
+
+def plan(scale: Scale) -> Plan:
+    """Synthetic users at `smoke`; Widar3.0 and Office-Caltech10 at `small`; `paper` needs PAMAP2 and Office-31 too."""
+    from visard.bench.encrypted_mmd_tasks import NOTES, study, tasks
+
+    known, costs, printed = tasks(scale), study(scale), paper("encrypted_mmd")
+    rows = {row.name: row for task in known for row in task.rows()}
+    rows |= {row.name: row for row in [*costs.task.rows(), *costs.rows()]}
+    curves = [
+        Curves(f"Figure 5, {t.title}: {c.title}", (t.called(case, MULTI, L), t.called(case, ENCRYPTED, L)), c.figure)
+        for t in known for case, L, c in [(t.cases[0], t.lengths[-1], QUALITY[0])] if isinstance(c.figure, str)
+    ]  # fmt: skip
+    return Plan(
+        TITLE, tuple(rows.values()), (*(t.table(printed["prediction"]) for t in known), costs.table()),
+        costs.figures(), tuple(curves), NOTES[scale],
+    )  # fmt: skip

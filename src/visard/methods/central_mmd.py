@@ -1,0 +1,160 @@
+r"""Domain adaptation by MMD with all data in one place: the centralised references of Kang, Li, Zhang 2022.
+
+    theta_p    extractor of party p, with its own weights after pre-training
+    lambda     `weight`, of MMD in the loss (Eq. 2)           S    number of sources (Eqs. 16, 18)
+
+The same loss and optimiser as in `encrypted-mmd`, without ciphers and, by default, with the exact Gaussian kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.errors import UsageError
+from visard.methods.encrypted.pool import SOURCES, party
+from visard.methods.encrypted.server import head_of
+from visard.ops import mmd
+from visard.ops.adam import Optimiser
+from visard.ops.alignment import Learner
+from visard.ops.compare import Compare
+from visard.ops.predictor import quality
+from visard.ops.training import HeadSettings, Training
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights  # as pre-trained
+    head: Weights
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    head: Weights
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    extractor: Annotated[Weights, Leaves.weights]
+    classifier: Annotated[Weights, Leaves.class_vectors]
+    figures: Annotated[dict[str, float], Leaves.metric]
+
+
+@dataclass(frozen=True)
+class CentralMMD(Method[Server]):
+    """Sources with labels and a target without, in one place."""
+
+    name = "central-mmd"
+    title = "domain adaptation by MMD on pooled data: the reference of encrypted-mmd"
+    paper = "Kang, Li, Zhang 2022"
+    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.metric, Leaves.count})
+    pools = frozenset({Leaves.pictures, Leaves.labels})
+
+    rounds: int = 10
+    exchanges: int = 10  # batches of each party in a round
+    weight: float = 1.0  # lambda, of MMD
+    pooled: bool = False  # the sources are one domain with one extractor ("single-source")
+    target: ClientId = "target"  # as partition.kind = one_domain calls it
+    exact: bool = True  # the Gaussian kernel itself; false: the polynomial of `compare`
+    compare: Compare = Compare()
+    training: Training = Training()
+    optimiser: Optimiser = "sgd"
+    head: HeadSettings = HeadSettings()
+    tested: Literal["test", "all"] = "test"
+    pretrain_rounds: int = 5  # of one extractor on all sources' data
+
+    def __post_init__(self) -> None:
+        if self.exchanges < 1 or self.rounds + self.pretrain_rounds < 1:
+            raise UsageError("method.exchanges and method.rounds must be at least 1")
+        if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
+            raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
+
+    def start(self, setup: Setup) -> Server:
+        if not self.pretrain_rounds and not setup.given:
+            raise UsageError("central-mmd starts from a trained network: give model.weights or pretrain_rounds")
+        return Server(setup.new_weights(), head_of(self.head, setup))
+
+    def stages(self) -> list[Stage[Server]]:
+        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
+        return [*first, *([Stage("align", self.rounds, self.round)] if self.rounds else [])]
+
+    def pretrain(self, s: Server, net: Network) -> Server:
+        lr = self.training.lr_at(net.round, self.pretrain_rounds)
+        (pool,) = net.clients
+        up = net.ask(self.fit, {pool: Down(s.theta, s.head, lr)})[pool]
+        net.log(lr=lr, **up.figures)
+        return Server(up.extractor, up.classifier)
+
+    def round(self, s: Server, net: Network) -> Server:
+        lr = self.training.lr_at(net.round, self.rounds)
+        (pool,) = net.clients
+        net.log(lr=lr, **net.ask(self.align, {pool: Down(s.theta, s.head, lr)})[pool].figures)
+        return s
+
+    @client_step
+    def fit(self, client: Client, msg: Down) -> Up:
+        """Eq. 1 on all sources' data."""
+        state: State = {"theta": msg.theta} | ({"head": msg.head} if msg.head else {})
+        learner = self._learner(client, SOURCES, state, msg.lr)
+        loss = learner.fit()
+        learner.save()
+        target = self._learner(client, self.target, {"theta": state["theta"]}, 0.0)
+        found = quality(target.client, target.model, [learner.head], self.tested == "all")
+        return Up(state["theta"], state["head"], {"loss": loss} | found)
+
+    @client_step
+    def align(self, client: Client, msg: Down) -> Up:
+        """Eq. 2, with Eq. 18 or Eq. 16: every party's gradients are those of one loss."""
+        names = [SOURCES] if self.pooled else [c for c in client.data.parts if c != self.target]
+        start: State = {"theta": msg.theta} | ({"head": msg.head} if msg.head else {})
+        states: dict[str, State] = client.state.setdefault("parties", {c: dict(start) for c in (*names, self.target)})
+        learners = {c: self._learner(client, c, states[c], msg.lr) for c in (*names, self.target)}
+        target, sources = learners[self.target], [learners[c] for c in names]
+        kernel = self._kernel([learner.look(learner.draw(4)).flatten(0, 1) for learner in sources])
+        sums = np.zeros(2)
+        for _ in range(self.exchanges):
+            b = self.compare.inside(target.forward(target.draw(1)[0])).double()
+            pull = self.weight * mmd.within(b, kernel)
+            for learner in sources:
+                batch = learner.draw(1)[0]
+                features = learner.forward(batch)
+                a = self.compare.inside(features).double()
+                task = learner.head.loss(features, learner.labels(batch))
+                own = mmd.within(a, kernel) + mmd.between(a, b.detach(), kernel)
+                pull = pull + self.weight * mmd.between(a.detach(), b, kernel) / len(sources)
+                learner._update(task + self.weight * own)
+                sums += np.array([float(task.detach()), float(own.detach() + mmd.within(b.detach(), kernel))])
+            target._update(pull)
+        for learner in learners.values():
+            learner.save()
+        task_mean, gap = (sums / (self.exchanges * len(sources))).tolist()
+        found = quality(target.client, target.model, [s.head for s in sources], self.tested == "all")
+        return Up({}, {}, {"task": task_mean, "mmd": gap} | found)
+
+    def _kernel(self, seen: list[Tensor]) -> mmd.Kernel:
+        """The mean over the sources of the kernel that suits their features."""
+        if not self.exact:
+            c = torch.tensor([self.compare.polynomial(v).c for v in seen], dtype=torch.float64).mean(0)
+            return mmd.Polynomial(tuple(c.tolist()))
+        alpha = self.compare.alpha or sum(map(mmd.median_alpha, seen)) / len(seen)
+        return lambda d: torch.exp(-alpha * d)
+
+    def _learner(self, pool: Client, name: ClientId, state: State, lr: float) -> Learner:
+        client = party(pool, name, self.target, state)
+        return Learner(client, self.training, self.compare, self.head, name != self.target, lr, self.optimiser)
+
+    def class_vectors(self, s: Server) -> Tensor | None:
+        return s.head.get("weight")
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        """The target's extractor."""
+        parties: dict[str, State] = state.get("parties", {})
+        own: Weights | None = parties.get(self.target, {}).get("theta", theta)
+        return own
