@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.toys import Toy, ToyServer, toy_engine, toy_world
+from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.line import Line, Pace
 from visard.engines.pool import DIED, LATE, PoolNetwork, Recipe
-from visard.engines.tasks import Task
+from visard.engines.tasks import Task, pack_tasks
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
 
@@ -151,3 +151,28 @@ def test_a_bad_client_among_several_loses_only_itself(tmp_path: Path, fault: str
             {} if c == "client-001" else {"steps": 1} for c in net.clients
         ]
     assert torch.equal(got.w, expected.w)
+
+
+@pytest.mark.parametrize("fault", [None, "die", "hang"])
+def test_light_tasks_are_handed_over_early_and_no_reply_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None
+) -> None:
+    areas: list[int] = []
+
+    def noted(tasks: list[Task], area: int) -> bytes:
+        areas.append(area)
+        return pack_tasks(tasks, area)
+
+    monkeypatch.setattr("visard.engines.pool.pack_tasks", noted)
+    noise_faces(tmp_path / "faces", identities=60)
+    lost = {"client-020": fault} if fault else None
+    local = toy_engine(tmp_path, toy_world(tmp_path, 48))
+    expected = rounds(local, Toy(faults={"client-020": "raise"} if fault else {}), 1)
+    with pool(tmp_path, lost, workers=1, clients=48, timeout=4.0) as net:
+        light(net)
+        got = rounds(net, Toy(), 1)
+        assert [p["client"] for p in net.traffic.problems] == (["client-020"] if fault else [])
+        states = [net.states.client_state(c) for c in net.clients]
+    assert set(areas) == {0, 1}
+    assert torch.equal(got.w, expected.w)
+    assert states == [{} if fault and i == 20 else {"steps": 1} for i in range(48)]

@@ -36,6 +36,7 @@ from visard.privacy.ledger import Ledger
 DIED = "its worker process died"
 LATE = "no reply before the time limit"
 START_SECONDS = 120.0
+SMALL = 1 << 15  # bytes that a busy worker's socket takes for certain: sending more could wait for it, and it for us
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Recipe:
 class Worker:
     """One worker process and the socket to it."""
 
-    def __init__(self, recipe: Recipe, states: Path, replies: Path) -> None:
+    def __init__(self, recipe: Recipe, states: Path, areas: list[Path]) -> None:
         self.channel, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -63,13 +64,21 @@ class Worker:
             "factory": recipe.factory,
             "arguments": recipe.arguments,
             "states": str(states),
-            "replies": str(replies),
+            "replies": [str(area) for area in areas],
         }
         send(self.channel, json.dumps(first).encode())
-        self.room, self.replies = replies, Mapped(replies, copied=True)
+        self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
+        self.area = 0  # of the last hand-over
         self.ready = False
         self.tasks: deque[Task] = deque()  # in the order in which it does them
         self.deadline = time.monotonic() + START_SECONDS
+
+    def takes_more(self, batch: int) -> bool:
+        """Whether it has nothing to do, or the last half of a hand-over of `batch` light tasks; never two at once.
+
+        The hand-over after that writes its replies where those of the one before were, which have been read by then.
+        """
+        return not self.tasks or (len(self.tasks) <= batch // 2 and self.tasks[0].area == self.area)
 
     def kill(self) -> None:
         """End the process, whatever it does."""
@@ -101,7 +110,8 @@ class PoolNetwork(EngineNetwork):
 
     def _hire(self) -> None:
         self._hired += 1
-        worker = Worker(self.recipe, self.states.folder.absolute(), self.memory / f"replies-{self._hired}")
+        areas = [self.memory / f"replies-{self._hired}-{i}" for i in range(2)]
+        worker = Worker(self.recipe, self.states.folder.absolute(), areas)
         self.workers.append(worker)
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
 
@@ -109,7 +119,8 @@ class PoolNetwork(EngineNetwork):
         self.selector.unregister(worker.channel)
         self.workers.remove(worker)
         worker.kill()
-        worker.room.unlink(missing_ok=True)
+        for area in worker.areas:
+            area.unlink(missing_ok=True)
 
     def outcomes(
         self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
@@ -148,6 +159,7 @@ class PoolNetwork(EngineNetwork):
             while given < len(tasks):
                 self._hand_out(line, given, timeout)
                 finished.update(self._wait(step, line, timeout))
+                self._hand_out(line, given, timeout)  # workers go on while the method takes the replies
                 while given in finished:
                     yield finished.pop(given)
                     given += 1
@@ -174,18 +186,25 @@ class PoolNetwork(EngineNetwork):
         return Task([client], position, len(self.world.clients[client].train), request)
 
     def _hand_out(self, line: Line, given: int, timeout: float) -> None:
-        """Give every free worker something to do."""
+        """Give something to do to every worker that is free, or through with most of a hand-over of light tasks."""
         for worker in self.workers:
-            if not worker.ready or worker.tasks:
+            if not worker.ready or not worker.takes_more(line.pace.batch()):
                 continue
             if not (tasks := line.next(given)):
                 return
+            area = 1 - worker.area if worker.tasks else 0
+            frame = pack_tasks(tasks, area)
+            if worker.tasks and len(frame) > SMALL:
+                line.back(tasks)
+                continue
+            if not worker.tasks:
+                worker.deadline = time.monotonic() + timeout
             for task in tasks:
-                task.tries += 1
+                task.tries, task.area = task.tries + 1, area
             worker.tasks.extend(tasks)
-            worker.deadline = time.monotonic() + timeout
+            worker.area = area
             try:
-                send(worker.channel, pack_tasks(tasks))
+                send(worker.channel, frame)
             except OSError:
                 continue  # it is dead: noticed when its channel is read
 
@@ -202,7 +221,7 @@ class PoolNetwork(EngineNetwork):
             elif worker.tasks:
                 task = worker.tasks.popleft()
                 worker.deadline = time.monotonic() + timeout if worker.tasks else float("inf")
-                outcomes = read_outcomes(step, task, json.loads(frame), worker.replies)
+                outcomes = read_outcomes(step, task, json.loads(frame), worker.replies[task.area])
                 line.pace.heard(sum(o.seconds for o in outcomes))
                 line.pace.bytes = line.pace.bytes or size_of(outcomes[0].reply)
                 yield task.position, outcomes

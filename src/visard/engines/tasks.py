@@ -23,6 +23,7 @@ class Task:
     size: int
     request: dict[str, Any] = field(repr=False)
     tries: int = 0
+    area: int = 0  # of its worker's two areas for replies
 
 
 def together(tasks: list[Task], position: int, mean: str) -> Task:
@@ -31,7 +32,7 @@ def together(tasks: list[Task], position: int, mean: str) -> Task:
     return Task([c for task in tasks for c in task.clients], position, sum(task.size for task in tasks), request)
 
 
-def pack_tasks(tasks: list[Task]) -> bytes:
+def pack_tasks(tasks: list[Task], area: int) -> bytes:
     """A hand-over: the tasks, with each message's header once however many of them share it."""
     numbers: dict[int, int] = {}
     trees: list[Any] = []
@@ -45,7 +46,7 @@ def pack_tasks(tasks: list[Task]) -> bytes:
         return {**request, "message": numbers[id(tree)]}
 
     requests = [numbered(task.request) for task in tasks]
-    return json.dumps({"tasks": requests, "messages": trees}, separators=(",", ":")).encode()
+    return json.dumps({"tasks": requests, "messages": trees, "area": area}, separators=(",", ":")).encode()
 
 
 def read_outcomes(step: BoundStep[Any, Any], task: Task, answer: dict[str, Any], tensors: Mapped) -> list[Outcome]:

@@ -35,13 +35,15 @@ class Desk:
         made: tuple[World, Method[Any]] = getattr(importlib.import_module(module), name)(**first["arguments"])
         self.world, self.method = made
         self.packs = Packs(Path(first["states"]))
-        self.replies = Bundle(Path(first["replies"]), once=False)
+        self._areas = [Bundle(Path(path), once=False) for path in first["replies"]]
+        self.replies = self._areas[0]
         self._tensors = "", Mapped(Path())
         self._trees: list[Any] = []
         self._messages: dict[int, Any] = {}
 
-    def clear(self, trees: list[Any]) -> None:
-        """A new hand-over with the headers of its messages; the replies of the last one were read."""
+    def clear(self, trees: list[Any], area: int) -> None:
+        """A new hand-over with the headers of its messages; what its area for replies held was read."""
+        self.replies = self._areas[area]
         self.replies.clear()
         self._trees, self._messages = trees, {}
 
@@ -58,7 +60,7 @@ class Desk:
 def serve(channel: socket.socket) -> None:
     """Build the world that the first frame names, then do steps until the other side is gone.
 
-    A frame holds several tasks; each has an answer of its own, whose tensors stay until the next frame.
+    A frame holds several tasks; each has an answer of its own, whose tensors stay until a frame names their area again.
     """
     frame = receive(channel)
     if frame is None:
@@ -68,7 +70,7 @@ def serve(channel: socket.socket) -> None:
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
         given = json.loads(frame)
-        desk.clear(given["messages"])
+        desk.clear(given["messages"], given["area"])
         for task in given["tasks"]:
             reply = answer_together(desk, task) if "cohort" in task else answer(desk, task)
             send(channel, json.dumps(reply).encode())
