@@ -21,7 +21,7 @@ from visard.engines.local import LocalNetwork
 from visard.engines.seeds import derive, generator
 from visard.errors import UsageError, VisardError
 from visard.methods.domains import SOURCE
-from visard.methods.encrypted.align import Align
+from visard.methods.encrypted.align_settings import Align
 from visard.methods.encrypted.messages import Draw, Look, Post
 from visard.methods.fedfr_da_messages import Down, Server
 from visard.ops import mmd

@@ -16,7 +16,8 @@ from visard.data.faces import ClientData, FaceView
 from visard.data.partition import PartitionSettings, partition
 from visard.data.readings import Readings, write_readings
 from visard.data.sensors import draw
-from visard.methods.central_mmd import CentralMMD, Down
+from visard.methods.central_mmd import CentralMMD
+from visard.methods.encrypted.messages import Begin
 from visard.methods.encrypted.pool import SOURCES, party
 from visard.models import build
 from visard.numerics import Numerics
@@ -78,7 +79,7 @@ def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool) -> N
 
     again = torch.Generator()
     again.set_state(pool.rng.get_state())
-    up = CentralMMD.steps()["align"].function(how, pool, Down(theta, W, LR))
+    up = CentralMMD.steps()["align"].function(how, pool, Begin(theta, W, LR))
     assert {"balanced_accuracy", "weighted_f1", "task", "mmd"} <= set(up.figures)
 
     pool.rng = again

@@ -142,6 +142,13 @@ class PrivateKey:
         return m - int(self.public.n) if 2 * m > self.public.n else m
 
 
+def check_bits(setting: str, bits: int, insecure: bool) -> None:
+    """Refuse a setting of short keys, unless the one beside it allows them."""
+    if bits < INSECURE_BELOW and not insecure:
+        allow = setting.replace("key_bits", "insecure_keys")
+        raise UsageError(f"{setting} = {bits}: can be broken; tests set {allow}")
+
+
 def generate(bits: int = BITS, *, insecure: bool = False) -> PrivateKey:
     """A new key pair from the system's randomness; fewer than 2048 bits only where `insecure` says so."""
     if bits % 16 or bits < 256:

@@ -19,7 +19,7 @@ from visard.crypto import relay
 from visard.crypto.exchange import Plan
 from visard.crypto.session import SUM, Letters
 from visard.methods.domains import SOURCE, targets
-from visard.methods.encrypted.aligned import AlignedSteps
+from visard.methods.encrypted.align_steps import AlignedSteps
 from visard.methods.encrypted.messages import Cards, Draw, Look, Mail, Post
 from visard.methods.encrypted.server import figures, posts
 from visard.ops.mmd import Polynomial

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
+from visard.methods.domains import check_start
+from visard.methods.encrypted.messages import Begin, begun
 from visard.methods.encrypted.pool import SOURCES, party
 from visard.methods.encrypted.server import head_of
 from visard.ops import mmd
@@ -31,13 +33,6 @@ from visard.ops.training import HeadSettings, Training
 class Server:
     theta: Weights  # as pre-trained
     head: Weights
-
-
-@dataclass(frozen=True)
-class Down:
-    theta: Weights
-    head: Weights
-    lr: float
 
 
 @dataclass(frozen=True)
@@ -77,8 +72,7 @@ class CentralMMD(Method[Server]):
             raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
 
     def start(self, setup: Setup) -> Server:
-        if not self.pretrain_rounds and not setup.given:
-            raise UsageError("central-mmd starts from a trained network: give model.weights or pretrain_rounds")
+        check_start(self.name, setup, self.pretrain_rounds)
         return Server(setup.new_weights(), head_of(self.head, setup))
 
     def stages(self) -> list[Stage[Server]]:
@@ -88,20 +82,20 @@ class CentralMMD(Method[Server]):
     def pretrain(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.pretrain_rounds)
         (pool,) = net.clients
-        up = net.ask(self.fit, {pool: Down(s.theta, s.head, lr)})[pool]
+        up = net.ask(self.fit, {pool: Begin(s.theta, s.head, lr)})[pool]
         net.log(lr=lr, **up.figures)
         return Server(up.extractor, up.classifier)
 
     def round(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.rounds)
         (pool,) = net.clients
-        net.log(lr=lr, **net.ask(self.align, {pool: Down(s.theta, s.head, lr)})[pool].figures)
+        net.log(lr=lr, **net.ask(self.align, {pool: Begin(s.theta, s.head, lr)})[pool].figures)
         return s
 
     @client_step
-    def fit(self, client: Client, msg: Down) -> Up:
+    def fit(self, client: Client, msg: Begin) -> Up:
         """Eq. 1 on all sources' data."""
-        state: State = {"theta": msg.theta} | ({"head": msg.head} if msg.head else {})
+        state: State = begun(msg.theta, msg.head)
         learner = self._learner(client, SOURCES, state, msg.lr)
         loss = learner.fit()
         learner.save()
@@ -110,10 +104,10 @@ class CentralMMD(Method[Server]):
         return Up(state["theta"], state["head"], {"loss": loss} | found)
 
     @client_step
-    def align(self, client: Client, msg: Down) -> Up:
+    def align(self, client: Client, msg: Begin) -> Up:
         """Eq. 2, with Eq. 18 or Eq. 16: every party's gradients are those of one loss."""
         names = [SOURCES] if self.pooled else [c for c in client.data.parts if c != self.target]
-        start: State = {"theta": msg.theta} | ({"head": msg.head} if msg.head else {})
+        start: State = begun(msg.theta, msg.head)
         states: dict[str, State] = client.state.setdefault("parties", {c: dict(start) for c in (*names, self.target)})
         learners = {c: self._learner(client, c, states[c], msg.lr) for c in (*names, self.target)}
         target, sources = learners[self.target], [learners[c] for c in names]
@@ -129,9 +123,9 @@ class CentralMMD(Method[Server]):
                 task = learner.head.loss(features, learner.labels(batch))
                 own = mmd.within(a, kernel) + mmd.between(a, b.detach(), kernel)
                 pull = pull + self.weight * mmd.between(a.detach(), b, kernel) / len(sources)
-                learner._update(task + self.weight * own)
+                learner.update(task + self.weight * own)
                 sums += np.array([float(task.detach()), float(own.detach() + mmd.within(b.detach(), kernel))])
-            target._update(pull)
+            target.update(pull)
         for learner in learners.values():
             learner.save()
         task_mean, gap = (sums / (self.exchanges * len(sources))).tolist()

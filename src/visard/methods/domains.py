@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from visard.core import ClientId, Setup, State
+from visard.core import ClientId, Leaves, Setup, State
 from visard.errors import UsageError, VisardError
 from visard.heads import Head
 from visard.ops.training import HeadSettings, load_weights
 
 SOURCE: ClientId = "source"  # the client with labels; every other client is a target
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a client tells of its pseudo labels."""
+
+    clusters: Annotated[int, Leaves.count]
+    kept: Annotated[int, Leaves.count]  # pictures with a label
+    figures: Annotated[dict[str, float], Leaves.metric]
 
 
 def targets(clients: Iterable[ClientId]) -> list[ClientId]:

@@ -14,9 +14,9 @@ from typing import Literal
 from visard.core import Client, Leaves, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
 from visard.methods.aligning import Aligning
-from visard.methods.domains import SOURCE, check_start, losses_of_sides, restore_head, targets
-from visard.methods.encrypted.aligned import SEALED
-from visard.methods.fedfr_da_messages import Down, Labelled, Server, Up
+from visard.methods.domains import SOURCE, Labelled, check_start, losses_of_sides, restore_head, targets
+from visard.methods.encrypted.align_steps import SEALED
+from visard.methods.fedfr_da_messages import Down, Server, Up
 from visard.methods.fitting import check_rounds, fit
 from visard.ops.average import RunningMean, mean_figures
 from visard.ops.cluster import Clustering

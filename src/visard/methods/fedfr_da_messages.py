@@ -34,10 +34,3 @@ class Up:
     theta: Annotated[Weights, Leaves.weights]
     n: Annotated[int, Leaves.count]
     loss: Annotated[float, Leaves.metric]
-
-
-@dataclass(frozen=True)
-class Labelled:
-    clusters: Annotated[int, Leaves.count]
-    kept: Annotated[int, Leaves.count]  # pictures with a label
-    figures: Annotated[dict[str, float], Leaves.metric]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
-from visard.methods.domains import SOURCE, check_start, restore_head
+from visard.methods.domains import SOURCE, Labelled, check_start, restore_head
 from visard.methods.fitting import check_rounds, fit
 from visard.ops.cluster import Clustering
 from visard.ops.pseudo import figures_of, pseudo_labels
@@ -36,13 +36,6 @@ class Down:
 class Up:
     theta: Annotated[Weights, Leaves.weights]
     loss: Annotated[float, Leaves.metric]
-
-
-@dataclass(frozen=True)
-class Labelled:
-    clusters: Annotated[int, Leaves.count]
-    kept: Annotated[int, Leaves.count]
-    figures: Annotated[dict[str, float], Leaves.metric]
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class Learner:
             seed = int(torch.randint(2**62, (), generator=self.client.rng))
             batch = {"rows": torch.from_numpy(rows), "seed": seed}
             loss = self.head.loss(self.forward(batch), self.labels(batch))
-            self._update(loss)
+            self.update(loss)
             total, steps = total + float(loss.detach()), steps + 1
         return finite(total / steps)
 
@@ -120,10 +120,10 @@ class Learner:
             task = self.head.loss(features, self.labels(batch))
             loss, figures["task"] = loss + task, finite(float(task.detach()))
         chained = pull.shape == v.shape
-        self._update(loss + weight * (pull * v.double()).sum() if chained else loss, None if chained else weight * pull)
+        self.update(loss + weight * (pull * v.double()).sum() if chained else loss, None if chained else weight * pull)
         return figures
 
-    def _update(self, loss: Tensor, beside: Tensor | None = None) -> None:
+    def update(self, loss: Tensor, beside: Tensor | None = None) -> None:
         """One step of the optimiser; `beside` is a gradient by the extractor's parameters to add."""
         self.optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

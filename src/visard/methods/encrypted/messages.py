@@ -7,9 +7,14 @@ from typing import Annotated
 
 from torch import Tensor
 
-from visard.core import Leaves, Weights
+from visard.core import Leaves, State, Weights
 from visard.crypto.exchange import Plan
 from visard.crypto.session import Letters
+
+
+def begun(theta: Weights, head: Weights) -> State:
+    """What a party's state begins with; an empty head leaves the party's own."""
+    return {"theta": theta} | ({"head": head} if head else {})
 
 
 @dataclass(frozen=True)

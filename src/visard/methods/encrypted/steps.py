@@ -13,7 +13,7 @@ from visard.crypto import session
 from visard.crypto.costs import counted
 from visard.crypto.exchange import Plan, Variant
 from visard.crypto.packed_ckks import block_of
-from visard.crypto.paillier import BITS, INSECURE_BELOW
+from visard.crypto.paillier import BITS, check_bits
 from visard.crypto.session import Scheme, Session
 from visard.errors import UsageError, VisardError
 from visard.methods.encrypted.messages import (
@@ -29,6 +29,7 @@ from visard.methods.encrypted.messages import (
     Post,
     Predicted,
     Pretrained,
+    begun,
 )
 from visard.methods.encrypted.party import Party, operations
 from visard.ops.adam import Optimiser
@@ -92,13 +93,12 @@ class EncryptedSteps(Method[S]):
             raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
-        if self.key_bits < INSECURE_BELOW and not self.insecure_keys:
-            raise UsageError(f"method.key_bits = {self.key_bits}: can be broken; tests set method.insecure_keys")
+        check_bits("method.key_bits", self.key_bits, self.insecure_keys)
 
     @client_step
     def fit(self, client: Client, msg: Begin) -> Pretrained:
         """Eq. 1, at a source."""
-        client.state.update({"theta": msg.theta} | ({"head": msg.head} if msg.head else {}))
+        client.state.update(begun(msg.theta, msg.head))
         learner = self._learner(client, True, msg.lr)
         loss = learner.fit()
         learner.save()
@@ -107,7 +107,7 @@ class EncryptedSteps(Method[S]):
 
     @client_step
     def hello(self, client: Client, msg: Begin) -> Card:
-        client.state.update({"theta": msg.theta} | ({"head": msg.head} if msg.head else {}))
+        client.state.update(begun(msg.theta, msg.head))
         card, client.state["keys"] = session.hello(client.id, self.keys, self.key_bits, self.insecure_keys, self._block)
         return Card(card)
 
@@ -130,7 +130,7 @@ class EncryptedSteps(Method[S]):
     def advance(self, client: Client, msg: Go) -> Moved:
         """Learn from the answers to the last batches, then offer the next ones."""
         if msg.theta:
-            client.state.update({"theta": msg.theta} | ({"head": msg.head} if msg.head else {}))
+            client.state.update(begun(msg.theta, msg.head))
         if msg.secrets:
             end = session.settle(client.id, client.state.pop("keys"), msg.secrets, self.key_bits)
             client.state["session"] = end.to_state()

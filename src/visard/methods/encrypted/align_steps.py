@@ -16,7 +16,7 @@ from visard.crypto.exchange import Plan
 from visard.crypto.session import Session
 from visard.errors import VisardError
 from visard.methods.domains import SOURCE
-from visard.methods.encrypted.align import Align
+from visard.methods.encrypted.align_settings import Align
 from visard.methods.encrypted.messages import Card, Cards, Draw, Drawn, Look, Mail, Post
 from visard.methods.encrypted.party import operations
 from visard.ops.alignment import Learner

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from visard.core import ClientId
 from visard.crypto.exchange import Plan
 from visard.crypto.packed_ckks import block_of
-from visard.crypto.paillier import BITS, INSECURE_BELOW
+from visard.crypto.paillier import BITS, check_bits
 from visard.crypto.session import Scheme
 from visard.errors import UsageError, VisardError
 from visard.ops.compare import Compare
@@ -37,8 +37,7 @@ class Align:
             raise UsageError("method.align: weight, length and noise must not be negative, batches at least 1")
         if self.batch_size < max(2, self.min_batch):
             raise UsageError(f"method.align.batch_size = {self.batch_size}: below min_batch")
-        if self.key_bits < INSECURE_BELOW and not self.insecure_keys:
-            raise UsageError(f"method.align.key_bits = {self.key_bits}: can be broken; tests set insecure_keys")
+        check_bits("method.align.key_bits", self.key_bits, self.insecure_keys)
 
     @property
     def compare(self) -> Compare:
