@@ -20,7 +20,7 @@ from visard.evaluation.clusters import counts, quality
 from visard.ops import neighbours
 from visard.ops.agreement import bcubed, nmi, overlap, pairwise
 from visard.ops.cluster import Clustering, cluster, drop_small, prepare
-from visard.ops.neighbours import nearest
+from visard.ops.neighbours import Metric, nearest
 
 LABELS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=40)
 
@@ -144,6 +144,14 @@ def test_faiss_finds_nearly_all_neighbours(monkeypatch: pytest.MonkeyPatch) -> N
     assert (distance > 0).all()
     monkeypatch.setattr(neighbours, "EXACT", 100)
     assert np.array_equal(nearest(x, "chord")[0], fast)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "chord"])
+def test_looking_into_all_lists_is_exact(metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(neighbours, "PROBES", 10**6)
+    x = np.concatenate([people(60, 10)[0], np.ones((3, people(1, 1)[0].shape[1]), np.float32)])  # a tie
+    assert np.array_equal(nearest(x, metric, "faiss")[0], nearest(x, metric, "exact")[0])
 
 
 def test_features_with_and_without_a_manifest(tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ Search = Literal["auto", "exact", "faiss"]
 
 BLOCK = 1024  # rows and columns of the products held at a time: 4 MB, which a cache holds
 EXACT = 300_000  # up to so many vectors "auto" compares every pair
-LISTS, PROBES, SAMPLES = 2048, 32, 40  # of faiss: lists of an inverted file, lists looked into, vectors to train a list
+LISTS, PROBES, SAMPLES = 2048, 32, 40  # with faiss: lists, lists looked into for a vector, vectors to train a list
+CHUNK, ASKING = 65536, 8192  # rows of a search for lists, and of a product with one
 
 
 def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") -> tuple[Ints, Floats]:
@@ -94,26 +95,51 @@ def _improve(best: Tensor, row: Tensor, at: int, offset: int, largest: Tensor, s
 
 
 def _through_faiss(x: Floats) -> Ints:
-    """The nearest in an inverted file: exact within the PROBES nearest lists of each vector, the same every time."""
+    """The nearest among the vectors of the PROBES nearest lists: faiss makes the lists and says which are near.
+
+    Going through the lists instead of the vectors turns the comparisons into matrix products, ten times as fast as the
+    search of faiss's own inverted file, and the same every time.
+    """
     try:
         faiss: Any = importlib.import_module("faiss")
     except ImportError:
         raise UsageError(f"{len(x)} vectors need the package faiss: pip install 'visard[gallery]'") from None
     n, size = x.shape
     lists = max(1, min(LISTS, n // SAMPLES))
-    quantizer = faiss.IndexFlatL2(size)
-    index = faiss.IndexIVFFlat(quantizer, size, lists, faiss.METRIC_L2)
-    index.cp.max_points_per_centroid, index.cp.min_points_per_centroid, index.cp.seed = SAMPLES, 1, 0
-    sample = np.random.default_rng(0).permutation(n)[: lists * SAMPLES]
-    index.train(x[np.sort(sample)])
-    index.add(x)
-    index.nprobe = min(PROBES, lists)
-    row = np.empty(n, np.int64)
-    for start in range(0, n, 65536):
-        found = index.search(x[start : start + 65536], 2)[1]
-        own = np.arange(start, start + len(found))
-        other = np.where(found[:, 0] == own, found[:, 1], found[:, 0])
-        if (other < 0).any():
-            raise VisardError("faiss found no neighbour for a vector: use search = exact")
-        row[start : start + len(found)] = other
-    return row
+    sample = np.sort(np.random.default_rng(0).permutation(n)[: lists * SAMPLES])
+    means = faiss.Kmeans(size, lists, niter=10, seed=0, max_points_per_centroid=SAMPLES, min_points_per_centroid=1)
+    means.train(x[sample])
+    probes = min(PROBES, lists)
+    near = np.empty((n, probes), np.int16)  # which sorts in linear time
+    for start in range(0, n, CHUNK):
+        near[start : start + CHUNK] = means.index.search(x[start : start + CHUNK], probes)[1]
+    return _within_lists(torch.from_numpy(x), near, lists)
+
+
+def _within_lists(x: Tensor, near: npt.NDArray[np.int16], lists: int) -> Ints:
+    """The nearest row of each row of x (n, D) among those whose first list is in `near` (n, probes) of the row."""
+    members, asking = _by_list(near[:, 0], 1, lists), _by_list(near.reshape(-1), near.shape[1], lists)
+    half = (x * x).sum(1) / 2
+    best, row = torch.full((len(x),), -math.inf), torch.full((len(x),), -1)
+    for here, asked_by in zip(members, asking, strict=True):
+        y = x[here]
+        for start in range(0, len(asked_by) if len(here) else 0, ASKING):
+            rows = asked_by[start : start + ASKING]
+            scores = torch.addmm(half[here], x.index_select(0, rows), y.T, beta=-1)
+            own = torch.searchsorted(here, rows).clamp_max_(len(here) - 1)
+            mine = torch.nonzero(here[own] == rows)[:, 0]
+            scores[mine, own[mine]] = -math.inf
+            at = torch.from_numpy(np.argmax(scores.numpy(), axis=1))
+            largest = scores.gather(1, at[:, None])[:, 0]
+            before, found = best[rows], here[at]
+            better = (largest > before) | ((largest == before) & (found < row[rows]))
+            best[rows[better]], row[rows[better]] = largest[better], found[better]
+    if bool((row < 0).any()):
+        raise VisardError("a vector is alone in all lists that were looked into: use search = exact")
+    return row.numpy()
+
+
+def _by_list(of: npt.NDArray[np.int16], each: int, lists: int) -> list[Tensor]:
+    """The rows that name each list, in order; `of` has `each` entries for a row."""
+    order = np.argsort(of, kind="stable") // each
+    return [torch.from_numpy(rows) for rows in np.split(order, np.cumsum(np.bincount(of, minlength=lists))[:-1])]
