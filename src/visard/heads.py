@@ -204,8 +204,12 @@ class CosFace(MarginHead):
         if not 0 <= margin < 2:
             raise UsageError(f"cosface margin is in units of cosine, from 0 to below 2: got {margin}")
 
-    def _phi(self, cos: Tensor) -> Tensor:
-        return cos - self.margin
+    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+        cos = cosine(f, w)
+        if labels is None:
+            return self.scale * cos
+        rows = labels[:, None]
+        return self.scale * cos.scatter_add(1, rows, cos.new_full(rows.shape, -self.margin))
 
 
 class Softmax(Head):

@@ -38,7 +38,7 @@ from visard.privacy.ledger import Ledger
 from visard.report.events import EventLog, read_events, rounds
 from visard.report.html import build_report
 
-CLASS_VECTORS = "class_vectors"
+CLASS_VECTORS, BIASES = "class_vectors", "biases"
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
     """The parties and rules of a run."""
     embedding = settings.model.embedding or models.default_embedding(settings.model.name)
     build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
+    vectors, biases = _class_vectors(settings.model.class_vectors, embedding)
     return World(
         seed=settings.seed,
         clients=_parties(federation),
@@ -154,7 +155,8 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         held_out=federation.hold_out,
         public=federation.public,
         others=federation.everyone() if settings.evaluation.impostors == "all" else None,
-        class_vectors=_class_vectors(settings.model.class_vectors, embedding),
+        class_vectors=vectors,
+        biases=biases,
         start_from=models.start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
 
@@ -167,13 +169,16 @@ def _parties(federation: Federation) -> dict[str, ClientData]:
     return federation.clients | {PUBLIC: ClientData(federation.public, none, none)}
 
 
-def _class_vectors(file: str | None, embedding: int) -> torch.Tensor | None:
+def _class_vectors(file: str | None, embedding: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     if file is None:
-        return None
-    vectors = read_model(file)[0].get(CLASS_VECTORS)
+        return None, None
+    held = read_model(file)[0]
+    vectors, biases = held.get(CLASS_VECTORS), held.get(BIASES)
     if vectors is None or vectors.ndim != 2 or vectors.shape[1] != embedding:
         raise UsageError(f"model.class_vectors = {file}: holds no class vectors of length {embedding}")
-    return vectors
+    if biases is not None and biases.shape not in (vectors.shape[:1], (1,)):
+        raise UsageError(f"model.class_vectors = {file}: {len(vectors)} class vectors, biases {tuple(biases.shape)}")
+    return vectors, biases
 
 
 def world_of_run(folder: str) -> tuple[World, Method[Any]]:
@@ -291,7 +296,9 @@ def _save_models(settings: Settings, folder: Path, world: World, states: Checkpo
         save_model(folder / "model.safetensors", generic, spec)
     vectors = method.class_vectors(server)
     if vectors is not None:
-        save_model(folder / "class_vectors.safetensors", {CLASS_VECTORS: vectors}, spec)
+        biases = method.biases(server)
+        held = {CLASS_VECTORS: vectors} | ({} if biases is None else {BIASES: biases})
+        save_model(folder / "class_vectors.safetensors", held, spec)
     basis = method.basis(server)
     for client in () if states.remote else world.training:
         own = method.personal(states.client_state(client), basis)

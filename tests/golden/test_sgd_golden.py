@@ -25,7 +25,7 @@ def network() -> nn.Sequential:
 def test_the_bits_of_torch(momentum: float, decay: float, clip: float) -> None:
     ours, theirs = network(), network()
     own = Sgd(ours.parameters(), 0.1, momentum, decay)
-    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=decay, foreach=True)
+    reference = torch.optim.SGD(theirs.parameters(), 0.1, momentum, weight_decay=decay, fused=True)
     for step in range(5):
         x = torch.randn(6, 3, 8, 8)
         for model, optimiser in ((ours, own), (theirs, reference)):
@@ -39,6 +39,15 @@ def test_the_bits_of_torch(momentum: float, decay: float, clip: float) -> None:
         reference.step()
         for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
             assert torch.equal(a, b), step
+
+
+def test_a_gradient_in_another_memory_order() -> None:
+    p = torch.arange(6.0).view(2, 3).t().requires_grad_()
+    p.grad = torch.arange(6.0).view(3, 2)
+    expected = p.detach() - p.grad
+    own = Sgd([p], 1.0, 0.9, 0.0)
+    own.step()
+    assert torch.equal(p.detach(), expected)
 
 
 def test_a_late_first_gradient_starts_its_own_momentum() -> None:

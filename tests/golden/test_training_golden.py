@@ -40,6 +40,16 @@ def test_a_last_batch_of_one_is_dropped_unless_it_is_all(n: int, batch: int, siz
     assert [len(b) for b in rows(n, batch_size=batch)] == sizes
 
 
+@pytest.mark.parametrize(
+    ("n", "sizes"), [(10, [4, 4, 4]), (11, [4, 4, 4]), (8, [4, 4, 4]), (3, [3, 3, 3]), (1, [1, 1, 1])]
+)
+def test_batches_that_are_not_full_are_left_out_unless_they_are_all(n: int, sizes: list[int]) -> None:
+    got = rows(n, batch_size=4, unit="iterations", amount=3, partial=False)
+    assert [len(b) for b in got] == sizes
+    passes = [row for batch in got[: max(1, n // 4)] for row in batch]
+    assert len(set(passes)) == len(passes), "within a pass nothing comes twice"
+
+
 def test_cosine_schedule() -> None:
     training = Training(lr=2.0)
     assert training.lr_at(0, 10) == 2.0

@@ -91,6 +91,18 @@ def test_tuning_moves_the_network_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert again == figures
 
 
+def test_all_batches_of_tuning_are_full(tmp_path: Path) -> None:
+    """Three or four left-over pictures would spoil the statistics of batch norm, which a client cannot repair."""
+    client, theta = client_and_weights(tmp_path)
+    model, seen = client.network(), []
+    load_weights(model, theta)
+    pictures = len(client.data.train)
+    size = next(s for s in range(4, pictures) if pictures % s > 1)
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])) if model.training else None)
+    tune(client, model, replace(TUNING, batches=7, batch_size=size), HeadSettings("cosface", 8.0, 0.1), None)
+    assert seen == [size] * 7
+
+
 @pytest.mark.parametrize("kind", ["own", "global", "means", "random"])
 def test_which_head_tuning_starts_from(tmp_path: Path, kind: str) -> None:
     """With a tiny step the backbone moves along the gradient of the loss with that head."""

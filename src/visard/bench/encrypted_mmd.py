@@ -16,10 +16,18 @@ from visard.report.events import read_events, rounds
 TITLE = "Encrypted MMD: users align their features without showing them"
 
 NONE, MULTI, SINGLE, ENCRYPTED = "none", "central", "central, one source", "encrypted"
+FITTED, FURTHER = "central, fitted", "central, lambda 0"
+CENTRAL: dict[str, tuple[str, ...]] = {  # how each centralised reference differs
+    MULTI: (),
+    SINGLE: ("method.pooled=true",),
+    FITTED: ("method.exact=false",),  # the kernel of the encrypted method
+    FURTHER: ("method.weight=0",),  # the same further batches at the sources, without alignment
+}
 QUALITY = (
     Column("balanced accuracy", "training.balanced_accuracy"),
     Column("weighted F1", "training.weighted_f1"),
 )
+DIFFERENCES = ((FURTHER, NONE), (MULTI, NONE), (FITTED, NONE), (ENCRYPTED, NONE), (ENCRYPTED, MULTI))
 PROTOCOLS = {"packed": "packed", "A + B": "both", "B": "chain_rule", "A": "compressed", "naive": "naive"}
 
 
@@ -48,6 +56,7 @@ class Task:
     lengths: tuple[int, ...] = (4,)  # L; the paper's is 4
     steps: tuple[int, int] = (4, 10)  # rounds, and batches in a round
     sealed: tuple[str, ...] = ()  # of the encrypted method alone
+    sealed_long: tuple[str, ...] = ()  # also where L is above the paper's 4
 
     def called(self, case: Case, kind: str, length: int) -> str:
         return f"{case.name}, {kind}" + ("" if length == self.lengths[0] else f", L = {length}")
@@ -59,13 +68,15 @@ class Task:
                  f"model.class_vectors={{{base}}}/class_vectors.safetensors", "method.pretrain_rounds=0",
                  f"method.rounds={self.steps[0]}", f"method.exchanges={self.steps[1]}", *self.align)  # fmt: skip
         start = ("method.rounds=0", *self.pretrain) if kind == NONE else given
-        preset = "central-mmd" if kind in (MULTI, SINGLE) else "encrypted-mmd-sensors"
-        also = ("method.pooled=true",) if kind == SINGLE else () if kind == MULTI else self.sealed
+        preset = "central-mmd" if kind in CENTRAL else "encrypted-mmd-sensors"
+        sealed = (*self.sealed, *(self.sealed_long if length > 4 and kind == ENCRYPTED else ()))
+        also = CENTRAL.get(kind, sealed)
         common = (*self.data, *case.settings(sources), f"model.embedding={length}")
         return Row(name or self.called(case, kind, length), preset, (*common, *start, *also, *more))
 
     def kinds(self, case: Case) -> tuple[str, ...]:
-        return (NONE, MULTI, SINGLE, ENCRYPTED) if len(case.sources) > 1 else (NONE, MULTI, ENCRYPTED)
+        one = (SINGLE,) if len(case.sources) > 1 else ()
+        return (NONE, FURTHER, MULTI, *one, FITTED, ENCRYPTED)
 
     def rows(self) -> list[Row]:
         return [self.row(c, kind, L) for c in self.cases for L in self.lengths for kind in self.kinds(c)]
@@ -73,8 +84,8 @@ class Task:
     def table(self, printed: dict[str, dict[str, float]]) -> Table:
         names = tuple(row.name for row in self.rows())
         compare = [
-            (self.called(c, ENCRYPTED, L), self.called(c, other, L))
-            for c in self.cases for L in self.lengths for other in (MULTI, NONE)
+            (self.called(c, a, L), self.called(c, b, L))
+            for c in self.cases for L in self.lengths for a, b in DIFFERENCES
         ]  # fmt: skip
         if len(self.lengths) > 1:
             first, last = self.lengths[0], self.lengths[-1]

@@ -20,15 +20,16 @@ WHO = {"trained": "clients", "later": "held_out"}
 TABLE_I = (
     166, 1864, 932, 118, 325, 3235, 34, 432, 2450, 278, 329, 488, 2757, 276, 356, 347, 5820, 5383, 1660, 969,
 )  # fmt: skip
-ROUNDS = {"smoke": 2, "small": 4, "paper": 30}
-STEPS = {"smoke": 2, "small": 4, "paper": 50}  # of HF-MAML in a round; FedAvg takes as many gradients
-EVERY = {"smoke": 1, "small": 2, "paper": 1}  # rounds between the points of Figures 1 and 2
+ROUNDS = {"smoke": 2, "small": 10, "paper": 30}
+STEPS = {"smoke": 2, "small": 8, "paper": 50}  # of HF-MAML in a round; FedAvg takes as many gradients
+EVERY = {"smoke": 1, "small": 5, "paper": 1}  # rounds between the points of Figures 1 and 2
 BATCH = {"smoke": 16, "small": 16, "paper": 64}
 TUNED_ON = {"smoke": 16, "small": 32, "paper": 64}  # size of the batches that a client tunes on
 RATE, BETA = 0.01, 0.1  # learning rate of FedAvg and of tuning, and alpha; step of HF-MAML
 SGD = (
     "method.training.unit=iterations", "method.training.momentum=0.9", f"method.training.lr={RATE}",
     "method.training.weight_decay=0", "method.training.schedule=constant", "method.training.clip=0",
+    "method.training.partial=false",  # HF-MAML's batches are full too
 )  # fmt: skip
 META = (f"method.training.alpha={RATE}", f"method.training.beta={BETA}")
 HEAD = {  # kind, scale and margin; with the paper's, 72 steps at its rates changed nothing in a trial
@@ -72,7 +73,7 @@ DATA: dict[Scale, tuple[str, ...]] = {
 }  # fmt: skip
 TUNING: dict[Scale, tuple[str, ...]] = {
     "smoke": ("alone=true", "pairs=60", "draws=1"),
-    "small": ("alone=true", "pairs=600", "draws=1"),
+    "small": ("alone=true", "pairs=1000", "draws=1"),
     "paper": ("pairs=1000", "draws=5"),
 }
 

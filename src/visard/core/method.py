@@ -39,6 +39,7 @@ class Setup:
     given: bool = False  # whether the weights come from a file
     public_classes: int = 0  # identities of the public pictures; 0 = there are none
     class_vectors: Tensor | None = field(default=None, repr=False)  # model.class_vectors: rows of the public identities
+    biases: Tensor | None = field(default=None, repr=False)  # of the same file, where the head that left it has some
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,10 @@ class Method(ABC, Generic[S]):
 
     def class_vectors(self, server: S) -> Tensor | None:
         """Class vectors (identities, E) of the generic model, which a run saves beside it, or None."""
+        return None
+
+    def biases(self, server: S) -> Tensor | None:
+        """Biases (identities,) that go with the class vectors, or None if the head has none."""
         return None
 
     def global_head(self, server: S) -> Tensor | None:

@@ -87,7 +87,7 @@ class Bundle:
 
     def tree(self, value: object) -> Any:
         """The header of a message; its tensors go into the bundle. Messages with the same content share a header."""
-        key = identity(value)
+        key = identity(value) if self._once else ()
         if self._once and key in self._trees:
             return self._trees[key][0]
         if not self._size and (rooms := _rooms(value)):

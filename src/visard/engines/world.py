@@ -38,6 +38,7 @@ class World:
     public: FaceView | None = None  # pictures that every party has
     others: FaceView | None = None  # the test pictures of all parties, where tests may use them
     class_vectors: Tensor | None = field(default=None, repr=False)  # of the public identities, from a file
+    biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     _network: nn.Module | None = field(default=None, repr=False)
 
@@ -65,6 +66,7 @@ class World:
             given=self.start_from is not None,
             public_classes=0 if self.public is None else self.public.n_classes,
             class_vectors=self.class_vectors,
+            biases=self.biases,
         )  # fmt: skip
 
     def replies_needed(self, asked: int) -> int:

@@ -110,7 +110,7 @@ def tune(client: Client, model: nn.Module, tuning: Tuning, settings: HeadSetting
     head, labels, mask = client_head(client, settings, W, model, tuning.head)
     training = Training(
         lr=tuning.lr, momentum=tuning.momentum, weight_decay=0.0, batch_size=tuning.batch_size,
-        unit="iterations", amount=tuning.batches, schedule="constant", clip=0.0,
+        unit="iterations", amount=tuning.batches, partial=False, schedule="constant", clip=0.0,
     )  # fmt: skip
     train(
         model, head, client.data.train, training, client.rng, client.numerics,

@@ -20,7 +20,7 @@ from visard.ops.average import BatchNormPolicy, RunningMean, kept_local, without
 from visard.ops.client_head import HeadStart, client_head
 from visard.ops.drift import Drift
 from visard.ops.sampling import sample_clients
-from visard.ops.training import HeadSettings, load_weights, weights_of
+from visard.ops.training import HeadSettings, load_weights, weights_in
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,11 @@ class Averaging(Method[Server]):
         head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
         drift = Drift(model, self.regularisation) if self.regularisation else None
         done = self.learn(client, Task(model, head, labels, mask, drift), msg)
-        theta = weights_of(model)
+        theta = weights_in(model)
         if msg.fixed:
             client.state["batch_norm"] = {k: theta[k] for k in msg.fixed}
         if not self.share_head:
-            client.state["head"] = weights_of(head)
+            client.state["head"] = weights_in(head)
         W = head.weight.detach() if self.share_head else None
         return Up(without(theta, set(msg.fixed)), W, len(client.data.train), *done)
 

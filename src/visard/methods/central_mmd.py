@@ -147,6 +147,9 @@ class CentralMMD(Method[Server]):
     def class_vectors(self, s: Server) -> Tensor | None:
         return s.head.get("weight")
 
+    def biases(self, s: Server) -> Tensor | None:
+        return s.head.get("bias")
+
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         """The target's extractor."""
         parties: dict[str, State] = state.get("parties", {})

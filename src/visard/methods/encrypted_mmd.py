@@ -153,6 +153,9 @@ class EncryptedMMD(EncryptedSteps[Server]):
     def class_vectors(self, s: Server) -> Tensor | None:
         return s.head.get("weight") if self.classes == "shared" else None
 
+    def biases(self, s: Server) -> Tensor | None:
+        return s.head.get("bias") if self.classes == "shared" else None
+
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         pooled_source = self.pooled and "head" in state
         return theta if pooled_source else state.get("theta", theta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -31,10 +32,22 @@ def client_head(
         head.weight.data.copy_(W)
         rows = torch.from_numpy(train.classes)
         return head, rows[labels], torch.zeros(len(W), dtype=torch.bool).index_fill_(0, rows, True)
-    head = settings.build(train.n_classes, client.embedding)
     if "head" in client.state:
+        head = _room(settings, train.n_classes, client.embedding)
         load_weights(head, client.state["head"])
-    elif start == "means" and len(train):
+        return head, labels, None
+    head = settings.build(train.n_classes, client.embedding)
+    if start == "means" and len(train):
         features = features_of(model, train, client.numerics.channels_last)
         head.weight.data.copy_(class_means(features, labels, train.n_classes))
     return head, labels, None
+
+
+@lru_cache(maxsize=8)
+def _room(settings: HeadSettings, classes: int, embedding: int) -> Head:
+    """A head whose weights are whatever the last client left: as with the network, one serves all in turn.
+
+    Making one draws random numbers, which a step must not notice: where it is the first of its kind differs by engine.
+    """
+    with torch.random.fork_rng(devices=[]):
+        return settings.build(classes, embedding)

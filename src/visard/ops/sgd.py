@@ -4,8 +4,8 @@ r"""Stochastic gradient descent without the bookkeeping of `torch.optim`, which 
     v <- momentum v + g + decay p       v = g + decay p in the first step
     p <- p - lr v
 
-The operations and their order are those of `torch.optim.SGD(foreach=True)` and `clip_grad_norm_(foreach=True)`:
-the same bits, which a test compares.
+The update is one pass over memory, that of `torch.optim.SGD(fused=True)`; clipping that of
+`clip_grad_norm_(foreach=True)`: the same bits, which a test compares.
 """
 
 from __future__ import annotations
@@ -36,36 +36,31 @@ class Sgd:
         if not grads:
             return
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
+        if float(length) < 0.999 * norm:  # most steps: the factor below would be above 1
+            return
         factor = norm / (length + 1e-6)
         if not float(factor) >= 1.0:  # a factor of 1 changes nothing, and not a number must pass on
             torch._foreach_mul_(grads, factor)
 
     @torch.no_grad()
     def step(self) -> None:
-        """One update from the gradients that are there, which are gone then: it computes in their memory."""
-        moving = [i for i, p in enumerate(self.parameters) if p.grad is not None]
-        if not moving:
-            return
-        params = [self.parameters[i] for i in moving]
-        change: list[Tensor] = [p.grad for p in params]  # type: ignore[misc]
-        for p in params:
+        """One update from the gradients that are there, which are gone then: they become the first velocities."""
+        groups: dict[tuple[bool, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
+        for i, p in enumerate(self.parameters):
+            if (g := p.grad) is None:
+                continue
             p.grad = None
-        if self.weight_decay:
-            torch._foreach_add_(change, params, alpha=self.weight_decay)
-        if self.momentum:
-            change = self._accelerated(moving, change)
-        torch._foreach_add_(params, change, alpha=-self.lr)
-
-    def _accelerated(self, moving: list[int], change: list[Tensor]) -> list[Tensor]:
-        known = [self._velocity.get(i) for i in moving]
-        if all(v is not None for v in known):
-            velocity: list[Tensor] = known  # type: ignore[assignment]
-            kinds = {v.dtype for v in velocity}
-            # a number would become a tensor of the velocities' type once for each of them
-            factor = torch.tensor(self.momentum, dtype=kinds.pop()) if len(kinds) == 1 else self.momentum
-            torch._foreach_mul_(velocity, factor)
-            torch._foreach_add_(velocity, change, alpha=1.0)
-            return velocity
-        for i, v, g in zip(moving, known, change, strict=True):
-            self._velocity[i] = g if v is None else v.mul_(self.momentum).add_(g, alpha=1.0)
-        return [self._velocity[i] for i in moving]
+            if g.stride() != p.stride():  # the fused update walks through memory, not through indices
+                g = torch.empty_like(p).copy_(g)
+            first = i not in self._velocity
+            if first and self.momentum:
+                self._velocity[i] = g
+            lists = groups.setdefault((first, p.dtype, p.device), ([], [], []))
+            for these, one in zip(lists, (p, g, self._velocity.get(i)), strict=True):
+                if one is not None:
+                    these.append(one)
+        for (first, *_), (params, grads, velocity) in groups.items():
+            torch._fused_sgd_(
+                params, grads, velocity, weight_decay=self.weight_decay, momentum=self.momentum, lr=self.lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
+            )  # fmt: skip

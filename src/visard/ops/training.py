@@ -40,6 +40,7 @@ class Training:
     batch_size: int = 64
     unit: Literal["epochs", "iterations"] = "epochs"
     amount: int = 1  # epochs or iterations in a round
+    partial: bool = True  # False: a last batch of a pass that is not full is left out, unless it is the only one
     schedule: Schedule = "cosine"
     clip: float = 5.0  # largest norm of a gradient; 0 = no clipping
     augment: Augment = Augment()
@@ -90,15 +91,17 @@ class Batches(Protocol):
 def batches(n: int, training: Training, rng: torch.Generator) -> Iterator[np.ndarray]:
     """Rows of the batches of one round: shuffled passes, cut after `amount` epochs or iterations.
 
-    A last batch of one picture is dropped unless it is the only one: batch norm has no variance there.
+    A last batch of one picture is dropped unless it is the only one: batch norm has no variance there. Of two
+    or three it has a poor one, which `partial` = False keeps out.
     """
     done = 0
+    least = 2 if training.partial else training.batch_size
     passes = range(training.amount) if training.unit == "epochs" else itertools.count()
     for _ in passes:
         order = torch.randperm(n, generator=rng).numpy()
         for start in range(0, n, training.batch_size):
             rows = order[start : start + training.batch_size]
-            if len(rows) == 1 < min(n, training.batch_size):
+            if len(rows) < min(n, training.batch_size, least):
                 continue
             yield rows
             done += 1
@@ -236,4 +239,9 @@ def load_weights(model: nn.Module, weights: Weights) -> None:
 
 def weights_of(model: nn.Module) -> Weights:
     """A copy of all parameters and buffers, in plain memory order."""
-    return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
+    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
+
+
+def weights_in(model: nn.Module) -> Weights:
+    """The same without a copy: for the end of a step, because engines copy what it gives before the next one."""
+    return {k: v.contiguous() for k, v in model.state_dict().items()}

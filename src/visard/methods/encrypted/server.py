@@ -18,13 +18,17 @@ def mean(parts: Iterable[Weights]) -> Weights:
 
 
 def head_of(how: HeadSettings, setup: Setup) -> Weights:
-    """The common classifier with the class vectors of a file, where one is given; else none yet."""
-    W = setup.class_vectors
+    """The common classifier with the class vectors and biases of a file, where one is given; else none yet."""
+    W, b = setup.class_vectors, setup.biases
     if W is None:
         return {}
     if len(W) != setup.classes:
         raise UsageError(f"model.class_vectors holds {len(W)} classes, the data have {setup.classes}")
-    return weights_of(how.build(*W.shape)) | {"weight": W.clone()}
+    fresh = weights_of(how.build(*W.shape))
+    if ("bias" in fresh) != (b is not None):  # zeros in their place would be another classifier than was trained
+        has, lacks = ("biases", "none") if b is not None else ("no biases", "some")
+        raise UsageError(f"model.class_vectors holds {has}, a {how.kind} head has {lacks}")
+    return fresh | {"weight": W.clone()} | ({} if b is None else {"bias": b.clone()})
 
 
 def posts(mail: Mapping[ClientId, Mail | Moved | Drawn]) -> dict[ClientId, tuple[Letters, Letters]]:
