@@ -47,7 +47,7 @@ def bare_round(world: World, method: FedAvg, theta: Weights) -> Weights:
         head = method.head.build(world.clients[client].n_classes, world.embedding)
         parameters = [*model.parameters(), *head.parameters()]
         optimiser = torch.optim.SGD(
-            parameters, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay, foreach=True
+            parameters, lr=training.lr, momentum=training.momentum, weight_decay=training.weight_decay, fused=True
         )
         rng = generator(0, client)
         labels = torch.from_numpy(view.labels)
