@@ -11,14 +11,14 @@ import visard
 from visard.errors import UsageError
 from visard.models import read_model, save_model
 
-DATA = ("data.identities=4", "data.images_per_identity=10", "data.size=16", "model.embedding=4",
+DATA = ("data.identities=4", "data.images_per_identity=10", "data.size=32", "model.embedding=4",
         "method.training.batch_size=8", "engine.kind=local")  # fmt: skip
 SEALED = ("method.min_batch=8", "method.key_bits=512", "method.insecure_keys=true")
 
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> visard.Run:
-    settings = [*DATA, *SEALED, "method.rounds=0", "method.pretrain_rounds=2"]
+    settings = [*DATA, *SEALED, "method.rounds=0", "method.pretrain_rounds=5"]
     return visard.run("encrypted-mmd-sensors", overrides=settings, out=tmp_path_factory.mktemp("given") / "first")
 
 

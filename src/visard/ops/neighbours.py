@@ -97,8 +97,8 @@ def _improve(best: Tensor, row: Tensor, at: int, offset: int, largest: Tensor, s
 def _through_faiss(x: Floats) -> Ints:
     """The nearest among the vectors of the PROBES nearest lists: faiss makes the lists and says which are near.
 
-    Going through the lists instead of the vectors turns the comparisons into matrix products, ten times as fast as the
-    search of faiss's own inverted file, and the same every time.
+    Going through the lists instead of the vectors turns the comparisons into matrix products, which faiss's own
+    inverted file does not use; the same every time.
     """
     try:
         faiss: Any = importlib.import_module("faiss")
