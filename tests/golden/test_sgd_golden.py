@@ -41,11 +41,16 @@ def test_the_bits_of_torch(momentum: float, decay: float, clip: float) -> None:
             assert torch.equal(a, b), step
 
 
-def test_a_gradient_in_another_memory_order() -> None:
+def test_gradients_and_velocities_in_another_memory_order() -> None:
     p = torch.arange(6.0).view(2, 3).t().requires_grad_()
+    own = Sgd([p], 1.0, 0.5, 0.0)
+    own._velocity = {0: torch.arange(6.0).view(3, 2)}  # as a state that was saved and read again has it
+    p.grad = torch.ones(3, 2)
+    expected = p.detach() - (0.5 * torch.arange(6.0).view(3, 2) + 1)
+    own.step()
+    assert torch.equal(p.detach(), expected)
     p.grad = torch.arange(6.0).view(3, 2)
-    expected = p.detach() - p.grad
-    own = Sgd([p], 1.0, 0.9, 0.0)
+    expected = p.detach() - (0.5 * (0.5 * torch.arange(6.0).view(3, 2) + 1) + torch.arange(6.0).view(3, 2))
     own.step()
     assert torch.equal(p.detach(), expected)
 

@@ -47,20 +47,23 @@ class Sgd:
         """One update from the gradients that are there, which are gone then: they become the first velocities."""
         groups: dict[tuple[bool, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
         for i, p in enumerate(self.parameters):
-            if (g := p.grad) is None:
+            if p.grad is None:
                 continue
-            p.grad = None
-            if g.stride() != p.stride():  # the fused update walks through memory, not through indices
-                g = torch.empty_like(p).copy_(g)
+            g, p.grad = _laid_out(p.grad, p), None
             first = i not in self._velocity
-            if first and self.momentum:
-                self._velocity[i] = g
-            lists = groups.setdefault((first, p.dtype, p.device), ([], [], []))
-            for these, one in zip(lists, (p, g, self._velocity.get(i)), strict=True):
-                if one is not None:
-                    these.append(one)
+            params, grads, velocity = groups.setdefault((first, p.dtype, p.device), ([], [], []))
+            params.append(p)
+            grads.append(g)
+            if self.momentum:
+                self._velocity[i] = g if first else _laid_out(self._velocity[i], p)
+                velocity.append(self._velocity[i])
         for (first, *_), (params, grads, velocity) in groups.items():
             torch._fused_sgd_(
                 params, grads, velocity, weight_decay=self.weight_decay, momentum=self.momentum, lr=self.lr,
                 dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
             )  # fmt: skip
+
+
+def _laid_out(x: Tensor, p: Tensor) -> Tensor:
+    """x in the memory order of p: the fused update walks through memory, not through indices."""
+    return x if x.stride() == p.stride() else torch.empty_like(p).copy_(x)
