@@ -90,7 +90,7 @@ NOTES: dict[Scale, tuple[str, ...]] = {
         *SAME,
         "Needs two sets: visard data import widar DIR, visard data import office-caltech DIR. Office-Caltech10 has ten "
         "classes as SURF words, the paper's Office-31 has 31 classes as pictures. Room 2 has two users here.",
-        "Settings were chosen on other users and other pairs: users 10, 11, 12 to 9 (room 1 to 3), 7, 8, 9 to 17 (3 to "
+        "Settings were chosen on other transfers: users 10, 11, 12 to 9 (room 1 to 3), 7, 8, 9 to 17 (3 to "
         "1), 1, 6 to 9 (2 to 3), and the nine other pairs of Office-Caltech10.",
         "Costs and Figure 6 are on synthetic users with a network like the paper's for PAMAP2 (1,188 parameters).",
     ),
