@@ -157,5 +157,4 @@ class EncryptedMMD(EncryptedSteps[Server]):
         return s.head.get("bias") if self.classes == "shared" else None
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
-        pooled_source = self.pooled and "head" in state
-        return theta if pooled_source else state.get("theta", theta)
+        return theta if self.pooled and "head" in state else state.get("theta", theta)  # a pooled source has no own
