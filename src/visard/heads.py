@@ -9,6 +9,7 @@ What all share:
 """
 
 import math
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import Any, Literal, get_args
 
@@ -85,7 +86,7 @@ def balanced_bias(classes: int, scale: float, margin: float, t: float, balance: 
     return math.log(2 * z) - a_n - math.log(1 - z + q)
 
 
-class Head(nn.Module):
+class Head(nn.Module, ABC):
     """One class vector per identity; `loss` is the mean over the batch and what calling the head returns.
 
     features (B, embedding), labels (B,) int64, mask (classes,) bool: True = the class is present here.
@@ -115,8 +116,9 @@ class Head(nn.Module):
     def forward(self, features: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         return self.loss(features, labels, mask)
 
+    @abstractmethod
     def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """`logits` before the mask, all in one type of float."""
 
     def _check(self, features: Tensor, labels: Tensor, mask: Tensor | None, lowest: int = 0) -> None:
         if features.ndim != 2 or features.shape[1] != self.embedding or labels.shape != features.shape[:1]:
@@ -152,11 +154,11 @@ class MarginHead(Head):
         if labels is None:
             return self.scale * cos
         rows = labels[:, None]
-        target = (cos.detach() if self.detach_margin else cos).gather(1, rows)
-        return self.scale * cos.scatter_add(1, rows, self._phi(target) - target)
+        return self.scale * cos.scatter_add(1, rows, self._change(cos, rows))
 
-    def _phi(self, cos: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _change(self, cos: Tensor, rows: Tensor) -> Tensor:
+        """phi(theta_y) - cos theta_y (B, 1); `rows` (B, 1) are the labels."""
 
     def extra_repr(self) -> str:
         return f"{self.classes}, {self.embedding}, scale={self.scale}, margin={self.margin}"
@@ -181,8 +183,9 @@ class ArcFace(MarginHead):
             raise UsageError(f"past_pi must be one of {', '.join(get_args(PastPi))}: got {past_pi!r}")
         self.past_pi = past_pi
 
-    def _phi(self, cos: Tensor) -> Tensor:
-        return arc_margin(cos, self.margin, self.past_pi)
+    def _change(self, cos: Tensor, rows: Tensor) -> Tensor:
+        target = (cos.detach() if self.detach_margin else cos).gather(1, rows)
+        return arc_margin(target, self.margin, self.past_pi) - target
 
 
 class CosFace(MarginHead):
@@ -204,12 +207,8 @@ class CosFace(MarginHead):
         if not 0 <= margin < 2:
             raise UsageError(f"cosface margin is in units of cosine, from 0 to below 2: got {margin}")
 
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
-        cos = cosine(f, w)
-        if labels is None:
-            return self.scale * cos
-        rows = labels[:, None]
-        return self.scale * cos.scatter_add(1, rows, cos.new_full(rows.shape, -self.margin))
+    def _change(self, cos: Tensor, rows: Tensor) -> Tensor:
+        return cos.new_full(rows.shape, -self.margin)
 
 
 class Softmax(Head):

@@ -33,7 +33,7 @@ def client_head(
         rows = torch.from_numpy(train.classes)
         return head, rows[labels], torch.zeros(len(W), dtype=torch.bool).index_fill_(0, rows, True)
     if "head" in client.state:
-        head = _room(settings, train.n_classes, client.embedding)
+        head = _reused(settings, train.n_classes, client.embedding)
         load_weights(head, client.state["head"])
         return head, labels, None
     head = settings.build(train.n_classes, client.embedding)
@@ -44,7 +44,7 @@ def client_head(
 
 
 @lru_cache(maxsize=8)
-def _room(settings: HeadSettings, classes: int, embedding: int) -> Head:
+def _reused(settings: HeadSettings, classes: int, embedding: int) -> Head:
     """A head whose weights are whatever the last client left: as with the network, one serves all in turn.
 
     Making one draws random numbers, which a step must not notice: where it is the first of its kind differs by engine.
