@@ -91,7 +91,7 @@ def _evaluated(run: Run, test_set: str, figure: Figure, name: str, i: int) -> Js
 
 
 def _layout(run: Run, share: bool) -> Json:
-    y_axis = {"tickformat": ".0%"} if share else {}
+    y_axis = {"tickformat": ".1~%"} if share else {}
     base: Json = {
         "xaxis": round_axis(last_round(run)),
         "yaxis": y_axis,

@@ -60,7 +60,7 @@ def _by_round(
         "hovermode": "x unified",
         "showlegend": True,
     }
-    layout["yaxis"] = {"tickformat": ".0%"} if figure.is_share else {}
+    layout["yaxis"] = {"tickformat": ".1~%"} if figure.is_share else {}
     label = figure.label + on
     return label, Chart(id, title, f"{label} by round, {len(data)} runs overlaid.", data, layout)
 
@@ -101,7 +101,7 @@ def clients(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
             if known:
                 data.append(_box(known, name, COLOURS[i % len(COLOURS)], figure.is_share))
         if data:
-            y_axis = {"tickformat": ".0%"} if figure.is_share else {}
+            y_axis = {"tickformat": ".1~%"} if figure.is_share else {}
             layout: Json = {"showlegend": False, "hovermode": "closest", "yaxis": y_axis}
             alt = f"{figure.label} of each client, one box for each of {len(data)} runs."
             note = "A point is a client; the box holds the middle half, dashed is the mean."

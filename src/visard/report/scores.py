@@ -112,7 +112,7 @@ def histogram(name: str, v: Verification) -> Chart | None:
         "title": {"text": "Cosine score"},
         "range": [min(full) - 0.03, max(full) + 0.03] if full else None,
     }
-    layout["yaxis"] = {"title": {"text": "Share of pairs"}, "tickformat": ".0%"}
+    layout["yaxis"] = {"title": {"text": "Share of pairs"}, "tickformat": ".1~%"}
     if v.threshold is not None:
         at = {"x0": v.threshold, "x1": v.threshold, "y0": 0, "y1": 1, "yref": "paper"}
         layout["shapes"] = [{"type": "line", **at, "line": {"color": "@ink", "width": 1.25, "dash": "dash"}}]
@@ -148,7 +148,7 @@ def client_bars(name: str, values: dict[str, float | None], worst: str | None, l
         "customdata": [f"{n}: {s}" for n, s in zip(names, shown, strict=True)],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
-    value_axis: Json = {"rangemode": "tozero", **({"tickformat": ".0%"} if figure.is_share else {})}
+    value_axis: Json = {"rangemode": "tozero", **({"tickformat": ".1~%"} if figure.is_share else {})}
     mark: Json = {"type": "line", "line": {"color": "@ink", "width": 1.5, "dash": "dash"}}
     label = {
         "text": f"mean {figure.text(mean, 1)}",
