@@ -15,6 +15,7 @@ from tests.sealed_wire import method
 
 from visard.crypto import ckks, residues, seal, seal_file, session
 from visard.crypto.ckks import PrivateKey, PublicKey
+from visard.crypto.packed import BOUND
 from visard.crypto.residues import ANSWER, DEGREE, KEY, OFFER, PRIMES, SLOTS
 from visard.errors import UsageError, VisardError
 
@@ -35,11 +36,20 @@ def test_rotations_factors_and_constants() -> None:
     assert np.abs(private.open(answer) - expected).max() < 2**-28
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_the_largest_sum_of_answers_fits(sign: int) -> None:
+    """All slots at the limit is the largest a coefficient gets: the constant one is their mean."""
+    private, public = keys()
+    largest = np.full(SLOTS, sign * BOUND)
+    both = residues.add([public.answer({}, largest) for _ in range(2)], 2, ANSWER, "a sum")
+    assert np.abs(private.open(both) - 2 * largest).max() < 2**-27
+
+
 def test_the_noise_of_an_answer_is_the_flood_whatever_was_computed() -> None:
-    """Uniform coefficients of 2^106 at scale 2^142 are Gaussian in the slots with a deviation of 5.4e-10."""
+    """Uniform coefficients of 2^107 at scale 2^143 are Gaussian in the slots with a deviation of 5.4e-10."""
     private, public = keys()
     offer = private.offer(RNG.uniform(-1, 1, SLOTS))
-    spread = 2.0 ** (ckks.FLOOD - 142) * (DEGREE / 6) ** 0.5
+    spread = 2.0**ckks.FLOOD / ckks.PRODUCT * (DEGREE / 6) ** 0.5
     for terms in ({}, {0: [(public.rotated(offer, 1)[0], np.full(SLOTS, 1.0))]}):
         first, second = (private.open(public.answer(terms, np.zeros(SLOTS))) for _ in range(2))
         assert np.std(first - second) == pytest.approx(2**0.5 * spread, rel=0.1)
@@ -72,9 +82,9 @@ def test_the_flood_is_uniform_down_to_the_lowest_bit() -> None:
     """Noise from 53-bit numbers would leave the low bits of wide coefficients at 0."""
     noise = np.array(ckks.flood(), object)
     assert len(noise) == DEGREE
-    assert -(2**106) <= noise.min() < -(2**105)
-    assert 2**105 < noise.max() < 2**106
-    for bit in (0, 1, 20, 52, 53, 80, 105):
+    assert -(2**107) <= noise.min() < -(2**106)
+    assert 2**106 < noise.max() < 2**107
+    for bit in (0, 1, 20, 52, 53, 80, 106):
         assert abs(np.mean([(int(e) >> bit) & 1 for e in noise]) - 0.5) < 0.04, bit  # 7 deviations
 
 

@@ -1,11 +1,11 @@
 r"""CKKS (Cheon, Kim, Kim, Song 2017) on TenSEAL's SEAL, for linear maps of a peer's encrypted numbers.
 
-    offer    numbers in slots under the owner's secret key, scale 2^102, three primes, second polynomial as a seed
-    answer   of scale 2^142, flooded, then brought down to one prime
+    offer    numbers in slots under the owner's secret key, scale 2^105, three primes, second polynomial as a seed
+    answer   of scale 2^143 (values up to 64), flooded, then brought down to one prime
 
 An answer's noise depends on the numbers that the responder multiplied with, and the owner, who has the key, sees it.
 So an answer gets a fresh encryption under the owner's public key (which hides the second polynomial) and uniform noise
-of 2^106, about 2^50 times what the linear map leaves (2^16 at scale 2^40, for rows as long as they may be), added to
+of 2^107, over 2^50 times what the linear map leaves (2^15 to 2^17 at scale 2^38, for the longest rows), added to
 integer coefficients: noise that is encoded from floating-point slots would have 53 bits and leave the lowest ones,
 where the map's own noise is, as they are. Values come out with an error below 2^-28. Decrypted numbers stay with
 their owner: shown to others they would tell about its key (Li and Micciancio 2021).
@@ -29,10 +29,10 @@ from visard.crypto.seal import library, ring
 from visard.crypto.seal_file import SEED
 from visard.errors import VisardError
 
-OFFERED, FACTOR = 2.0**102, 2.0**40  # scales of an offer and of what it is multiplied with
+OFFERED, FACTOR = 2.0**105, 2.0**38  # scales of an offer and of what it is multiplied with
 PRODUCT = OFFERED * FACTOR
 ANSWERED = PRODUCT / PRIMES[2] / PRIMES[1]
-FLOOD = 106  # bits
+FLOOD = 107  # bits
 OFFER_BYTES, ANSWER_BYTES = residues.size(1, OFFER) + SEED, residues.size(2, ANSWER)
 ENCRYPTING, PART = residues.size(2, KEY), residues.size(1, KEY) + SEED  # bytes of keys
 PUBLIC_BYTES = ENCRYPTING + 2 * OFFER * PART

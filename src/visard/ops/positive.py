@@ -16,7 +16,7 @@ from visard.core import Weights
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import VisardError
-from visard.heads import Head, direction
+from visard.heads import Head, cosine, direction
 from visard.numerics import Numerics
 from visard.ops.training import Training, batches, freeze_norm
 
@@ -53,6 +53,9 @@ class Positive(Head):
         self.margin = margin
         self.weight.data.copy_(w)
         self.weight.requires_grad_(trained)
+
+    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+        return cosine(f, w)
 
     def loss(self, features: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         self._check(features, labels, mask)
