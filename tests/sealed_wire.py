@@ -50,6 +50,7 @@ class Wire:
     transcript: list[tuple[str, str, bytes]] = field(default_factory=list)  # step, client, reply
     before: Callable[[str, str, Any], Any] | None = None  # may look at a message, or change it
     figures: dict[str, float] = field(default_factory=dict)
+    by_party: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -61,7 +62,7 @@ class Wire:
             message = decode(encode(message), step.types[0])
             message = self.before(step.name, c, message) if self.before else message
             reply = step(self.parties[c], message)
-            assert refusal(step, message, reply) is None, refusal(step, message, reply)
+            assert (wrong := refusal(step, message, reply, 1)) is None, wrong
             data = encode(reply)
             self.transcript.append((step.name, c, data))
             replies[c] = decode(data, step.types[1])
@@ -70,6 +71,9 @@ class Wire:
 
     def log(self, **figures: float) -> None:
         self.figures.update(figures)
+
+    def log_client(self, client: str, **figures: float) -> None:
+        self.by_party[client] = figures
 
 
 def wire(sources: int, length: int, hidden: int = 0, inputs: int = 6, n: int = 24, regress: bool = False) -> Wire:

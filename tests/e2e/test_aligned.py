@@ -34,7 +34,9 @@ def test_the_same_bits_locally_and_on_the_pool(tmp_path: Path) -> None:
     rows = json.loads((first.folder / "ledger.json").read_text())["rows"]
     assert {r[5] for r in rows} == {"weights", "count", "metric", "ciphertext", "public_key", "statistic"}
     rounds = [e for e in read_events(first.folder / "events.jsonl") if e["event"] == "round"]
-    assert all(e["figures"]["encryptions"] > 0 for e in rounds if e["stage"] == "federate")
+    for e in (e for e in rounds if e["stage"] == "federate"):
+        assert e["figures"]["encryptions"] == sum(f["encryptions"] for f in e["clients"].values()) > 0
+        assert all(f["seconds"] > 0 for f in e["clients"].values())
     plain = visard.run("fedfr-da", overrides=[*smoke("fedfr-da"), "partition.clients=2"], out=tmp_path / "plain")
     kinds = {r[5] for r in json.loads((plain.folder / "ledger.json").read_text())["rows"]}
     assert kinds == {"weights", "count", "metric"}, "without alignment nothing of it leaves"

@@ -62,8 +62,19 @@ def test_costs_are_of_one_batch(tmp_path: Path) -> None:
     events = EventLog(tmp_path / "events.jsonl")
     for step, stage in enumerate(("pretrain", "align", "align")):
         figures = {"encryptions": 50.0, "balanced_accuracy": 0.5 + step / 10}
-        events.write("round", stage=stage, round=max(0, step - 1), step=step, seconds=10.0, asked=1, replied=1,
-                     bytes_up=1, bytes_down=1, figures=figures)  # fmt: skip
+        events.write(
+            "round",
+            stage=stage,
+            round=max(0, step - 1),
+            step=step,
+            seconds=10.0,
+            asked=1,
+            replied=1,
+            bytes_up=1,
+            bytes_down=1,
+            figures=figures,
+            clients={"user-1": {"seconds": 2.0}, "user-2": {"seconds": 3.0}, "target": {"seconds": 4.0}},
+        )
     columns = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
     rows = [
         ["pretrain", 0, "user-1", "Up", "theta", "weights", 7777, False],
@@ -75,6 +86,7 @@ def test_costs_are_of_one_batch(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text("{}")
     found = {c.title: figure_of(c, tmp_path) for c in COSTS}
     assert found["seconds"] == 2.0
+    assert (found["seconds of the sources"], found["seconds of the target"]) == (1.0, 0.8)
     assert found["encryptions"] == 10.0
     assert (found["kB of the sources"], found["kB of the target"], found["kB"]) == (1.0, 2.0, 3.0)
     assert curve_of("training.balanced_accuracy", tmp_path) == [(1, 0.5), (2, 0.6), (3, 0.7)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +13,16 @@ from tests.sealed_wire import BITS, Wire, method, start, wire
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
-from visard.crypto.paillier import generate
+from visard.crypto.fixed_point import FixedPoint
+from visard.crypto.packed import FRACTION, HEADROOM, Packed
+from visard.crypto.packing import Slots
+from visard.crypto.paillier import PublicKey, generate
 from visard.crypto.session import Session, introduce
 from visard.errors import UsageError, VisardError
 from visard.methods.encrypted.messages import Go
 from visard.methods.encrypted_mmd import EncryptedMMD
+from visard.ops.mmd import taylor
 from visard.ops.moments import moments
-from visard.ops.noise import epsilon
 
 
 def play(how: EncryptedMMD, net: Wire, before: Any = None) -> dict[str, torch.Tensor]:
@@ -36,20 +40,39 @@ def play(how: EncryptedMMD, net: Wire, before: Any = None) -> dict[str, torch.Te
     return features
 
 
-@pytest.mark.parametrize("protocol", ["packed", "both"])
-def test_no_feature_gradient_or_moment_crosses_the_wire(protocol: str) -> None:
-    how, net = method(protocol=protocol, classes="own"), wire(2, 4)
+def found(how: EncryptedMMD, net: Wire) -> set[str]:
+    """Which private numbers of a round could be read off what was sent, in any form that is used here."""
     features = play(how, net)
     sent = b"".join(data for step, _, data in net.transcript if step not in ("fit", "measure"))
-    for batches in features.values():
+    keys = [Session.from_state(p.state["session"]).private.public for p in net.parties.values()]
+    hits = set()
+    for client, batches in features.items():
         for v in batches:
             m = moments(v)
-            for tensor in (v, m.B1, m.M2, m.B3, v.sum(0)):
-                for row in tensor.reshape(-1, 4):
-                    for form in forms(row):
-                        assert form not in sent
+            private = {"feature": v, "column": Packed(taylor(0.5, 2), 4).columns(v), "sum": v.sum(0)[None],
+                       "mean": m.B1[None], "second": m.M2, "third": m.B3[None]}  # fmt: skip
+            for name, rows in private.items():
+                hits |= {f"{name} of {client}" for row in rows if any(f in sent for f in forms(row, keys))}
+    return hits
+
+
+@pytest.mark.parametrize("protocol", ["packed", "both"])
+def test_no_feature_gradient_or_moment_crosses_the_wire(protocol: str) -> None:
+    net = wire(2, 4)
+    assert not found(method(protocol=protocol, classes="own"), net)
     kinds = {step for step, _, _ in net.transcript}
     assert kinds <= {"fit", "hello", "introduce", "measure", "advance", "answer", "unveil"}
+
+
+@pytest.mark.parametrize(("protocol", "what"), [("packed", "column"), ("both", "mean")])
+def test_encryption_that_hides_nothing_would_be_found(
+    protocol: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Enc(m) = 1 + n m: everything works, and every offer can be read."""
+    monkeypatch.setattr(PublicKey, "_noise", lambda _: 1)
+    monkeypatch.setattr(PublicKey, "check", lambda *_: None)
+    hits = found(method(protocol=protocol, classes="own"), wire(2, 4))
+    assert {f"{what} of {c}" for c in ("s0", "s1", "t")} <= hits
 
 
 def test_ciphertexts_are_new_every_time_and_results_are_not() -> None:
@@ -68,19 +91,32 @@ def test_ciphertexts_are_new_every_time_and_results_are_not() -> None:
             assert same < 0.2
 
 
-def forms(row: torch.Tensor) -> list[bytes]:
-    """The ways in which four numbers could stand in a message."""
-    floats = [row.numpy().tobytes(), row.float().numpy().tobytes()]
-    fixed = [[round(x * 2**bits) for x in row.tolist()] for bits in (40, 44, 48)]
+def forms(row: torch.Tensor, keys: Sequence[PublicKey]) -> list[bytes]:
+    """The ways in which some numbers could stand in a message: as floats, of fixed point, packed, as 1 + n m."""
+    fixed = {bits: FixedPoint(bits).encode(row) for bits in (20, 24, 40, 44, 48)}
+    whole = {m for numbers in fixed.values() for m in numbers if abs(m) >> 12}  # smaller ones stand anywhere
+    for key in keys:
+        whole |= {m for bits in (20, 40) for m in Slots(2 * FRACTION + HEADROOM, key.bits).pack(fixed[bits])}
+    said = [row.numpy().tobytes(), row.float().numpy().tobytes(), *(struct.pack("<d", x) for x in row.tolist())]
     orders: tuple[Any, ...] = ("little", "big")
-    single = [x.to_bytes(8, order, signed=True) for numbers in fixed for x in numbers for order in orders]
-    return floats + single + [struct.pack("<d", x) for x in row.tolist()]
+    said += [m.to_bytes(8, order, signed=True) for m in whole if m.bit_length() < 63 for order in orders]
+    for n, n2, length in ((int(k.n), int(k.n2), k.cipher_bytes) for k in keys):
+        for m in whole:
+            said += [(m % n).to_bytes(length // 2, "big"), ((1 + n * m) % n2).to_bytes(length, "big")]
+    return said
 
 
 def test_the_forms_would_be_found() -> None:
-    row = torch.tensor([0.1, -0.2, 0.3, 0.4], dtype=torch.float64)
-    assert any(f in b"xx" + struct.pack("<4f", *row.tolist()) for f in forms(row))
-    assert any(f in b"x" + round(-0.2 * 2**40).to_bytes(8, "big", signed=True) for f in forms(row))
+    row, key = torch.tensor([0.1, -0.2, 0.3, 0.4], dtype=torch.float64), generate(BITS, insecure=True).public
+    packed = Packed(taylor(0.5, 2), 4, BITS).slots.pack(FixedPoint(20).encode(row))[0]
+    shown = [struct.pack("<4f", *row.tolist()), round(-0.2 * 2**40).to_bytes(8, "big", signed=True)]
+    shown += [
+        m.to_bytes(BITS // 4, "big")
+        for m in (round(0.3 * 2**24), int(packed % key.n), int(1 + packed * key.n) % key.n2)
+    ]
+    for data in shown:
+        assert any(f in b"x" + data for f in forms(row, [key]))
+    assert not any(f in b"".join(shown) for f in forms(row + 0.01, [key]))
 
 
 def tampered(how: EncryptedMMD, at: str, change: Any, sources: int = 1) -> None:
@@ -146,14 +182,15 @@ def test_another_plan_is_refused() -> None:
         tampered(method(), "answer", lambda m: replace(m, plan=replace(m.plan, loss=True)))
 
 
-def test_a_sum_of_the_wrong_exchange_is_refused() -> None:
+def test_an_answer_of_the_wrong_exchange_is_refused() -> None:
     def change(message: Go) -> Go:
         return replace(
             message, received={s: d.replace(b'"exchange": 0', b'"exchange": 7') for s, d in message.received.items()}
         )
 
-    with pytest.raises(VisardError, match="answer from sum: its exchange is 7, expected 0"):
-        tampered(method(), "advance", change, sources=2)
+    for sources in (1, 2):
+        with pytest.raises(VisardError, match="answer from s0: its seal is broken"):
+            tampered(method(), "advance", change, sources=sources)
 
 
 def test_replaced_keys_are_found_out_by_pins() -> None:
@@ -174,30 +211,11 @@ def test_replaced_keys_are_found_out_by_pins() -> None:
 
 def test_only_parties_of_the_session_are_heard() -> None:
     net = wire(2, 4)
-    play(method(), net)
+    play(method(sums=False), net)
     end = Session.from_state(net.parties["s0"].state["session"])
     with pytest.raises(VisardError, match="offer from s1, who is not in this session"):
         end.open("offer", "s1", "s1", b"x" * 100, 1)
     assert end.exchange == 1
-
-
-def test_the_target_gets_a_sum_and_no_part_of_it() -> None:
-    seen: list[set[str]] = []
-
-    def change(message: Go) -> Go:
-        if message.received:
-            seen.append(set(message.received))
-        return message
-
-    tampered(method(), "advance", change, sources=3)
-    tampered(method(sums=False), "advance", change, sources=3)
-    assert seen == [{"sum"}, {"s0", "s1", "s2"}]
-
-
-def test_noise_is_accounted_for() -> None:
-    net = wire(1, 4)
-    play(method(noise=4.0, exchanges=2, batches=2), net)
-    assert net.figures["epsilon"] == pytest.approx(epsilon(4, 4.0, 1e-5))
 
 
 def test_counters_of_the_packed_protocol() -> None:
@@ -207,6 +225,20 @@ def test_counters_of_the_packed_protocol() -> None:
     assert net.figures["encryptions"] == 2 * 5
     assert net.figures["decryptions"] == 2 * 5
     assert net.figures["multiplications"] == 2 * 5 * 5
+    alone = {"encryptions": 5, "decryptions": 5, "multiplications": 25, "refreshes": 5}
+    assert net.by_party == {"s0": alone, "t": alone}
+
+
+def test_counters_are_those_of_each_party() -> None:
+    """Three sources: the target answers each of them, and decrypts one sum."""
+    net = wire(3, 4)
+    play(method(), net)
+    of = net.by_party
+    assert of["t"] == {"encryptions": 5, "decryptions": 5, "multiplications": 75, "refreshes": 15}
+    assert of["s0"] == of["s1"] == of["s2"] == {
+        "encryptions": 5, "decryptions": 5, "multiplications": 25, "refreshes": 5,
+    }  # fmt: skip
+    assert net.figures["multiplications"] == 150
 
 
 @pytest.mark.parametrize(
@@ -219,6 +251,8 @@ def test_counters_of_the_packed_protocol() -> None:
         ({"weight": -1.0}, "must not be negative"),
         ({"noise": 1.0, "protocol": "both"}, "needs the packed protocol"),
         ({"noise": 1.0, "monitor": True}, "not covered"),
+        ({"noise": float("nan")}, "method.noise = nan: must be a number"),
+        ({"key_bits": 2056}, "method.key_bits = 2056: must be a multiple of 16"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], words: str) -> None:

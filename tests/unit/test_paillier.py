@@ -10,8 +10,10 @@ import pytest
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
+from visard.crypto import paillier
 from visard.crypto.costs import counted
 from visard.crypto.envelope import Binding, check_tag, pair_secret, seal, session_of, tag, unseal
+from visard.crypto.fixed_base import FixedBase
 from visard.crypto.keys import key_from_bytes, key_to_bytes, load_key, load_or_make, save_key
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
 from visard.errors import UsageError, VisardError
@@ -183,6 +185,8 @@ def test_key_files_are_private_and_never_overwritten(key: PrivateKey, tmp_path: 
         load_key(path, BITS)
     with pytest.raises(UsageError, match="cannot be read"):
         load_key(tmp_path / "none", BITS)
+    with pytest.raises(UsageError, match="a key of 1000 bits: must be a multiple of 16"):
+        load_or_make(tmp_path / "odd.key", 1000, insecure=True)
     made = load_or_make(tmp_path / "new.key", BITS, insecure=True)
     assert load_or_make(tmp_path / "new.key", BITS, insecure=True).public == made.public
 
@@ -190,8 +194,29 @@ def test_key_files_are_private_and_never_overwritten(key: PrivateKey, tmp_path: 
 def test_damaged_keys_are_refused(key: PrivateKey) -> None:
     data = key_to_bytes(key)
     assert key_from_bytes(data, BITS).p == key.p
-    broken = data.replace(f"{int(key.p):x}".encode(), f"{int(key.p) + 2:x}".encode())
+    broken = data.replace(f"{int(key.p):x}".encode(), f"{int(key.p) + 1:x}".encode())
     with pytest.raises(VisardError, match="damaged|small factor"):
         key_from_bytes(broken, BITS)
     with pytest.raises(VisardError, match="does not fit"):
         PrivateKey(key.p, key.q + 2, key.public)
+
+
+def test_as_many_keys_as_a_party_has_peers_keep_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    class Counting(FixedBase):
+        def __init__(self, base: int, modulus: int, bits: int) -> None:
+            built.append(modulus)
+            super().__init__(base, modulus, bits)
+
+    monkeypatch.setattr(paillier, "FixedBase", Counting)
+    keys = [generate(256, insecure=True) for _ in range(12)]
+    for _ in range(2):
+        for key in keys:
+            assert key.decrypt(key.public.encrypt(7)) == 7
+    assert len(built) == 12
+    other = generate(256, insecure=True)
+    first, second = (other.public.encrypt_once(-7) for _ in range(2))
+    assert (other.decrypt(first), other.decrypt(second)) == (-7, -7)
+    assert first != second
+    assert len(built) == 12

@@ -11,7 +11,7 @@ from visard.bench import paper
 from visard.bench.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.config import load
 from visard.files import read_json
-from visard.report.events import read_events, rounds
+from visard.report.events import Round, read_events, rounds
 
 TITLE = "Encrypted MMD: users align their features without showing them"
 
@@ -97,27 +97,42 @@ def names(domains: tuple[str, ...]) -> str:
     return "[" + ",".join(f'"{d}"' for d in domains) + "]"
 
 
-def per_batch(value: Callable[[Path], float]) -> Callable[[Path], float | None]:
+def per_batch(value: Callable[[Path], float | None]) -> Callable[[Path], float | None]:
     """A figure of all rounds of alignment, for one batch of every party."""
 
     def one(folder: Path) -> float | None:
         method: Any = load(folder / "config.toml").method
-        done = sum(r.stage == "align" for r in rounds(read_events(folder / "events.jsonl")))
-        return value(folder) / (done * method.exchanges * method.batches) if done else None
+        done, found = len(aligned(folder)), value(folder)
+        return found / (done * method.exchanges * method.batches) if done and found is not None else None
 
     return one
 
 
 def seconds(folder: Path) -> float:
     """Wall time of alignment: all parties one after the other, with their training."""
-    return sum(r.seconds or 0 for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "align")
+    return sum(r.seconds or 0 for r in aligned(folder))
+
+
+def aligned(folder: Path) -> list[Round]:
+    """The rounds of alignment."""
+    return [r for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "align"]
 
 
 def counted(name: str) -> Callable[[Path], float]:
     """Operations of all parties."""
 
     def total(folder: Path) -> float:
-        return sum(r.figures.get(name) or 0 for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "align")
+        return sum(r.figures.get(name) or 0 for r in aligned(folder))
+
+    return total
+
+
+def seconds_of(who: str) -> Callable[[Path], float | None]:
+    """Time of the steps of the sources or the target, with their training; None where the run did not record it."""
+
+    def total(folder: Path) -> float | None:
+        times = [f.get("seconds") or 0 for r in aligned(folder) for c, f in r.clients.items() if _side(c) == who]
+        return sum(times) if times else None
 
     return total
 
@@ -142,6 +157,8 @@ SECONDS = Column("seconds", per_batch(seconds), percent=False)
 TOTAL = Column("kB", per_batch(kilobytes("all")), percent=False)
 COSTS = (
     SECONDS,
+    Column("seconds of the sources", per_batch(seconds_of("sources")), percent=False),
+    Column("seconds of the target", per_batch(seconds_of("target")), percent=False),
     Column("kB of the sources", per_batch(kilobytes("sources")), percent=False),
     Column("kB of the target", per_batch(kilobytes("target")), percent=False),
     TOTAL,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from visard.cli.console import console, table
+
+SOME = 10.0  # epsilon above which nobody speaks of protection
 
 
 class Audit(StrEnum):
@@ -42,29 +45,40 @@ def audit(
     if as_json:
         print(json.dumps(report, indent=1))
         return
-    title = f"From its own gradient of one batch (n = {samples}, L = {length}), a party computes of {peers} other(s)"
-    table(title, ("what", "relative error of the guess"), lines(report))
+    title = f"From what it decrypts for one batch (n = {samples}, L = {length}), a party computes of {peers} other(s)"
+    table(title, ("what", "dimensions determined", "relative error of the guess"), lines(report))
     console.print(verdict(report), highlight=False, soft_wrap=True)
 
 
-def lines(report: dict[str, Any]) -> list[tuple[str, str]]:
+def lines(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The lines of the table."""
-    if not report["determined"]:
-        return [("mean and second moments of the batch", "not determined")]
-    names = {
-        "error_of_a_peer_s_mean": "mean feature of the nearest single party",
-        "error_of_the_average_mean": "mean feature, average over the parties",
-        "error_of_the_second_moments": "second moments, average over the parties",
+    rows = {
+        "mean feature of the nearest single party": ("the_mean", "a_peer_s_mean"),
+        "mean feature, average over the parties": ("the_mean", "the_average_mean"),
+        "second moments, average over the parties": ("the_second_moments", "the_second_moments"),
     }
-    return [(words, f"{report[name]:.2g}") for name, words in names.items()]
+    return [
+        (words, _percent(report[f"determined_of_{share}"]), f"{report[f'error_of_{error}']:.2g}")
+        for words, (share, error) in rows.items()
+    ]
 
 
 def verdict(report: dict[str, Any]) -> str:
     """One sentence that a reader can act on."""
-    if not report["determined"]:
-        return "With so few samples for so many dimensions only projections on the own features are known."
-    if report["noise"]:
-        return f"The noise makes one batch (epsilon, delta) = ({report['epsilon_of_one_batch']:.2g}, 1e-5) private."
+    eps, mean, second = (
+        report[k] for k in ("epsilon_of_one_batch", "determined_of_the_mean", "determined_of_the_second_moments")
+    )
+    if eps is not None:
+        words = "" if eps <= SOME else ", which is hardly any protection"
+        return f"The noise makes one batch, for a given network, ({eps:.2g}, 1e-5)-differentially private{words}."
+    if second < 1:
+        of = " of the average over the parties" if report["peers"] > 1 else ""
+        return f"{_percent(mean)} of the mean and {_percent(second)} of the second moments{of} are revealed."
     if report["peers"] > 1:
         return "The average over the parties is revealed exactly; the parts of single parties are not."
-    return "The moments are revealed exactly: use more peers with method.sums, method.noise, or n <= L."
+    return "The moments are revealed exactly: use more peers with method.sums, method.noise, or n well below L."
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100 % is said of everything alone."""
+    return f"{math.floor(100 * share)} %"

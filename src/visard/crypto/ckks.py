@@ -145,7 +145,7 @@ class _Public:
             self.galois = seal_file.load(library().GaloisKeys(), ring().context, file)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _public(key: PublicKey) -> _Public:
     return _Public(key)
 

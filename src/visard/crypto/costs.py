@@ -19,9 +19,6 @@ class Costs:
     refreshes: int = 0  # re-randomised ciphertexts
     cpu_seconds: float = 0.0
 
-    def to_dict(self) -> dict[str, float]:
-        return {k: float(v) for k, v in vars(self).items()}
-
 
 _current: ContextVar[Costs | None] = ContextVar("costs", default=None)
 

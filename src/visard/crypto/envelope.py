@@ -4,7 +4,7 @@
 
 The header says what the ciphertexts are; the receiver states what it expects and refuses anything else, so a
 message of another batch, direction or run is not accepted again. The tag is an HMAC with a secret of the two parties,
-so that the server that relays cannot alter or mix messages. Sums that the server makes carry no tag.
+so that the server that relays cannot alter or mix messages.
 """
 
 from __future__ import annotations

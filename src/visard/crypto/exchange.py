@@ -8,17 +8,19 @@ What a party takes is $\sum_p w_p \nabla_{a_i} E_p k$ times its scale, for the w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from visard.crypto.envelope import TAG
 from visard.crypto.forward import FRACTION, Forward
 from visard.crypto.packed import Packed
 from visard.crypto.packed_ckks import PackedCkks
-from visard.crypto.session import SUM, Letters, Mail, Scheme, Session
+from visard.crypto.session import Letters, Mail, Scheme, Session
 from visard.ops.mmd import Polynomial
 from visard.ops.moments import moments
 from visard.ops.noise import noisy
@@ -41,7 +43,7 @@ class Plan:
     target: str
     pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
     loss: bool = False  # whether sources learn the loss
-    sums: bool = True  # whether the server adds up answers before they are decrypted
+    sums: bool = True  # whether answers of several peers are masked, so that only their sum can be read
     noise: float = 0.0  # multiplier of the Gaussian noise on moments; packed alone
     scheme: Scheme = "paillier"  # ckks: packed alone
 
@@ -78,9 +80,18 @@ class Plan:
         S = len(self.sources)
         return (self.n - 1) / (S * self.n - 1) if self.pooled and owner != self.target else 1.0
 
-    def summed(self, owner: str) -> bool:
-        """Whether the party gets one sum instead of an answer of each peer."""
-        return self.sums and self.variant == "packed" and len(self.weights(owner)) > 1
+    def fellows(self, owner: str, me: str) -> list[str]:
+        """With whom a party masks its answer to `owner`, which then can read the sum alone; none: it reads each."""
+        return [c for c in self.weights(owner) if c != me] if self.sums and self.variant == "packed" else []
+
+    def partners(self, me: str) -> list[str]:
+        """Everyone with whom a party needs a common secret."""
+        owners = self.weights(me)
+        return list(dict.fromkeys([*owners, *(c for o in owners for c in self.fellows(o, me))]))
+
+    def name(self) -> bytes:
+        """The same for the same plan, wherever it came from."""
+        return json.dumps(asdict(self), sort_keys=True).encode()
 
     def learns_loss(self, owner: str) -> bool:
         return self.loss and owner != self.target
@@ -101,7 +112,8 @@ def offer(session: Session, plan: Plan, features: Tensor) -> Mail:
 def answer_packed(session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor) -> Mail:
     """To each peer, the own moments applied to its features; `extra` (batches,) is added to the loss it learns."""
     size, post = plan.packed.offered(plan.n), Posting()
-    said = [noisy(moments(b), plan.n, plan.noise) for b in features]  # once: all peers hear the same
+    # once: all peers hear the same
+    said = [noisy(moments(b), plan.n, plan.noise, session.noise_key(i, b)) for i, b in enumerate(features)]
     for owner in plan.weights(session.me):
         received = _open(session, plan, "offer", owner, owner, offers.get(owner, b""), size * plan.batches)
         weight, loss = plan.weights(owner)[session.me], plan.learns_loss(owner)
@@ -111,6 +123,8 @@ def answer_packed(session: Session, plan: Plan, features: Tensor, offers: Mappin
             mine = received[i * size : (i + 1) * size]
             more = -float(extra[i]) / 2
             ciphers += plan.packed.answer(key, mine, plan.n, m, weight, loss, more)
+        if fellows := plan.fellows(owner, session.me):
+            ciphers = plan.packed.mask(key, ciphers, session.masks(owner, fellows, plan.name() + offers[owner][:-TAG]))
         post.add(_seal(session, plan, "answer", owner, ciphers, [owner]))
     return post.done
 
@@ -120,14 +134,13 @@ def take_packed(
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients (batches, n, L) by own features, and the losses (batches,) if this party learns them."""
     weights, me = plan.weights(session.me), session.me
-    senders = [SUM] if plan.summed(me) else list(weights)
     size, loss = plan.answers(me) // plan.batches, plan.learns_loss(me)
-    received = [_open(session, plan, "answer", s, me, answers.get(s, b""), size * plan.batches) for s in senders]
+    received = [_open(session, plan, "answer", p, me, answers.get(p, b""), size * plan.batches) for p in weights]
     key: Any = session.lattice.private if session.lattice else session.private
+    summed, total = plan.packed.total(session.keys[me], received), sum(weights.values())
     gradients, losses = [], []
     for i, a in enumerate(features):
-        parts = [plan.packed.values(key, r[i * size : (i + 1) * size], plan.n, loss) for r in received]
-        values, total = torch.stack(parts).sum(0), sum(weights.values())
+        values = plan.packed.values(key, summed[i * size : (i + 1) * size], plan.n, loss)
         gradients.append(plan.scale() * plan.packed.gradient(a, values, total))
         if loss:
             losses.append(-2 * plan.packed.mean_kernel(a, values, total))

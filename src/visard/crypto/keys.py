@@ -30,7 +30,7 @@ def save_key(path: Path, key: PrivateKey) -> None:
         os.fsync(f.fileno())
 
 
-def load_key(path: Path, bits: int) -> PrivateKey:
+def load_key(path: Path, bits: int, *, trusted: bool = False) -> PrivateKey:
     """Read a key file; refused if others can read it, if it is damaged or of another size."""
     try:
         mode = path.stat().st_mode
@@ -40,7 +40,7 @@ def load_key(path: Path, bits: int) -> PrivateKey:
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise UsageError(f"{path} can be read by others (mode {stat.S_IMODE(mode):o}): chmod 600 it")
     try:
-        return key_from_bytes(data, bits)
+        return key_from_bytes(data, bits, trusted=trusted)
     except VisardError as error:
         raise UsageError(f"{path}: {error}") from None
 
@@ -48,8 +48,9 @@ def load_key(path: Path, bits: int) -> PrivateKey:
 def load_or_make(path: Path, bits: int, *, insecure: bool = False) -> PrivateKey:
     """The key in `path`, made on first use."""
     if not path.exists():
+        key = generate(bits, insecure=insecure)
         with contextlib.suppress(UsageError):  # another process may have been faster
-            save_key(path, generate(bits, insecure=insecure))
+            save_key(path, key)
     return load_key(path, bits)
 
 
@@ -61,7 +62,7 @@ def key_to_bytes(key: PrivateKey) -> bytes:
 def key_from_bytes(data: bytes, bits: int, *, trusted: bool = False) -> PrivateKey:
     """The key in `data`; one clear line if it is none or not of `bits` bits.
 
-    `trusted`: from the party's own state, whose primes were tested when they came: every step would test them again.
+    `trusted`: of the party itself, whose primes were tested before: every step would test them again.
     """
     try:
         content = json.loads(data)

@@ -8,12 +8,15 @@ kernel of degree 1 the peer's mean is all that is needed: the peer sends it unde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from visard.crypto import masks
 from visard.crypto.fixed_point import FixedPoint
+from visard.crypto.masks import Seeds
 from visard.crypto.multiexp import linear_maps
 from visard.crypto.packing import Slots
 from visard.crypto.paillier import BITS, PrivateKey, PublicKey
@@ -25,6 +28,7 @@ from visard.ops.moments import Moments, Rows
 FRACTION = 20  # bits after the point, of a feature and of a moment
 HEADROOM = 7  # bits before the point with the sign: sums of weighted answers stay below 64
 BOUND = 30.0  # of one answer of weight 1; the weights of all that are added up sum to less than 2
+TOO_LARGE = "an answer does not fit its slots: lower method.noise, or weight_decay where the loss is monitored"
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,14 @@ class Reversed:
         a = a.detach().double()
         square = (a * a).sum(1)
         if not float(square.max()) <= 1 + 1e-6:
-            raise VisardError(f"a feature has length {float(square.max()) ** 0.5:.4g}, outside the unit ball")
+            raise VisardError("a feature lies outside the unit ball")
         return torch.cat([a.t(), square[None]])
 
     def rows(self, m: Moments, weight: float, loss: bool, extra: float) -> Rows:
         """What an answer applies to the columns, if its values stay within bounds."""
         rows = moments.rows_of(m, self.kernel, weight, loss, extra)
         if not rows.bound() <= BOUND * abs(weight):
-            raise VisardError(f"an answer may reach {rows.bound() / abs(weight):.4g}, a slot holds {BOUND:g}")
+            raise VisardError(TOO_LARGE)  # by how much would tell the server something
         return rows
 
     def means(self, m: Moments, weight: float, loss: bool, extra: float) -> Tensor:
@@ -58,7 +62,7 @@ class Reversed:
         values = [m.B1, (m.Q + extra / self.kernel.c[1])[None]] if loss else [m.B1]
         limited = weight * torch.cat(values)
         if not float(limited.abs().max()) <= BOUND * abs(weight):
-            raise VisardError(f"a value to encrypt is {float(limited.abs().max()):.4g}, above the limit of {BOUND:g}")
+            raise VisardError(TOO_LARGE)
         return limited
 
     def gradient(self, a: Tensor, values: Tensor, weights: float) -> Tensor:
@@ -134,6 +138,19 @@ class Packed(Reversed):
             shifted = (key.add_plain(c, k * ones[chunk]) for c, k in zip(maps, constants, strict=True))
             answers.append([key.refresh(c) for c in shifted])
         return [c for row in zip(*answers, strict=True) for c in row]
+
+    def mask(self, key: PublicKey, answer: Sequence[int], seeds: Seeds) -> list[int]:
+        """The answer plus masks that cancel in the sum over all who answer."""
+        added = masks.numbers(seeds, len(answer), int(key.n))
+        return [key.add_plain(c, m) for c, m in zip(answer, added, strict=True)]
+
+    def total(self, key: PublicKey, answers: Sequence[Sequence[int]]) -> list[int]:
+        """The sum of several parties' answers, still encrypted."""
+        first, *others = answers
+        total = list(first)
+        for answer in others:
+            total = [key.add(c, d) for c, d in zip(total, answer, strict=True)]
+        return total
 
     def values(self, private: PrivateKey, answer: list[int], n: int, loss: bool = False) -> Tensor:
         """What an answer, or a sum of answers, says: (n, rows) of degree 2, (1, L or L + 1) of degree 1."""

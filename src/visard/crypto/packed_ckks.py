@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.crypto import ckks
+from visard.crypto import ckks, masks, residues
 from visard.crypto.ckks import PrivateKey, PublicKey, stride
-from visard.crypto.packed import Reversed
-from visard.crypto.residues import SLOTS
-from visard.errors import UsageError
+from visard.crypto.masks import Seeds
+from visard.crypto.packed import HEADROOM, Reversed
+from visard.crypto.residues import ANSWER, DEGREE, SLOTS
+from visard.errors import UsageError, VisardError
 from visard.ops.moments import Moments
 
 
@@ -100,9 +101,21 @@ class PackedCkks(Reversed):
             answers.append(key.answer(terms, self._spread(np.pad(constants[mine], (0, self.width - len(mine))))))
         return answers
 
+    def mask(self, key: PublicKey, answer: Sequence[bytes], seeds: Seeds) -> list[bytes]:
+        """The answer plus masks that cancel in the sum over all who answer."""
+        size, prime = len(answer), residues.PRIMES[0]
+        added = np.array(masks.numbers(seeds, size * DEGREE, prime), np.uint64).reshape(size, DEGREE)
+        return [residues.shift(c, m, "an answer") for c, m in zip(answer, added, strict=True)]
+
+    def total(self, key: PublicKey, answers: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """The sum of several parties' answers, still encrypted."""
+        return [residues.add(group, 2, ANSWER, "an answer") for group in zip(*answers, strict=True)]
+
     def values(self, private: PrivateKey, answer: Sequence[bytes], n: int, loss: bool = False) -> Tensor:
         """What an answer, or a sum of answers, says: (n, rows) of degree 2, (1, L or L + 1) of degree 1."""
         plain = np.concatenate([private.open(c) for c in answer])
+        if not float(np.abs(plain).max()) < 2 ** (HEADROOM - 1):
+            raise VisardError("an answer overflows its slots")
         if self.kernel.degree == 1:
             return torch.from_numpy(plain[: self.length + loss])[None]
         rows = plain.reshape(-1, self.block)[: self.length + 1 + loss, :n]

@@ -60,5 +60,12 @@ def add(parts: Sequence[bytes], polynomials: int, primes: int, what: str) -> byt
     return to_bytes(total)
 
 
+def shift(answer: bytes, by: np.ndarray, what: str) -> bytes:
+    """An answer with numbers (DEGREE,) below the first prime added to its first polynomial: to what it decrypts to."""
+    array = from_bytes(answer, 2, ANSWER, what)
+    array[0, 0] = (array[0, 0] + by) % np.uint64(PRIMES[0])
+    return to_bytes(array)
+
+
 def _width(prime: int) -> int:
     return -(-BITS[prime] // 8)

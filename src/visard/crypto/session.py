@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from visard.crypto import ckks, envelope
+from torch import Tensor
+
+from visard.crypto import ckks, envelope, masks
 from visard.crypto.envelope import Binding
-from visard.crypto.keys import key_from_bytes, key_to_bytes, load_or_make
+from visard.crypto.keys import key_from_bytes, key_to_bytes, load_key, load_or_make
+from visard.crypto.masks import Seeds
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
 from visard.errors import VisardError
 
 NONCE = 16
-SUM = "sum"  # the sender of what the server added up
 EVERYONE = "*"
 Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message
 Mail = tuple[Letters, Letters]  # messages and tags
@@ -50,6 +55,7 @@ class Session:
     secrets: dict[str, bytes]
     exchange: int = 0
     lattice: Lattice | None = None  # keys for CKKS, where it carries the features
+    file: str = ""  # of the private key; "" = it is in the party's state
 
     def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> Mail:
         """One message under `owner`'s key for one or more receivers, and the tag for each."""
@@ -79,6 +85,19 @@ class Session:
         body = self._untagged(kind, sender, data)
         return envelope.unseal_parts(body, self._binding(kind, sender, owner), length, count)
 
+    def masks(self, owner: str, fellows: Sequence[str], about: bytes) -> Seeds:
+        """For an answer to `owner` in this exchange, which the fellows answer too; `about` is what they all answer."""
+        if unknown := sorted(set(fellows) - set(self.secrets)):
+            raise VisardError(f"answer to {owner}: {unknown[0]} is not in this session")
+        place = json.dumps(asdict(self._binding("mask", "", owner)), sort_keys=True).encode()
+        return masks.seeds(self.me, {f: self.secrets[f] for f in fellows}, place + about)
+
+    def noise_key(self, batch: int, features: Tensor) -> bytes:
+        """For the noise on an answer about these features: nobody else can make it, and asked again it is the same."""
+        digest = hashlib.sha256(features.detach().contiguous().numpy().tobytes()).digest()
+        about = f"visard noise {self.name} {self.exchange} {batch} ".encode() + digest
+        return hmac.new(key_to_bytes(self.private), about, hashlib.sha256).digest()
+
     def next(self) -> Session:
         """The next exchange: messages of this one are not accepted again."""
         return replace(self, exchange=self.exchange + 1)
@@ -91,24 +110,31 @@ class Session:
         return letters, {other: envelope.tag(self.secrets[other], body) for other in to}
 
     def _untagged(self, kind: str, sender: str, data: bytes) -> bytes:
-        if sender == SUM:
-            return data
         if sender not in self.secrets:
             raise VisardError(f"{kind} from {sender}, who is not in this session")
         return envelope.check_tag(self.secrets[sender], data, f"{kind} from {sender}")
 
     def to_state(self) -> dict[str, Any]:
         keys = {who: k.to_bytes() for who, k in self.keys.items()}
-        state = {"me": self.me, "private": key_to_bytes(self.private), "keys": keys, "name": self.name,
+        state = {"me": self.me, "private": self.file or key_to_bytes(self.private), "keys": keys, "name": self.name,
                  "secrets": self.secrets, "exchange": self.exchange, "bits": self.private.public.bits}  # fmt: skip
         return state | ({"lattice": self.lattice.to_state()} if self.lattice else {})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Session:
-        private = key_from_bytes(state["private"], state["bits"], trusted=True)
+        private, file = _private(state, state["bits"])
         keys = {who: PublicKey(int.from_bytes(k, "big"), state["bits"]) for who, k in state["keys"].items()}
+        if keys[state["me"]] != private.public:
+            raise VisardError("the key file of this party is not the one that the session began with")
         lattice = Lattice.from_state(state["lattice"]) if "lattice" in state else None
-        return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice)
+        return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice, file)
+
+
+def _private(kept: Mapping[str, Any], bits: int) -> tuple[PrivateKey, str]:
+    """The own key and, where the state names its file instead of holding it, that file."""
+    if isinstance(kept["private"], str):
+        return load_key(Path(kept["private"]), bits, trusted=True), kept["private"]
+    return key_from_bytes(kept["private"], bits, trusted=True), ""
 
 
 def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:
@@ -116,11 +142,15 @@ def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tu
 
     They are its public key, with a block of slots also a new key for CKKS, and a nonce.
     """
+    kept: dict[str, Any]
     if folder:
-        private = load_or_make(Path(folder).expanduser() / f"{me}.key", bits, insecure=insecure)
+        path = Path(folder).expanduser().absolute() / f"{me}.key"
+        private = load_or_make(path, bits, insecure=insecure)
+        kept = {"private": str(path)}
     else:
         private = generate(bits, insecure=insecure)
-    words, kept = private.public.to_bytes(), {"private": key_to_bytes(private)}
+        kept = {"private": key_to_bytes(private)}
+    words = private.public.to_bytes()
     if block:
         secret, public = ckks.generate(block)
         words, kept = words + public.data, kept | {"lattice": secret.data, "words": public.data}
@@ -139,7 +169,7 @@ def introduce(
     """Check everyone's key and send each peer a random part of the common secret under its key."""
     rests = {who: data[bits // 8 : -NONCE] for who, data in hellos.items()}
     keys = {who: PublicKey.from_bytes(data[: bits // 8], bits) for who, data in hellos.items()}
-    private = key_from_bytes(kept["private"], bits, trusted=True)
+    private, _ = _private(kept, bits)
     if me not in keys or keys[me] != private.public or rests[me] != kept.get("words", b""):
         raise VisardError("the server relayed another key as this party's own")
     if len({int(k.n) for k in keys.values()}) != len(keys):
@@ -153,7 +183,7 @@ def introduce(
         elif rest:
             raise VisardError(f"the hello of {who} is {len(rest)} bytes too long")
     parts = {peer: secrets.token_bytes(31) for peer in peers}
-    letters = {p: keys[p].encrypt(int.from_bytes(part, "big")).to_bytes(keys[p].cipher_bytes, "big")
+    letters = {p: keys[p].encrypt_once(int.from_bytes(part, "big")).to_bytes(keys[p].cipher_bytes, "big")
                for p, part in parts.items()}  # fmt: skip
     name = envelope.session_of(hellos)
     more = {"keys": {w: k.to_bytes() for w, k in keys.items()}, "rests": rests, "block": block}
@@ -162,7 +192,7 @@ def introduce(
 
 def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits: int) -> Session:
     """The session, once each peer's part has come."""
-    private = key_from_bytes(kept["private"], bits, trusted=True)
+    private, file = _private(kept, bits)
     secret = {}
     for peer, part in kept["parts"].items():
         if len(received.get(peer, b"")) != private.public.cipher_bytes:
@@ -178,4 +208,4 @@ def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits
     if kept.get("block"):
         public = {who: ckks.PublicKey(kept["block"], rest) for who, rest in kept["rests"].items()}
         lattice = Lattice(ckks.PrivateKey(kept["lattice"]), public)
-    return Session(me, private, keys, kept["name"], secret, lattice=lattice)
+    return Session(me, private, keys, kept["name"], secret, lattice=lattice, file=file)

@@ -16,14 +16,13 @@ from dataclasses import dataclass, field, replace
 from visard.core import BoundStep, ClientId, M, Network, R, Replies, Setup, Weights
 from visard.core.method import S
 from visard.crypto import relay
-from visard.crypto.exchange import Plan
-from visard.crypto.session import SUM, Letters
+from visard.crypto.session import Letters
 from visard.methods.domains import SOURCE, targets
 from visard.methods.encrypted.align_steps import AlignedSteps
-from visard.methods.encrypted.messages import Cards, Draw, Look, Mail, Post
-from visard.methods.encrypted.server import figures, posts
+from visard.methods.encrypted.messages import Cards, Draw, Look, Post
+from visard.methods.encrypted.server import log, posts
 from visard.ops.mmd import Polynomial
-from visard.ops.noise import DELTA, epsilon
+from visard.ops.noise import check_apart, epsilon
 from visard.ops.training import Training
 
 
@@ -45,6 +44,8 @@ class Aligning(AlignedSteps[S]):
         """What the server starts with."""
         if self.align.weight:
             self.align.check(training, setup.embedding)
+            if self.align.noise:
+                check_apart(setup.new_weights())
         return Met(setup.embedding)
 
     def exchanged(
@@ -61,28 +62,20 @@ class Aligning(AlignedSteps[S]):
         offers = relay.deliver(posts(drawn))
         mail = _all(net, self.answer, {c: Post(plan, offers[c]) for c in clients})
         post = relay.deliver(posts(mail))
-        if plan.summed(SOURCE):  # it learns the sum over its targets and no part of it
-            post[SOURCE] = {SUM: self._sum(plan, met, mail)}
         secrets = {c: letters for c, letters in met.secrets.items() if c not in clients}
         met = replace(met, secrets=secrets, exchanges=met.exchanges + 1)
-        noise = {"epsilon": epsilon(met.exchanges * plan.batches, plan.noise, DELTA)} if plan.noise else {}
-        net.log(**figures([drawn, mail]), **noise)
+        noise = {"epsilon_of_a_batch": epsilon(plan.noise)} if plan.noise else {}
+        log(net, [drawn, mail], **noise)
         return met, {c: Post(plan, post[c]) for c in clients}
 
     def _meet(self, met: Met, net: Network) -> Met:
-        """Keys, and a secret between the source and each target."""
+        """Keys, and a secret between any two clients."""
         plan = self.align.plan(met.embedding, SOURCE, targets(net.clients))
         cards = _all(net, self.hello, dict.fromkeys(net.clients, Look(plan)))
         hellos = {c: card.hello for c, card in cards.items()}
         mail = _all(net, self.introduce, dict.fromkeys(net.clients, Cards(plan, hellos)))
         secrets = {c: {other: m.letters[c] for other, m in mail.items() if c in m.letters} for c in net.clients}
         return replace(met, hellos=hellos, secrets=secrets)
-
-    def _sum(self, plan: Plan, met: Met, mail: Mapping[ClientId, Mail]) -> bytes:
-        return relay.add_up(
-            posts(mail), met.hellos, SOURCE, met.exchanges, "answer", plan.sources, plan.bits, plan.answers(SOURCE),
-            plan.scheme,
-        )  # fmt: skip
 
 
 def _all(net: Network, step: BoundStep[M, R], messages: Mapping[ClientId, M]) -> Replies[R]:

@@ -18,13 +18,13 @@ from torch import Tensor
 from visard.core import BoundStep, ClientId, M, Network, R, Replies, Setup, Stage, State, Weights
 from visard.crypto import relay
 from visard.crypto.exchange import Plan
-from visard.crypto.session import SUM, Letters
+from visard.crypto.session import Letters
 from visard.errors import UsageError
 from visard.methods.encrypted.messages import Begin, Cards, Go, Heads, Look, Mail, Moved, Post
-from visard.methods.encrypted.server import figures, head_of, mean, posts
+from visard.methods.encrypted.server import head_of, log, mean, posts
 from visard.methods.encrypted.steps import EncryptedSteps
 from visard.ops.mmd import Polynomial
-from visard.ops.noise import DELTA, epsilon
+from visard.ops.noise import check_apart, epsilon
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,10 @@ class EncryptedMMD(EncryptedSteps[Server]):
         if not self.pretrain_rounds and not setup.given:
             raise UsageError("encrypted-mmd starts from a trained network: give model.weights or pretrain_rounds")
         head = head_of(self.head, setup) if self.task == "classify" and self.classes == "shared" else {}
-        return Server(setup.new_weights(), head, self.compare.length(setup.embedding))
+        theta = setup.new_weights()
+        if self.noise:
+            check_apart(theta)
+        return Server(theta, head, self.compare.length(setup.embedding))
 
     def stages(self) -> list[Stage[Server]]:
         first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
@@ -87,14 +90,14 @@ class EncryptedMMD(EncryptedSteps[Server]):
             if self.protocol != "packed":
                 mail = self.ask_mail(net, self.unveil, plan, relay.deliver(posts(mail)))
                 done.append(mail)
-            received = self.relayed(s, plan, s.exchange + i, mail)
+            received = relay.deliver(posts(mail))
         s, moved = self.move(s, net, plan, lr, received, more=False)
-        net.log(lr=lr, **figures([*done, moved]))
+        log(net, [*done, moved], lr=lr)
         if self.classes == "shared":  # the end of Section 4.2.3
             self.tell(net, Heads(plan, [moved[c].classifier for c in plan.sources]))
         s = replace(s, exchange=s.exchange + self.exchanges)
         if self.noise:
-            net.log(epsilon=epsilon(s.exchange * self.batches, self.noise, DELTA))
+            net.log(epsilon_of_a_batch=epsilon(self.noise))
         return s
 
     def tell(self, net: Network, heads: Heads) -> None:
@@ -128,15 +131,6 @@ class EncryptedMMD(EncryptedSteps[Server]):
             ups = [moved[c] for c in plan.sources]
             s = replace(s, theta=mean(u.weights for u in ups), head=mean(u.classifier for u in ups))
         return s, moved
-
-    def relayed(self, s: Server, plan: Plan, i: int, mail: Mapping[ClientId, Mail]) -> dict[ClientId, Letters]:
-        """Each party's answers; several to one party as their sum, where the plan says so."""
-        sent, post = posts(mail), relay.deliver(posts(mail))
-        for c in post:
-            if plan.summed(c):
-                whom, size = list(plan.weights(c)), plan.answers(c)
-                post[c] = {SUM: relay.add_up(sent, s.hellos, c, i, "answer", whom, self.key_bits, size, self.scheme)}
-        return post
 
     def ask_mail(
         self, net: Network, step: BoundStep[Post, Mail], plan: Plan, post: Mapping[ClientId, Letters]

@@ -20,6 +20,7 @@ from visard.errors import VisardError
 from visard.ops.adam import Optimiser, new_optimiser
 from visard.ops.compare import Compare
 from visard.ops.mmd import Polynomial, within
+from visard.ops.noise import MIXED
 from visard.ops.predictor import new_head
 from visard.ops.training import HeadSettings, Training, batches, load_weights, weights_of
 
@@ -62,10 +63,15 @@ class Learner:
 
     def forward(self, batch: dict[str, Any]) -> Tensor:
         """Raw features (n, E) of a batch; the same again for the same weights, also with dropout."""
+        return self._features(self._inputs(batch), batch["seed"])
+
+    def _inputs(self, batch: dict[str, Any]) -> Tensor:
         rng = torch.Generator().manual_seed(batch["seed"])
         x = to_float(self.view.batch(batch["rows"].numpy()), self.client.numerics.channels_last)
-        x = augment(x, rng, self.training.augment)
-        torch.manual_seed(batch["seed"])  # for layers that draw by themselves
+        return augment(x, rng, self.training.augment)
+
+    def _features(self, x: Tensor, seed: int) -> Tensor:
+        torch.manual_seed(seed)  # for layers that draw by themselves
         with self.client.numerics.autocast():
             features: Tensor = self.model(self.client.numerics.place(x))
         return features.float()
@@ -86,10 +92,21 @@ class Learner:
         return torch.from_numpy(np.asarray(self.view.labels))[batch["rows"]]
 
     @torch.no_grad()
-    def look(self, chosen: Sequence[dict[str, Any]]) -> Tensor:
-        """Features (batches, n, L) inside the ball, in float64; running statistics stay as they were."""
+    def look(self, chosen: Sequence[dict[str, Any]], apart: bool = False) -> Tensor:
+        """Features (batches, n, L) inside the ball, in float64; running statistics stay as they were.
+
+        `apart`: refused if another first sample changes more than its own feature.
+        """
         kept = {k: v.clone() for k, v in self.model.named_buffers()}
         seen = [self.compare.inside(self.forward(b)).double() for b in chosen]
+        if apart:
+            x = self._inputs(chosen[0])
+            x[0] += 3
+            for k, v in self.model.named_buffers():
+                v.copy_(kept[k])
+            others = self.compare.inside(self._features(x, chosen[0]["seed"])).double()[1:]
+            if not torch.allclose(others, seen[0][1:], rtol=0, atol=1e-5):
+                raise VisardError(MIXED)
         for k, v in self.model.named_buffers():
             v.copy_(kept[k])
         return torch.stack(seen)

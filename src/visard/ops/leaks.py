@@ -3,7 +3,8 @@ r"""What a party can compute about the other side from its own plaintext gradien
 The gradient $g_i = -\frac{2}{n} \nabla_{a_i} E_b k$ by every own feature $a_i$ (n, L) says
 $(2 M_2 + Q I) a_i - |a_i|^2 B_1 - 2 (a_i \cdot B_1) a_i + t
 = \frac{1}{4 c_2} (-\frac{n}{2} g_i - 2 c_1 a_i) - |a_i|^2 a_i$ with $t = -\frac{c_1}{2 c_2} B_1 - B_3$:
-linear in the unknown moments, and with enough samples there is one solution.
+linear in the unknown moments, and with enough samples there is one solution. The packed protocol's owner decrypts
+a little more, $z_i$ and $s_i = a_i \cdot B_1$ themselves (`ops.moments`): `guess_moments` starts from these.
 """
 
 from __future__ import annotations
@@ -12,7 +13,38 @@ import torch
 from torch import Tensor
 
 from visard.ops.mmd import Polynomial
-from visard.ops.moments import Moments, quadratic
+from visard.ops.moments import Moments, quadratic, scales
+
+
+def guess_moments(a: Tensor, values: Tensor, kernel: Polynomial) -> tuple[Tensor, Tensor]:
+    r"""B1 (L,) and M2 (L, L) of the other side from decrypted values (n, L + 1), as well as the samples tell.
+
+    $s = A B_1$ gives B1 in the span of the own features; $z_i + |a_i|^2 B_1 = P a_i + t$ then gives the symmetric
+    $P = 2 M_2 + Q I$ on the span of their differences. Where nothing is known of P it is taken to be as elsewhere.
+    """
+    a, L = a.double(), a.shape[1]
+    z, s = values[:, :L] / scales(kernel)[0], values[:, L]
+    square = (a * a).sum(1)[:, None]
+    B1 = torch.linalg.pinv(a, rtol=1e-6) @ s
+    # combinations of samples in which t cancels and, unless B1 is known, |a|^2 B1 too
+    left_out = torch.ones_like(square) if len(a) >= L else torch.cat([torch.ones_like(square), square], 1)
+    y = z + square * B1 if len(a) >= L else z
+    x, y = (v - left_out @ torch.linalg.lstsq(left_out, v).solution for v in (a, y))
+    inverse = torch.linalg.pinv(x, rtol=1e-6)
+    known, seen = inverse @ x, inverse @ y  # the projector on what is known, and P behind it
+    eye = torch.eye(L, dtype=a.dtype)
+    P = seen + seen.t() - seen @ known + (eye - known) * seen.trace() / known.trace().clamp_min(1)
+    return B1, (P - P.trace() / (2 + L) * eye) / 2  # the trace of P is (2 + L) Q
+
+
+def determined(n: int, L: int) -> tuple[float, float]:
+    """Shares of the dimensions of B1 and of M2 that the values of n own samples determine.
+
+    With k = L - n >= 0 the equations leave 1 + 2 k + k (k + 1) / 2 unknowns of M2 free, and k of B1; with n > L none.
+    """
+    k = max(0, L - n)
+    free = 1 + 2 * k + k * (k + 1) // 2 if n <= L else 0
+    return 1 - k / L, max(0.0, 1 - free / (L * (L + 1) / 2))
 
 
 def recover_mean(a: Tensor, g: Tensor, kernel: Polynomial) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ class Align:
     pins: dict[str, str] = field(default_factory=dict)  # client -> fingerprint of its key, which all check
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.length < 0 or self.noise < 0 or self.batches < 1:
+        if self.weight < 0 or self.length < 0 or not 0 <= self.noise < math.inf or self.batches < 1:
             raise UsageError("method.align: weight, length and noise must not be negative, batches at least 1")
         if self.batch_size < max(2, self.min_batch):
             raise UsageError(f"method.align.batch_size = {self.batch_size}: below min_batch")

@@ -44,7 +44,7 @@ class AlignedSteps(Method[S]):
 
     @client_step
     def introduce(self, client: Client, msg: Cards) -> Mail:
-        peers, kept, how = list(self._agreed(client, msg.plan).weights(client.id)), client.state["align"], self.align
+        peers, kept, how = self._agreed(client, msg.plan).partners(client.id), client.state["align"], self.align
         letters, kept["keys"] = session.introduce(
             client.id, kept["keys"], msg.hellos, how.key_bits, peers, how.pins, how.block
         )
@@ -62,7 +62,7 @@ class AlignedSteps(Method[S]):
             raise VisardError(f"exchange {msg.exchange} is over: this client is at {met.exchange}")
         learner = self._learner(client, msg.theta)
         kept["batches"] = learner.draw(plan.batches)
-        kept["features"] = features = learner.look(kept["batches"])
+        kept["features"] = features = learner.look(kept["batches"], apart=bool(plan.noise))
         met = replace(met, exchange=msg.exchange)
         with counted() as costs:
             letters, tags = exchange.offer(met, plan, features)
@@ -75,9 +75,6 @@ class AlignedSteps(Method[S]):
     def answer(self, client: Client, msg: Post) -> Mail:
         plan, kept = self._agreed(client, msg.plan), client.state["align"]
         met, none = Session.from_state(kept["session"]), torch.zeros(plan.batches, dtype=torch.float64)
-        if kept.get("answered", -1) >= met.exchange:  # the same moments under new noise would wear the noise out
-            raise VisardError(f"exchange {met.exchange} was answered before")
-        kept["answered"] = met.exchange
         with counted() as costs:
             letters, tags = exchange.answer_packed(met, plan, kept["features"], msg.received, none)
         return Mail(letters, tags, operations(costs))

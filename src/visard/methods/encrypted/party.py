@@ -17,7 +17,7 @@ from visard.crypto.session import Mail, Session
 from visard.ops.alignment import Learner
 from visard.ops.mmd import within
 
-OPERATIONS = ("encryptions", "decryptions", "multiplications")
+OPERATIONS = ("encryptions", "decryptions", "multiplications", "refreshes")
 
 
 @dataclass
@@ -47,7 +47,7 @@ class Party:
     def offer(self) -> Mail:
         """Draw the next batches and send what the peers need of them."""
         batches = self.learner.draw(self.plan.batches)
-        features = self.learner.look(batches)
+        features = self.learner.look(batches, apart=bool(self.plan.noise))
         self.state.update(batches=batches, features=features)
         return exchange.offer(self.session, self.plan, features)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -65,7 +67,7 @@ class EncryptedSteps(Method[S]):
     tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
     pretrain_rounds: int = 5  # of the sources; their extractors are averaged
     monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
-    sums: bool = True  # answers of several peers are added up before they are decrypted
+    sums: bool = True  # answers of several peers are masked, so that their owner can read the sum and no part
     noise: float = 0.0  # multiplier of the Gaussian noise on a party's moments; 0 = none (see the card)
     min_batch: int = 32  # smaller batches are refused: their moments are nearly the features themselves
     key_bits: int = BITS
@@ -85,8 +87,10 @@ class EncryptedSteps(Method[S]):
             raise UsageError(f"method.training.batch_size = {self.training.batch_size}: below min_batch")
         if self.protocol == "packed" and self.compare.degree > 2:
             raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
-        if self.noise < 0 or (self.noise and self.protocol != "packed"):
-            raise UsageError(f"method.noise = {self.noise}: must not be negative, and needs the packed protocol")
+        if not 0 <= self.noise < math.inf or (self.noise and self.protocol != "packed"):
+            raise UsageError(
+                f"method.noise = {self.noise}: must be a number, not negative, and needs the packed protocol"
+            )
         if self.scheme == "ckks" and self.protocol != "packed":
             raise UsageError(f"method.scheme = ckks: carries the packed protocol, not {self.protocol}")
         if self.noise and self.monitor:
@@ -113,7 +117,7 @@ class EncryptedSteps(Method[S]):
 
     @client_step
     def introduce(self, client: Client, msg: Cards) -> Mail:
-        peers = list(self._agreed(msg.plan).weights(client.id))
+        peers = self._agreed(msg.plan, msg.hellos).partners(client.id)
         letters, client.state["keys"] = session.introduce(
             client.id, client.state["keys"], msg.hellos, self.key_bits, peers, self.pins, self._block
         )
@@ -167,7 +171,8 @@ class EncryptedSteps(Method[S]):
 
     def _party(self, client: Client, plan: Plan, lr: float = 0.0) -> Party:
         learner = self._learner(client, client.id != plan.target, lr)
-        return Party(client, self._agreed(plan), learner, Session.from_state(client.state["session"]), self.weight)
+        end = Session.from_state(client.state["session"])
+        return Party(client, self._agreed(plan, end.keys), learner, end, self.weight)
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
         head = self.head if self.task == "classify" else None
@@ -181,8 +186,10 @@ class EncryptedSteps(Method[S]):
     def _block(self) -> int:
         return block_of(self.training.batch_size) if self.scheme == "ckks" else 0
 
-    def _agreed(self, plan: Plan) -> Plan:
+    def _agreed(self, plan: Plan, parties: Iterable[ClientId]) -> Plan:
         """The server's plan, if it is this run's: a party does not compute what its settings do not say."""
+        if sorted((*plan.sources, plan.target)) != sorted(parties):  # a smaller sum would tell more of this party
+            raise VisardError("the server's plan is not for the parties of this session")
         n = self.training.batch_size
         mine = (self.protocol, self.scheme, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums)
         said = (plan.variant, plan.scheme, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums)
