@@ -42,13 +42,20 @@ def read_vectors(path: Path) -> Vectors:
         raise VisardError(f"{path} is no readable .npy file: {' '.join(str(error).split())[:120]}") from None
     if features.ndim != 2 or features.dtype.kind != "f" or len(features) < 2:
         raise UsageError(f"{path} holds {features.dtype} {features.shape}: needs two rows of numbers or more")
-    identity = None
-    if manifest_path(path).is_file():
-        known = read_json(manifest_path(path)).get("identity")
-        if isinstance(known, list) and len(known) != len(features):
-            raise VisardError(f"{manifest_path(path)} knows {len(known)} rows, {path.name} has {len(features)}")
-        identity = np.asarray(known, np.int64) if isinstance(known, list) else None
-    return Vectors(np.asarray(features, np.float32), identity)
+    return Vectors(np.asarray(features, np.float32), _identities(manifest_path(path), len(features)))
+
+
+def _identities(path: Path, rows: int) -> npt.NDArray[np.int64] | None:
+    """What a manifest says of each row's identity, if there is one and it says something."""
+    if not path.is_file():
+        return None
+    manifest = read_json(path)
+    known = manifest.get("identity", []) if isinstance(manifest, dict) else None
+    if not isinstance(known, list) or any(type(number) is not int for number in known):
+        raise VisardError(f"{path} is no manifest of features: its identities are not a list of whole numbers")
+    if known and len(known) != rows:
+        raise VisardError(f"{path} knows {len(known)} rows, the features have {rows}")
+    return np.asarray(known, np.int64) if known else None
 
 
 def vectors_of(features: npt.NDArray[np.float32], view: FaceView) -> Vectors:
@@ -65,7 +72,7 @@ def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, A
         "settings": asdict(settings) | {"d": str(settings.d)},
         "d": found.d if found.d is not None and math.isfinite(found.d) else None,
         "d_of_the_paper": PAPER_D,
-        "oracle": found.oracle or None,
+        "oracle": settings.oracle or None,
         "levels": list(found.levels),
         "seconds": time.perf_counter() - begun,
         "counts": asdict(counts(found.labels)),
@@ -74,10 +81,21 @@ def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, A
     return found, report
 
 
-def write_labels(path: Path, found: Clusters, vectors: Vectors, report: dict[str, Any]) -> Path:
-    """`labels.csv` with row, label and, where known, the file; returns the path of the JSON report beside it."""
+def check_out(path: Path, source: str) -> None:
+    """Refuse a place for labels that cannot be written, before anything is computed."""
     if path.suffix != ".csv":
         raise UsageError(f"{path}: labels are written as .csv")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}")
+    taken = manifest_path(Path(source)) if source.endswith(".npy") else None
+    if taken is not None and taken.resolve() == path.with_suffix(".json").resolve():
+        raise UsageError(
+            f"--out {path}: the report beside it would be {taken.name}, which is where {source} is described"
+        )
+
+
+def write_labels(path: Path, found: Clusters, vectors: Vectors, report: dict[str, Any]) -> Path:
+    """`labels.csv` with row, label and, where known, the file; returns the path of the JSON report beside it."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["row", "label", "file"] if vectors.files else ["row", "label"])

@@ -47,7 +47,7 @@ def test_a_classifier_without_its_biases_is_refused(first: visard.Run, tmp_path:
     held, spec = read_model(first.folder / "class_vectors.safetensors")
     del held["biases"]
     save_model(tmp_path / "bare.safetensors", held, spec)
-    with pytest.raises(UsageError, match="holds no biases, a softmax head has some"):
+    with pytest.raises(UsageError, match="holds no biases, the softmax head has some"):
         go_on("central-mmd", first, tmp_path / "bare.safetensors", tmp_path / "run")
 
 

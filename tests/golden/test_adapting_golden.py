@@ -88,7 +88,12 @@ def test_who_gives_what_to_the_pool(tmp_path: Path) -> None:
     target = {Leaves.pictures}
     for method, expected in (
         (DAN(), {"source": {Leaves.pictures, Leaves.labels}, "target-0": target, "target-1": target}),
-        (FineTune(), {"target-0": target, "target-1": target}),
+        (FineTune(measure=False), {"target-0": target, "target-1": target}),
+        (FineTune(), {"target-0": target | {Leaves.labels}, "target-1": target | {Leaves.labels}}),
+        (
+            FineTune(measure=False, clustering=Clustering(method="kmeans")),
+            {"target-0": target | {Leaves.labels}, "target-1": target | {Leaves.labels}},
+        ),
         (TargetOnly(), {"target-0": target | {Leaves.labels}, "target-1": target | {Leaves.labels}}),
     ):
         pool, left = pooled(world, method)  # type: ignore[arg-type]
@@ -195,8 +200,9 @@ def test_fine_tuning_labels(tmp_path: Path, cluster_by: str) -> None:
     party = np.where(np.isin(data.train.index, data.parts["target-0"].index), 0, 1)
     shared = [len(set(party[labels == c])) for c in range(labels.max() + 1)]
     assert cluster_by == "pool" or max(shared) == 1
-    assert len(state["start"]) == labels.max() + 1 == net.traffic.figures["clusters"]
+    assert len(state["start"]["weight"]) == labels.max() + 1 == net.traffic.figures["clusters"]
     assert net.traffic.figures["kept"] == (labels >= 0).sum()
     net.begin("train", 0)
     after = method.round(s, net)
+    assert net.traffic.bytes_down == 0, "the pool is at the server"
     assert not torch.equal(after.theta["5.weight"], s.theta["5.weight"])

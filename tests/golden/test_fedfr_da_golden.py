@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.e2e.smoke import smoke
 from tests.property.test_finch_property import literal_cfinch
 from tests.toys import noise_faces, toy_engine, toy_network
 from torch import Tensor, nn
@@ -17,11 +19,18 @@ from visard.data.partition import PartitionSettings, partition
 from visard.engines.local import LocalNetwork
 from visard.engines.seeds import derive, generator
 from visard.engines.world import World
+from visard.errors import UsageError, VisardError
+from visard.methods.dan import DAN
+from visard.methods.dann import DANN
 from visard.methods.domains import SOURCE
 from visard.methods.fedfr_da import Down, FedFRDA, Server
+from visard.methods.finetune import FineTune
 from visard.numerics import Numerics
 from visard.ops.cluster import Clustering
-from visard.ops.training import HeadSettings, Training, batches
+from visard.ops.training import HeadSettings, Training, batches, train
+from visard.parties import refuse_oracle
+from visard.report.events import read_events
+from visard.runs import run
 
 LAMBDA, E, LR, MOMENTUM, DECAY = 0.7, 5, 0.05, 0.9, 0.01
 TRAINING = Training(
@@ -47,7 +56,10 @@ def domain_world(folder: Path, targets: int = 2) -> World:
 
 
 def method(**changes: object) -> FedFRDA:
-    settings = {"rounds": 3, "training": TRAINING, "head": HEAD, "dcl": LAMBDA, "clustering": Clustering(d=0.5)}
+    settings = {
+        "rounds": 3, "training": TRAINING, "head": HEAD, "dcl": LAMBDA, "clustering": Clustering(d=0.5),
+        "source_head": "random",
+    }  # fmt: skip
     return FedFRDA(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -87,8 +99,8 @@ def slow_client(
     model.load_state_dict(theta)  # line 14
     torch.manual_seed(derive(net.world.seed, *place, "default"))
     W = nn.Parameter(torch.randn(int(labels.max()) + 1, 8) / 8**0.5)
-    if client != SOURCE and state["start"] is not None:
-        W = nn.Parameter(state["start"].clone())
+    if client != SOURCE and state["start"]:
+        W = nn.Parameter(state["start"]["weight"].clone())
     parameters = [*model.parameters(), W]
     velocity = [torch.zeros_like(p) for p in parameters]
     anchors = [theta[name] for name, _ in model.named_parameters()]
@@ -128,7 +140,7 @@ def test_equation_3_moves_the_source_alone(tmp_path: Path) -> None:
     """DCL changes what the source sends and nothing else, and keeps it nearer to theta_r."""
     moved = {}
     for lam in (0.0, LAMBDA):
-        how = FedFRDA(rounds=3, training=TRAINING, head=HEAD, dcl=lam, clustering=Clustering(d=0.5, min_size=2))
+        how = method(dcl=lam)
         net, s = begin(tmp_path / str(lam), how)
         net.begin("federate", 0)
         moved[lam] = net.ask(how.local, {c: Down(s.theta, LR, True) for c in net.clients})
@@ -199,3 +211,101 @@ def test_the_source_starts_from_its_pretrained_head(tmp_path: Path) -> None:
         how.round(s, net)
         kept = net.states.client_state(SOURCE)["head"]["weight"]
         assert torch.allclose(kept, world.class_vectors, atol=1e-6) == (choice == "pretrained")
+
+
+STILL = Training(lr=1e-9, batch_size=4, unit="iterations", amount=1, weight_decay=0.0)  # nothing moves
+
+
+def given(folder: Path, head: HeadSettings) -> tuple[LocalNetwork, Server, FedFRDA, dict[str, Tensor]]:
+    """A run that starts from a head in a file, after stage 2."""
+    world = domain_world(folder)
+    torch.manual_seed(9)
+    kept = {k: torch.randn_like(v) for k, v in head.build(world.clients[SOURCE].n_classes, 8).state_dict().items()}
+    world.class_vectors, world.biases = kept["weight"], kept.get("bias")
+    net = toy_engine(folder, world)
+    how = method(training=STILL, head=head, source_head="pretrained")
+    s = how.start(world.setup())
+    net.begin("label", 0)
+    return net, how.label_all(s, net), how, kept
+
+
+@pytest.mark.parametrize("kind", ["arcface", "softmax", "sphereface2"])
+def test_the_whole_head_of_a_file_goes_on(tmp_path: Path, kind: str) -> None:
+    net, s, how, kept = given(tmp_path, HeadSettings(kind, 16.0, 0.2))  # type: ignore[arg-type]
+    net.begin("federate", 0)
+    how.round(s, net)
+    found = net.states.client_state(SOURCE)["head"]
+    assert found.keys() == kept.keys()
+    assert all(torch.allclose(found[k], v, atol=1e-6) for k, v in kept.items())
+
+
+@pytest.mark.parametrize("choice", ["pretrained", "random"])
+def test_a_source_that_misses_the_first_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    """It starts in the second as it would have in the first: with the head of the file, or without that of stage 1."""
+    net, s, how, kept = given(tmp_path, HEAD)
+    if choice == "random":
+        how = method(training=STILL, pretraining=STILL, pretrain_rounds=1)
+        net.begin("pretrain", 0)
+        s = how.pretrain(s, net)
+        kept = net.states.client_state(SOURCE)["head"]
+
+    def offline(*args: object, **named: object) -> object:
+        if named["mu"]:
+            raise VisardError("the source is offline")
+        return train(*args, **named)  # type: ignore[arg-type]
+
+    heads = []
+    for r in range(3):
+        with monkeypatch.context() as patch:
+            if r == 0:
+                patch.setattr("visard.methods.fedfr_da.train", offline)
+            net.begin("federate", r)
+            s = how.round(s, net)
+        assert [p["client"] for p in net.traffic.problems] == ([SOURCE] if r == 0 else [])
+        heads.append(net.states.client_state(SOURCE).get("head", {}).get("weight"))
+    assert torch.allclose(heads[1], kept["weight"], atol=1e-5) == (choice == "pretrained")
+    assert torch.allclose(heads[2], heads[1], atol=1e-5), "and keeps it"
+
+
+def test_a_head_that_cannot_be_had_is_refused(tmp_path: Path) -> None:
+    world = domain_world(tmp_path)
+    with pytest.raises(UsageError, match=r"source_head = pretrained: give model.class_vectors too"):
+        method(source_head="pretrained").start(world.setup())
+    method(source_head="pretrained", with_source=False).start(world.setup())
+    world.class_vectors = torch.zeros(world.clients[SOURCE].n_classes, 8)
+    softmax = HeadSettings("softmax")
+    for how in (method(source_head="pretrained", head=softmax), DAN(head=softmax), DANN(head=softmax)):
+        with pytest.raises(UsageError, match="holds no biases, the softmax head has some"):
+            how.start(world.setup())
+    world.biases = torch.zeros(world.clients[SOURCE].n_classes)
+    with pytest.raises(UsageError, match="holds biases, the arcface head has none"):
+        method(source_head="pretrained").start(world.setup())
+
+
+def test_targets_without_labels_are_counted(tmp_path: Path) -> None:
+    how = method(clustering=Clustering(d=0.5, min_size=2))
+    net, _ = begin(tmp_path, how)
+    assert net.traffic.figures["left_out"] == 0
+    net.world.clients["target-1"] = replace(
+        net.world.clients["target-1"], train=net.world.clients["target-1"].train.take([0])
+    )
+    s = how.start(net.world.setup())
+    net.begin("label", 1)
+    assert how.label_all(s, net).labelled == ["target-0"]
+    assert net.traffic.figures["left_out"] == 1
+
+
+def test_the_number_of_people_is_an_oracle(tmp_path: Path) -> None:
+    """A run says so, a deployment refuses it, at the server and at a party."""
+    told = Clustering(method="kmeans")
+    for how in (method(clustering=told), FineTune(clustering=told)):
+        assert how.oracle() == "the number of people"
+        with pytest.raises(UsageError, match="only a simulation knows"):
+            refuse_oracle(how)  # type: ignore[arg-type]
+    for known in (Clustering(), Clustering(method="kmeans", clusters=3)):
+        refuse_oracle(method(clustering=known))
+    overrides = [*smoke("fedfr-da"), "method.clustering.method=kmeans", "method.rounds=1", "evaluation.every=0"]
+    done = run("fedfr-da", out=tmp_path / "run", overrides=overrides)
+    assert [e["text"] for e in read_events(done.folder / "events.jsonl") if e["event"] == "warning"] == [
+        "fedfr-da is told the number of people, which only a simulation knows"
+    ]

@@ -5,12 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.unit.test_rfw import rfw as rfw_folder
 
+from visard.api import embed, evaluate, load_model
 from visard.bench import find, paper
+from visard.bench.fedfr_da import f_score
+from visard.bench.figures import NoFigure, figure_of
 from visard.bench.jobs import jobs_of
 from visard.bench.plan import SCALES
+from visard.bench.rfw import columns
+from visard.data.faces import FaceSet
+from visard.data.importing import import_faces
 from visard.methods.fedfr_da import FedFRDA
+from visard.models import build, save_model
+from visard.report.events import EventLog
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -40,6 +50,56 @@ def test_every_row_is_a_valid_run(scale: str, tmp_path: Path) -> None:
         if " E = " in name:
             assert isinstance(s.method, FedFRDA)
             assert s.method.rounds * s.method.training.amount == pytest.approx(iterations.copy().pop(), rel=0.15)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_papers_figures_of_l_stand_beside_its_number_of_clients(scale: str, tmp_path: Path) -> None:
+    plan = find("fedfr-da", scale)
+    clients = {job.row.name: job.settings().partition.clients for job in jobs_of(plan, [0], tmp_path)}
+    tables = {table.title.split(":")[0]: table for table in plan.tables if table.title.endswith(", L")}
+    assert (clients["L FedFR-DA, K = 1"], clients["L K = 1"]) == (1, 1)
+    for number, row in (("Table 3", "L FedFR-DA, K = 1"), ("Table 5", "L FedFR-DA, K = 1")):
+        assert tables[number].paper[row]["target accuracy"] == 91.55
+        assert "L FedFR-DA" not in tables[number].paper
+    assert tables["Table 5"].paper["L K = 1"]["target accuracy"] == 91.12
+    assert tables["Table 4"].paper["L FL"]["target accuracy"] == 90.43
+    if scale != "smoke":
+        assert clients["L FL"] == 4
+
+
+def test_the_last_labelling_counts(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for number, (stage, figures) in enumerate((("label", {"pairwise_f": 0.4}), ("federate", {}),
+                                               ("federate", {"pairwise_f": 0.1}), ("federate", {}))):  # fmt: skip
+        log.write("round", stage=stage, round=number, seconds=1.0, bytes_up=0, bytes_down=0, asked=1, replied=1,
+                  figures=figures)  # fmt: skip
+    assert f_score(tmp_path) == 0.1
+
+
+def test_rfw_is_the_test_of_the_papers_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a run's model on the set rfw: as the protocol gives them, made once, a clear line without the set."""
+    monkeypatch.setenv("VISARD_DATA", str(tmp_path / "data"))
+    run = tmp_path / "run"
+    run.mkdir()
+    spec = {"model": "tiny", "embedding": "16", "size": "112"}
+    save_model(run / "model.safetensors", build("tiny", embedding=16, size=112).state_dict(), spec)
+    column = {c.title: c for c in columns("target", "African")}
+    with pytest.raises(NoFigure, match=r"no face set 'rfw'.*visard data import rfw"):
+        figure_of(column["target accuracy"], run)
+    faces = FaceSet.open(import_faces("rfw", rfw_folder(tmp_path / "RFW"), tmp_path / "data" / "rfw").path)
+    model = load_model(run / "model.safetensors")
+    told = evaluate(model, faces, protocols=("rfw",))["rfw"]["groups"]["African"]
+    assert figure_of(column["target accuracy"], run) == pytest.approx(told["accuracy"])
+    assert figure_of(column["target TAR @ FAR 0.1"], run) == pytest.approx(told["roc"]["tar"][0]["tar"])
+    f = embed(model, faces, flip=True)[:6]
+    f /= np.linalg.norm(f, axis=1, keepdims=True)
+    rest, owner = [1, 2, 4, 5], [0, 0, 1, 1]
+    right = [owner[int(np.argmax(f[rest] @ f[query]))] == who for query, who in ((0, 0), (3, 1))]
+    assert figure_of(column["target rank-1"], run) == np.mean(right)
+    (run / "model.safetensors").unlink()
+    assert figure_of(column["target rank-1"], run) == np.mean(right)
+    with pytest.raises(NoFigure, match="no domain Indian"):
+        figure_of(columns("source", "Indian")[0], run)
 
 
 def test_the_papers_figures_are_those_of_its_tables() -> None:

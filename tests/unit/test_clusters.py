@@ -81,7 +81,8 @@ def test_pictures_without_a_label_are_alone() -> None:
 
 
 @pytest.mark.parametrize("how", [
-    Clustering(), Clustering(d=0.8), Clustering(metric="chord"), Clustering(centre=True),
+    Clustering(), Clustering(d=0.8), Clustering(metric="cosine"), Clustering(centre=False),
+    Clustering(metric="euclidean", centre=False, d=0.8), Clustering(search="faiss"), Clustering(method="dbscan"),
     Clustering(method="kmeans"), Clustering(method="kmeans", clusters=12),
     Clustering(method="dbscan", d=0.6), Clustering(method="finch", metric="cosine", partition=1),
 ], ids=str)  # fmt: skip
@@ -90,7 +91,7 @@ def test_clear_people_are_found(how: Clustering) -> None:
     found = cluster(x, how, people=12)
     assert quality(found.labels, identity).pairwise_f > (0.75 if how.method == "finch" else 0.9)
     assert found.clusters == found.labels.max() + 1
-    assert bool(found.oracle) == (how.method == "kmeans" and not how.clusters)
+    assert bool(how.oracle) == (how.method == "kmeans" and not how.clusters)
     again = cluster(x, how, people=12)
     assert np.array_equal(again.labels, found.labels)
 
@@ -124,10 +125,16 @@ def test_bad_vectors() -> None:
         nearest(np.full((3, 2), np.nan, np.float32))
     with pytest.raises(VisardError, match="two"):
         nearest(np.zeros((1, 2), np.float32))
+    bad = people()[0]
+    bad[3, 2] = np.nan
+    for how in (Clustering(method="kmeans", clusters=3), Clustering(method="dbscan", d=0.5), Clustering(d=0.5)):
+        with pytest.raises(VisardError, match="not finite"):
+            cluster(bad, how)
+        for shape in ((5, 0), (0, 5)):
+            with pytest.raises(VisardError, match="shape"):
+                cluster(np.zeros(shape, np.float32), how)
     with pytest.raises(UsageError, match="number of clusters"):
         cluster(people()[0], Clustering(method="kmeans"))
-    with pytest.raises(UsageError, match="partition"):
-        cluster(people()[0], Clustering(method="finch", partition=99))
 
 
 def test_one_vector_is_one_cluster() -> None:
@@ -154,6 +161,32 @@ def test_looking_into_all_lists_is_exact(metric: Metric, monkeypatch: pytest.Mon
     assert np.array_equal(nearest(x, metric, "faiss")[0], nearest(x, metric, "exact")[0])
 
 
+@pytest.mark.parametrize("metric", ["chord", "cosine", "euclidean"])
+def test_rows_without_a_direction_are_at_the_origin(metric: Metric) -> None:
+    """Two of them are each other's neighbours, and half a unit of cosine beats the way through the origin."""
+    x = np.array([[1, 0, 0], [0, 0, 0], [0.8, 0.6, 0], [0, 0, 0], [0, -0.6, 0.8]], np.float32)
+    row, distance = nearest(x, metric)
+    assert row.tolist() == [2, 3, 0, 1, 1]
+    assert distance[[1, 3]].tolist() == [0, 0]
+    assert distance[4] == pytest.approx(0.5 if metric == "cosine" else 1.0)
+
+
+def test_two_pictures_of_one_person_stay_together() -> None:
+    """Centred they would be opposite, and could never be merged."""
+    one = np.random.default_rng(0).standard_normal(32).astype(np.float32)
+    assert cluster(np.stack([one, 1.1 * one + 0.1]), Clustering()).labels.tolist() == [0, 0]
+    assert cluster(np.stack([one, -one]), Clustering()).labels.tolist() == [-1, -1]
+
+
+def test_a_set_with_fewer_partitions_takes_its_coarsest() -> None:
+    x, _ = people(6, 4)
+    found = [cluster(x, Clustering(method="finch", partition=p)) for p in (-1, 99, 0, -99)]
+    assert np.array_equal(found[0].labels, found[1].labels)
+    assert np.array_equal(found[2].labels, found[3].labels)
+    assert found[0].clusters < found[2].clusters == found[2].levels[0]
+    assert cluster(x[:3], Clustering(method="finch", partition=1)).clusters == 1
+
+
 def test_features_with_and_without_a_manifest(tmp_path: Path) -> None:
     x, identity = people()
     np.save(tmp_path / "f.npy", x)
@@ -165,6 +198,12 @@ def test_features_with_and_without_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text(json.dumps({"identity": [1]}))
     with pytest.raises(VisardError, match="rows"):
         read_vectors(tmp_path / "f.npy")
+    for odd in ([1, 2], {"identity": ["a"] * len(x)}, {"identity": [0.5] * len(x)}, {"identity": 3}):
+        (tmp_path / "f.json").write_text(json.dumps(odd))
+        with pytest.raises(VisardError, match="no manifest of features"):
+            read_vectors(tmp_path / "f.npy")
+    (tmp_path / "f.json").write_text("{}")
+    assert read_vectors(tmp_path / "f.npy").identity is None
     (tmp_path / "g.npy").write_bytes(b"no array")
     with pytest.raises(VisardError, match="readable"):
         read_vectors(tmp_path / "g.npy")
@@ -188,12 +227,22 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     rows = list(csv.DictReader((tmp_path / "l.csv").read_text().splitlines()))
     assert len(rows) == len(x)
     assert len({r["label"] for r in rows}) == report["counts"]["clusters"]
-    for bad in (["--d", "far"], ["--d", "-1"], ["--out", "l.txt"], ["--method", "finch", "--partition", "99"]):
+    (tmp_path / "labels.csv").unlink(missing_ok=True)
+    for bad in (["--d", "far"], ["--d", "-1"], ["--method", "finch", "--min-size", "0"],
+                ["--out", "l.txt"], ["--out", "nowhere/l.csv"], ["--out", "f.csv"], ["--out", "./f.csv"]):  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", *bad])
         with pytest.raises(SystemExit) as stop:
             main()
         assert stop.value.code == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
+    assert json.loads((tmp_path / "f.json").read_text()) == {"identity": identity.tolist()}
+    monkeypatch.setattr("visard.clustering.cluster", None)  # a place that cannot be is refused before the work
+    monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", "--out", "f.csv"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 2
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", "--d", "inf"])
     with pytest.raises(SystemExit) as stop:
         main()

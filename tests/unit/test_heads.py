@@ -1,6 +1,7 @@
 """Heads at the edges: exact ±1 cosines, zero vectors, autocast, bad input."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from visard.errors import UsageError, VisardError
 from visard.heads import HEADS, ArcFace, Softmax, SphereFace2, arc_margin, build_head
+from visard.methods.fedavg import FedAvg
+from visard.ops.training import HeadSettings
 
 KINDS = sorted(HEADS)
 SETTINGS: dict[str, list[dict[str, object]]] = {
@@ -179,3 +182,11 @@ def test_defaults_stay_where_nothing_is_given() -> None:
     with pytest.raises(UsageError, match="at least 1 class"):
         build_head("arcface", 0, 8)
     build_head("softmax", 4, 8, scale=30.0, margin=0.35)  # the margin of a shared setting is ignored
+
+
+@pytest.mark.parametrize("kind", ["arcface", "cosface", "softmax", "sphereface2"])
+def test_settings_know_which_heads_have_biases(kind: Any) -> None:
+    assert HeadSettings(kind).biased == ("bias" in HeadSettings(kind).build(3, 4).state_dict())
+    if HeadSettings(kind).biased:
+        with pytest.raises(UsageError, match="biases"):
+            FedAvg(share_head=True, head=HeadSettings(kind))

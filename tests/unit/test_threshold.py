@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from tests.unit.test_clusters import people
@@ -31,7 +34,8 @@ def test_separation_by_loops(seed: int) -> None:
     for d in (0.4, 0.8, 1.0):
         level = cfinch(u, d, "chord")[-1]
         expected = slow_separation(u.astype(np.float64), level.labels) if level.clusters > 1 else 0.0
-        assert separation(u, level.labels, level.clusters) == pytest.approx(expected, abs=1e-5)
+        for block in (1, 7, 1024):
+            assert separation(u, level.labels, level.clusters, block) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("noise", [0.2, 0.5, 0.8])
@@ -52,3 +56,24 @@ def test_few_or_equal_vectors() -> None:
     assert choose_d(same) > 0
     assert cluster(same, Clustering(centre=False)).clusters == 1
     assert separation(same, np.zeros(5, np.int64), 1) == 0
+
+
+MEMORY = """
+import re, numpy as np
+from pathlib import Path
+from visard.ops.cluster import prepare
+from visard.ops.threshold import separation
+peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
+u, labels = prepare(np.random.default_rng(0).standard_normal((16_000, 8), np.float32)), np.arange(16_000) // 2
+separation(u[:2000], labels[:2000], 1000)
+before = peak()
+separation(u, labels, 8_000)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks the kernel for the peak")
+def test_memory_does_not_grow_with_the_number_of_clusters() -> None:
+    """16,000 pictures in 8,000 clusters: all their products at once would be 512 MB, 4,096 rows of them 131 MB."""
+    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 40

@@ -41,7 +41,7 @@ def cluster(
     metric: Annotated[Between, typer.Option(help="cfinch, finch: distance between centroids")] = Between.chord,
     centre: Annotated[bool, typer.Option(help="subtract the mean feature first")] = True,
     min_size: Annotated[int, typer.Option(help="pictures of smaller clusters get no label")] = 1,
-    partition: Annotated[int, typer.Option(help="finch: 0 = the finest of its partitions, -1 = the coarsest")] = 0,
+    partition: Annotated[int, typer.Option(help="finch: 0 = the finest partition, -1 or beyond: the coarsest")] = 0,
     clusters: Annotated[int, typer.Option(help="kmeans: how many; 0 = as many as there are people")] = 0,
     min_samples: Annotated[int, typer.Option(help="dbscan: pictures that make a core")] = 2,
     seed: Annotated[int, typer.Option(help="kmeans")] = 0,
@@ -60,7 +60,7 @@ def cluster(
 
       visard cluster data/mine --model runs/demo/model.safetensors --method finch --partition 1 --out labels.csv
     """
-    from visard.clustering import label, read_vectors, vectors_of, write_labels
+    from visard.clustering import check_out, label, read_vectors, vectors_of, write_labels
     from visard.errors import UsageError
     from visard.ops.cluster import Clustering
 
@@ -72,19 +72,21 @@ def cluster(
         method=method.value, metric=metric.value, d=distance, centre=centre, min_size=min_size,  # type: ignore[arg-type]
         partition=partition, clusters=clusters, min_samples=min_samples, seed=seed,
     )  # fmt: skip
+    check_out(out, source)
     if source.endswith(".npy"):
         vectors = read_vectors(Path(source))
     elif model is None:
         raise UsageError(f"{source} is no .npy file: a face set needs --model")
     else:
-        from visard.api import embed, open_data
+        import numpy as np
+
+        from visard.api import open_data
+        from visard.features import pieces
 
         view = open_data(source)
         loaded = options.open_model(model, input, size, order, mean, std)
         with bar("embedding", len(view)) as shown:
-            features = embed(loaded, view)
-            shown.update(len(view))
-        vectors = vectors_of(features, view)
+            vectors = vectors_of(np.concatenate(list(pieces(loaded, view, progress=shown.update))), view)
     found, report = label(vectors, settings)
     beside = write_labels(out, found, vectors, report)
     if as_json:

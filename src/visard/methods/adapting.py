@@ -19,7 +19,7 @@ from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.heads import Head
-from visard.methods.domains import SOURCE, restore_head, targets
+from visard.methods.domains import SOURCE, given_head, restore_head, targets
 from visard.methods.fitting import check_rounds
 from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
 
@@ -29,13 +29,13 @@ Penalty = Callable[[Tensor, Tensor], Tensor]  # of source and target features (B
 @dataclass(frozen=True)
 class Server:
     theta: Weights
-    W: Tensor | None  # class vectors of the source's people, where a file gave them
+    head: Weights  # of the source's people, where a file gave one
 
 
 @dataclass(frozen=True)
 class Down:
     theta: Weights
-    W: Tensor | None
+    head: Weights
     lr: float
     progress: float  # of the run at the start of the round, 0 to 1
     share: float  # of the run that the round is
@@ -76,7 +76,7 @@ class Adapting(Method[Server]):
         return self.pools if client == SOURCE else frozenset({Leaves.pictures})
 
     def start(self, setup: Setup) -> Server:
-        return Server(setup.new_weights(), setup.class_vectors)
+        return Server(setup.new_weights(), given_head(self.head, setup))
 
     def stages(self) -> list[Stage[Server]]:
         return [Stage("adapt", self.rounds, self.round)]
@@ -84,10 +84,10 @@ class Adapting(Method[Server]):
     def round(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.rounds)
         (pool,) = net.clients
-        message = Down(s.theta, s.W, lr, net.round / self.rounds, 1 / self.rounds)
+        message = Down(s.theta, s.head, lr, net.round / self.rounds, 1 / self.rounds)
         up = net.ask(self.adapt, {pool: message})[pool]
         net.log(loss=up.loss, gap=up.gap, lr=lr)
-        return Server(up.theta, s.W)
+        return Server(up.theta, s.head)
 
     @client_step
     def adapt(self, client: Client, msg: Down) -> Up:
@@ -97,7 +97,7 @@ class Adapting(Method[Server]):
         load_weights(model, msg.theta)
         source, rows = parts[SOURCE], [parts[c].index for c in targets(parts)]
         target = FaceView.of(source.faces, np.concatenate(rows))
-        head = restore_head(self.head, source.n_classes, client.embedding, {}, msg.W)
+        head = restore_head(self.head, source.n_classes, client.embedding, {}, msg.head)
         self.extend(head)
         if "head" in client.state:
             load_weights(head, client.state["head"])

@@ -6,13 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
-from torch import Tensor
-
-from visard.core import ClientId, Leaves, Setup, State
+from visard.core import ClientId, Leaves, Setup, State, Weights
 from visard.errors import UsageError, VisardError
 from visard.heads import Head
-from visard.ops.training import HeadSettings, load_weights
+from visard.ops.training import HeadSettings, load_weights, weights_of
 
 SOURCE: ClientId = "source"  # the client with labels; every other client is a target
 
@@ -43,14 +40,27 @@ def losses_of_sides(losses: dict[ClientId, float]) -> dict[str, float]:
     return {f"loss_{side}": sum(values) / len(values) for side, values in sides.items() if values}
 
 
-def restore_head(how: HeadSettings, classes: int, embedding: int, state: State, W: Tensor | None) -> Head:
-    """A head as the state has it, or else with the class vectors `W` (classes, E), or else fresh."""
+def given_head(how: HeadSettings, setup: Setup) -> Weights:
+    """The head of `model.class_vectors`: class vectors (classes, E) and, where heads of that kind have some, biases.
+
+    Nothing if no file is given. Zeros in the place of biases would be another classifier than the one that was trained.
+    """
+    W, b = setup.class_vectors, setup.biases
+    if W is None:
+        return {}
+    if how.biased != (b is not None):
+        has, lacks = ("biases", "none") if b is not None else ("no biases", "some")
+        raise UsageError(f"model.class_vectors holds {has}, the {how.kind} head has {lacks}")
+    return {"weight": W.clone()} | ({} if b is None else {"bias": b.clone()})
+
+
+def restore_head(how: HeadSettings, classes: int, embedding: int, state: State, start: Weights) -> Head:
+    """A head as the state has it, or else with what `start` gives of it, or else fresh."""
     head = how.build(classes, embedding)
     if "head" in state:
         load_weights(head, state["head"])
-    elif W is not None:
-        if W.shape != head.weight.shape:
-            raise VisardError(f"class vectors {tuple(W.shape)} do not fit {classes} people of {embedding} dimensions")
-        with torch.no_grad():
-            head.weight.copy_(W)
+    elif start:
+        if (shape := tuple(start["weight"].shape)) != (classes, embedding):
+            raise VisardError(f"class vectors {shape} do not fit {classes} people of {embedding} dimensions")
+        load_weights(head, weights_of(head) | start)
     return head

@@ -14,7 +14,7 @@ from typing import Literal
 from visard.core import Client, Leaves, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
 from visard.methods.aligning import Aligning
-from visard.methods.domains import SOURCE, Labelled, check_start, losses_of_sides, restore_head, targets
+from visard.methods.domains import SOURCE, Labelled, check_start, given_head, losses_of_sides, restore_head, targets
 from visard.methods.encrypted.align_steps import SEALED
 from visard.methods.fedfr_da_messages import Down, Server, Up
 from visard.methods.fitting import check_rounds, fit
@@ -58,12 +58,18 @@ class FedFRDA(Aligning[Server]):
         if SOURCE not in setup.clients or len(setup.clients) < 2:
             raise UsageError("fedfr-da needs a source and target clients: partition.kind = domains")
         check_start(self.name, setup, self.pretrain_rounds)
-        W = None if self.pretrain_rounds else setup.class_vectors
-        return Server(setup.new_weights(), W, [], self.before(setup, self.training))
+        goes_on = self.with_source and self.source_head == "pretrained" and not self.pretrain_rounds
+        head = given_head(self.head, setup) if goes_on else {}
+        if goes_on and not head:
+            raise UsageError("method.source_head = pretrained: give model.class_vectors too, or set it to random")
+        return Server(setup.new_weights(), head, [], met=self.before(setup, self.training))
 
     def stages(self) -> list[Stage[Server]]:
         first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
         return [*first, Stage("label", 1, self.label_all), Stage("federate", self.rounds, self.round)]
+
+    def oracle(self) -> str:
+        return self.clustering.oracle
 
     def pretrain(self, s: Server, net: Network) -> Server:  # lines 1-2
         lr = self.pretraining.lr_at(net.round, self.pretrain_rounds)
@@ -77,23 +83,25 @@ class FedFRDA(Aligning[Server]):
         if not labelled:
             raise VisardError("no target client found a cluster: raise clustering.d or lower clustering.min_size")
         figures = mean_figures((u.figures, u.kept) for u in ups.values())
-        net.log(clusters=sum(u.clusters for u in ups.values()), kept=sum(u.kept for u in ups.values()), **figures)
+        clusters, kept = (sum(getattr(u, name) for u in ups.values()) for name in ("clusters", "kept"))
+        net.log(clusters=clusters, kept=kept, left_out=len(targets(net.clients)) - len(labelled), **figures)
         return replace(s, labelled=labelled)
 
     def round(self, s: Server, net: Network) -> Server:  # lines 12-22
         if self.relabel_every and net.round and net.round % self.relabel_every == 0:
             s = self.label_all(s, net)
         lr = self.training.lr_at(net.round, self.rounds)
-        theta, losses, first = RunningMean(), {}, net.round == 0
+        theta, losses = RunningMean(), {}
         met, pulls = self.exchanged(s.met, net, s.theta, s.labelled)
-        messages = {c: Down(s.theta, lr, first, None, pulls.get(c)) for c in s.labelled}
+        messages = {c: Down(s.theta, lr, pull=pulls.get(c)) for c in s.labelled}
         if self.with_source:
-            messages = {SOURCE: Down(s.theta, lr, first, s.W if first else None, pulls.get(SOURCE)), **messages}
+            head = {} if s.begun else s.head
+            messages = {SOURCE: Down(s.theta, lr, not s.begun, head, pulls.get(SOURCE)), **messages}
         for c, up in net.stream(self.local, messages):
             theta.add(up.theta, up.n if self.weighting == "data" else 1)  # line 21
             losses[c] = up.loss
         net.log(lr=lr, **losses_of_sides(losses))
-        return replace(s, theta=theta.mean(), met=met)
+        return replace(s, theta=theta.mean(), begun=s.begun or SOURCE in losses, met=met)
 
     @client_step
     def fit(self, client: Client, msg: Down) -> Up:
@@ -106,7 +114,7 @@ class FedFRDA(Aligning[Server]):
         load_weights(model, msg.theta)
         pseudo = pseudo_labels(model, view, self.clustering, client.numerics.channels_last)  # lines 6-7
         client.state.pop("head", None)  # a new numbering of clusters needs a new head
-        client.state.update(labels=pseudo.labels, start=pseudo.means if self.target_head == "means" else None)
+        client.state.update(labels=pseudo.labels, start={"weight": pseudo.means} if self.target_head == "means" else {})
         figures = {"d": pseudo.found.d} if pseudo.found.d else {}
         figures |= figures_of(pseudo.labels, view) if self.measure else {}
         return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), figures)
@@ -115,15 +123,14 @@ class FedFRDA(Aligning[Server]):
     def local(self, client: Client, msg: Down) -> Up:  # lines 14-19
         model, view, source = client.network(), client.data.train, client.id == SOURCE
         load_weights(model, msg.theta)
-        labels, classes, W = None, client.data.n_classes, msg.W
+        labels, classes, start = None, client.data.n_classes, msg.head
         if source and msg.first and self.source_head == "random":
             client.state.pop("head", None)
-            W = None
         if not source:
             known = client.state["labels"] >= 0
-            labels, view, W = client.state["labels"][known], view.take(known.numpy()), client.state.pop("start", None)
+            labels, view, start = client.state["labels"][known], view.take(known.numpy()), client.state.pop("start", {})
             classes = int(labels.max()) + 1
-        head = restore_head(self.head, classes, client.embedding, client.state, W)
+        head = restore_head(self.head, classes, client.embedding, client.state, start)
         done = train(
             model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels,
             anchor=msg.theta, mu=self.dcl if source else 0.0,  # Eq. 3 at the source alone

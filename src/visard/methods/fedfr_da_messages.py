@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
-
-from torch import Tensor
 
 from visard.core import ClientId, Leaves, Weights
 from visard.methods.aligning import Met
@@ -15,8 +13,9 @@ from visard.methods.encrypted.messages import Post
 @dataclass(frozen=True)
 class Server:
     theta: Weights
-    W: Tensor | None  # class vectors of the source's people, where a file gave them
+    head: Weights  # the source's, where it goes on with one from a file
     labelled: list[ClientId]  # target clients that found clusters
+    begun: bool = False  # whether the source has trained with the targets: its head is its own from then on
     met: Met = Met()  # of alignment
 
 
@@ -24,8 +23,8 @@ class Server:
 class Down:
     theta: Weights
     lr: float
-    first: bool = False  # of the stage
-    W: Tensor | None = None
+    first: bool = False  # the source has not trained with the targets yet
+    head: Weights = field(default_factory=dict)  # which it then starts with
     pull: Post | None = None  # what the peers say about alignment, where there is any
 
 

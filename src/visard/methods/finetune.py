@@ -46,7 +46,7 @@ class FineTune(Method[Server]):
     title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
     paper = "a baseline of Zhuang et al. 2021"
     leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
-    pools = frozenset({Leaves.pictures})
+    pools = frozenset({Leaves.pictures, Leaves.labels})  # the last where they are looked at, see `pools_of`
 
     rounds: int = 20
     training: Training = Training(unit="iterations", amount=100)
@@ -56,6 +56,7 @@ class FineTune(Method[Server]):
     target_head: Literal["random", "means"] = "means"
     pretrain_rounds: int = 0  # at the source, in this run; 0: model.weights has its network
     pretraining: Training = Training()
+    measure: bool = True  # compare clusters with the identities of the files: a simulation, in which labels move too
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
@@ -63,7 +64,12 @@ class FineTune(Method[Server]):
             raise UsageError(f"method.pretrain_rounds = {self.pretrain_rounds}: must not be negative")
 
     def pools_of(self, client: ClientId) -> frozenset[Leaves]:
-        return frozenset() if client == SOURCE else self.pools
+        if client == SOURCE:
+            return frozenset()
+        return self.pools if self.measure or self.oracle() else frozenset({Leaves.pictures})
+
+    def oracle(self) -> str:
+        return self.clustering.oracle
 
     def start(self, setup: Setup) -> Server:
         check_start(self.name, setup, self.pretrain_rounds)
@@ -104,8 +110,8 @@ class FineTune(Method[Server]):
         model, view = client.network(), client.data.train
         load_weights(model, msg.theta)
         labels, means = self._cluster(client, model)
-        client.state.update(labels=labels, start=means if self.target_head == "means" else None)
-        return Labelled(len(means), int((labels >= 0).sum()), figures_of(labels, view))
+        client.state.update(labels=labels, start={"weight": means} if self.target_head == "means" else {})
+        return Labelled(len(means), int((labels >= 0).sum()), figures_of(labels, view) if self.measure else {})
 
     def _cluster(self, client: Client, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Labels (n,) of the pool's pictures, and the mean direction of each cluster."""
@@ -123,8 +129,8 @@ class FineTune(Method[Server]):
         model, known = client.network(), client.state["labels"] >= 0
         load_weights(model, msg.theta)
         labels, view = client.state["labels"][known], client.data.train.take(known.numpy())
-        W = client.state.pop("start", None)
-        head = restore_head(self.head, int(labels.max()) + 1, client.embedding, client.state, W)
+        start = client.state.pop("start", {})
+        head = restore_head(self.head, int(labels.max()) + 1, client.embedding, client.state, start)
         done = train(model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels)
         client.state["head"] = weights_of(head)
         return Up(weights_of(model), done.loss)

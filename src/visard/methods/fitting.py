@@ -31,7 +31,7 @@ class Supervised:
 class Fit:
     theta: Weights
     lr: float
-    class_vectors: bool = False  # whether the reply has them
+    class_vectors: bool = False  # whether the reply has them, and the biases of a head that has some
     means: bool = False  # a new head starts at the mean features of its people
 
 
@@ -39,6 +39,7 @@ class Fit:
 class Fitted:
     theta: Annotated[Weights, Leaves.weights]
     W: Annotated[Tensor | None, Leaves.class_vectors]
+    b: Annotated[Tensor | None, Leaves.class_vectors]
     loss: Annotated[float, Leaves.metric]
 
 
@@ -53,8 +54,8 @@ class Fitting(Method[S]):
     def fit(self, client: Client, msg: Fit) -> Fitted:
         how = self.supervised()
         done = fit(client, msg.theta, how.training, how.head, msg.lr, msg.means)
-        W: Tensor = client.state["head"]["weight"]
-        return Fitted(weights_of(client.network()), W if msg.class_vectors else None, done.loss)
+        told = client.state["head"] if msg.class_vectors else {}
+        return Fitted(weights_of(client.network()), told.get("weight"), told.get("bias"), done.loss)
 
 
 def fit(

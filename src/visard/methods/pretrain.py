@@ -15,6 +15,7 @@ from visard.ops.training import HeadSettings, Training
 class Server:
     theta: Weights
     W: Tensor  # class vectors of the party's people
+    b: Tensor | None = None  # and biases, where the head has some
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,13 @@ class Pretrain(Fitting[Server]):
         done = net.ask(self.fit, {self.at: Fit(s.theta, lr, class_vectors=True)})[self.at]
         net.log(loss=done.loss, lr=lr)
         assert done.W is not None
-        return Server(done.theta, done.W)
+        return Server(done.theta, done.W, done.b)
 
     def backbone(self, s: Server) -> Weights | None:
         return s.theta
 
     def class_vectors(self, s: Server) -> Tensor | None:
         return s.W
+
+    def biases(self, s: Server) -> Tensor | None:
+        return s.b

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 from visard.ops.finch import Level, by_appearance, cfinch
 from visard.ops.neighbours import Floats, Ints, Metric, Search, directions
 from visard.ops.threshold import choose_d
@@ -24,8 +24,8 @@ class Clustering:
     d: float | Literal["auto"] = "auto"  # cfinch: merge below; dbscan: neighbours within; auto: from the features
     centre: bool = True  # subtract the mean feature first: what all faces of a new domain have in common
     min_size: int = 2  # pictures of a smaller cluster get no label
-    partition: int = 0  # finch: which of its partitions, 0 = the finest, -1 = the last with two clusters or more
-    clusters: int = 0  # kmeans: how many; 0 = as many as there are people, which only a test can know
+    partition: int = 0  # finch: which of its partitions, 0 = the finest, -1 or beyond: the last with two clusters
+    clusters: int = 0  # kmeans: how many; 0 = as many as there are people, which only a simulation can know
     min_samples: int = 2  # dbscan: neighbours, itself included, that make a picture the core of a cluster
     search: Search = "auto"  # of neighbours: exact, faiss, or by size
     seed: int = 0  # kmeans
@@ -39,6 +39,11 @@ class Clustering:
         if self.clusters < 0:
             raise UsageError(f"clustering.clusters = {self.clusters}: must not be negative")
 
+    @property
+    def oracle(self) -> str:
+        """What the method must be told that nobody knows without labels; mostly nothing."""
+        return "the number of people" if self.method == "kmeans" and not self.clusters else ""
+
 
 @dataclass(frozen=True)
 class Clusters:
@@ -48,21 +53,27 @@ class Clusters:
     clusters: int
     d: float | None  # the distance that was used, where one was
     levels: tuple[int, ...]  # clusters of each partition, finest first
-    oracle: str = ""  # what the method was told that nobody knows without labels
 
 
 def prepare(features: Floats, centre: bool = False) -> Floats:
-    """Features at length 1; with `centre` their mean is subtracted and they are scaled to length 1 again."""
+    """Features at length 1; with `centre` their mean is subtracted and they are scaled to length 1 again.
+
+    Of two features the differences from their mean are opposite whoever they show: two stay as they are.
+    """
     x = directions(np.ascontiguousarray(features, np.float32))
-    if centre:
+    if centre and len(x) > 2:
         x = directions(x - x.mean(axis=0, dtype=np.float64).astype(np.float32))
     return x
 
 
 def cluster(features: Floats, settings: Clustering, people: int | None = None) -> Clusters:
     """Cluster features (n, D). `people` is the true number of identities, for K-means in a test."""
+    if features.ndim != 2 or not features.size:
+        raise VisardError(f"clustering needs features, got an array of shape {features.shape}")
+    if not np.isfinite(features).all():
+        raise VisardError("clustering of features that are not finite")
     x = prepare(features, settings.centre)
-    d, oracle, levels = None, "", tuple[int, ...]()
+    d, levels = None, tuple[int, ...]()
     if settings.method in ("cfinch", "dbscan"):
         d = _choose(x, settings) if settings.d == "auto" else float(settings.d)
     if settings.method in ("cfinch", "finch"):
@@ -72,13 +83,12 @@ def cluster(features: Floats, settings: Clustering, people: int | None = None) -
         count = settings.clusters or people
         if not count:
             raise UsageError("kmeans needs the number of clusters")
-        oracle = "" if settings.clusters else "the number of people"
         labels = _kmeans(x, min(count, len(x)), settings.seed)
     else:
         assert d is not None
         labels = _dbscan(x, d, settings)
     labels = drop_small(labels, settings.min_size)
-    return Clusters(labels, int(labels.max(initial=-1)) + 1, d, levels, oracle)
+    return Clusters(labels, int(labels.max(initial=-1)) + 1, d, levels)
 
 
 def drop_small(labels: Ints, min_size: int) -> Ints:
@@ -110,14 +120,11 @@ def _dbscan(x: Floats, d: float, settings: Clustering) -> Ints:
 
 
 def _partition(levels: list[Level], settings: Clustering) -> Ints:
-    """The last level of C-FINCH; of FINCH the one asked for among those with two clusters or more."""
+    """The last level of C-FINCH; of FINCH the one asked for among those with two clusters or more, or the nearest."""
     if settings.method == "cfinch":
         return levels[-1].labels
     useful = [level for level in levels if level.clusters > 1] or levels[:1]
-    try:
-        return useful[settings.partition].labels
-    except IndexError:
-        raise UsageError(f"clustering.partition = {settings.partition}: finch found {len(useful)} here") from None
+    return useful[max(-len(useful), min(settings.partition, len(useful) - 1))].labels
 
 
 def _kmeans(x: Floats, clusters: int, seed: int) -> Ints:

@@ -89,6 +89,7 @@ def means(x: Floats, labels: Ints, clusters: int) -> Floats:
     """The mean (clusters, D) of the vectors of each cluster, summed in float64, some columns at a time."""
     members = csr_matrix((np.ones(len(x)), (labels, np.arange(len(x)))), shape=(clusters, len(x)))
     sizes = np.bincount(labels, minlength=clusters)[:, None]
-    step = max(1, 2**23 // len(x))  # columns in float64 at a time: 64 MB
-    parts = [members @ x[:, i : i + step].astype(np.float64) for i in range(0, x.shape[1], step)]
-    return np.concatenate([(part / sizes).astype(np.float32) for part in parts], axis=1)
+    step, out = max(1, 2**21 // len(x)), np.empty((clusters, x.shape[1]), np.float32)
+    for i in range(0, x.shape[1], step):  # columns in float64 at a time: 16 MB
+        out[:, i : i + step] = members @ x[:, i : i + step].astype(np.float64) / sizes
+    return out

@@ -27,7 +27,8 @@ CHUNK, ASKING = 65536, 8192  # rows of a search for lists, and of a product with
 def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") -> tuple[Ints, Floats]:
     r"""For each row of x (n, D) the row nearest to it (n,) and how far that is (n,), the smaller row of a tie.
 
-    `euclidean`: $\lVert x - y \rVert$. `chord`: the same between directions, $\sqrt{2 - 2\cos}$. `cosine`: $1 - \cos$.
+    `euclidean`: $\lVert x - y \rVert$. `chord`: the same between directions, $\sqrt{2 - 2\cos}$. `cosine`: $1 - \cos$,
+    half the square of that; a zero row has no direction and counts as the origin in both.
     The row is found by the largest $x \cdot y - \lVert y \rVert^2 / 2$; its distance is then computed from the
     difference itself, because $\lVert x \rVert^2 - 2 x \cdot y + \lVert y \rVert^2$ of close vectors is rounding error.
     """
@@ -40,8 +41,9 @@ def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") ->
         x = directions(x)
     if search == "faiss" or (search == "auto" and len(x) > EXACT):
         row = _through_faiss(x)
-    else:
-        row = _exact(torch.from_numpy(x), unit=metric != "euclidean").numpy()
+    else:  # a row without a direction stays at the origin, where products alone do not tell who is near
+        unit = metric != "euclidean" and float(np.einsum("nd,nd->n", x, x).min()) > 0.5
+        row = _exact(torch.from_numpy(x), unit).numpy()
     distance = _distances(x, row)
     return row, (distance**2 / 2 if metric == "cosine" else distance).astype(np.float32)
 

@@ -9,13 +9,13 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from visard.ops.finch import cfinch, means
-from visard.ops.neighbours import Floats, Ints, Metric, Search, directions, nearest
+from visard.ops.neighbours import BLOCK, Floats, Ints, Metric, Search, directions, nearest
 
 HIGHEST = 0.99  # quantile of first-neighbour distances: beyond, everybody merges with somebody
 MOST, WORK = 20, 60_000  # candidates for d: at most so many, and fewer where there are many features
-ROWS = 4096
 
 
 def choose_d(
@@ -48,23 +48,33 @@ def _above(d: float) -> float:
     return float(np.nextafter(np.float32(max(d, 1e-6)), np.float32(np.inf)))
 
 
-def separation(u: Floats, labels: Ints, clusters: int) -> float:
+def separation(u: Floats, labels: Ints, clusters: int, block: int = BLOCK) -> float:
     r"""A silhouette with centroids: the mean of $(b - a) / \max(a, b)$, where $a = 1 - \cos(u_i, m_{own})$ without
     $u_i$ itself in the mean, and b is the same to the nearest other cluster; 0 for a picture alone.
 
-    Leaving the picture out is what makes small clusters honest: a mean of two is half the picture itself.
+    Leaving the picture out is what makes small clusters honest: a mean of two is half the picture itself. Products are
+    made in blocks of `block` pictures by as many clusters: there may be nearly as many clusters as pictures.
     """
     if clusters < 2:
         return 0.0
     centroids, sizes = means(u, labels, clusters), np.bincount(labels, minlength=clusters)
     table, total = torch.from_numpy(directions(centroids)), 0.0
-    for start in range(0, len(u), ROWS):
-        x, own = u[start : start + ROWS], labels[start : start + ROWS]
-        rest = directions(centroids[own] * sizes[own, None] - x)
-        a = 1 - (x * rest).sum(1)
-        scores = torch.from_numpy(np.ascontiguousarray(x)) @ table.T
-        scores[torch.arange(len(x)), torch.from_numpy(own)] = -2
-        b = 1 - scores.amax(1).numpy()
-        value = (b - a) / np.maximum(np.maximum(a, b), 1e-12)
-        total += float(value[sizes[own] > 1].sum())
+    together = np.flatnonzero(sizes[labels] > 1)
+    for start in range(0, len(together), block):
+        rows = together[start : start + block]
+        x, own = u[rows], labels[rows]
+        a = 1 - (x * directions(centroids[own] * sizes[own, None] - x)).sum(1)
+        b = 1 - _best_other(torch.from_numpy(x), table, torch.from_numpy(own), block).numpy()
+        total += float(((b - a) / np.maximum(np.maximum(a, b), 1e-12)).sum())
     return total / len(u)
+
+
+def _best_other(x: Tensor, table: Tensor, own: Tensor, block: int) -> Tensor:
+    """The largest product (n,) of each row of x (n, D) with a row of `table` that is not its own."""
+    best = torch.full((len(x),), -2.0)
+    for at in range(0, len(table), block):
+        scores = x @ table[at : at + block].T
+        here = torch.nonzero((own >= at) & (own < at + block))[:, 0]
+        scores[here, own[here] - at] = -2
+        torch.maximum(best, scores.amax(1), out=best)
+    return best
