@@ -2,7 +2,8 @@
 
 All variants run in one process, alternately, on the same three batches. Bare: forward, loss and `autograd.grad` on
 D, D', D'' and D'' again, the parameters never moving. torch.func: the same update without touching the network's own
-parameters, by `functional_call` on dicts of moved weights.
+parameters, by `functional_call` on dicts of moved weights. Exact: h by differentiating the gradient on D'' instead of
+two probes.
 
     python benchmarks/hf_maml.py [--model tiny] [--size 64] [--batch 64] [--repeats 12]
 """
@@ -22,7 +23,7 @@ from visard import models
 from visard.heads import build_head
 from visard.numerics import Numerics
 from visard.ops.drift import still_statistics
-from visard.ops.meta import meta_step
+from visard.ops.meta import Order, meta_step
 
 Batch = tuple[Tensor, Tensor]
 ALPHA, BETA, DELTA = 0.01, 1e-4, 1e-3
@@ -46,9 +47,10 @@ def variants(name: str, size: int, batch: int, classes: int) -> dict[str, Callab
         for b in (D, D1, D2, D2):
             torch.autograd.grad(loss(b), p)
 
-    def step() -> None:
+    def step(order: Order = "hessian-free") -> None:
         meta_step(
-            p, loss, (D, D1, D2), alpha=ALPHA, beta=BETA, delta=DELTA, quietly=lambda: still_statistics(model)
+            p, loss, (D, D1, D2), alpha=ALPHA, beta=BETA, delta=DELTA, order=order,
+            quietly=lambda: still_statistics(model),
         )  # fmt: skip
 
     def functional() -> None:
@@ -69,7 +71,12 @@ def variants(name: str, size: int, batch: int, classes: int) -> dict[str, Callab
             for x, a, b, c in zip(p, g, above, below, strict=True):
                 x.sub_(BETA * (a - ALPHA * (b - c) / (2 * DELTA)))
 
-    return {"four gradients alone": bare, "hf-maml step, in place": step, "hf-maml step, torch.func": functional}
+    return {
+        "four gradients alone": bare,
+        "hf-maml step, in place": step,
+        "hf-maml step, torch.func": functional,
+        "hf-maml step, exact": lambda: step("exact"),
+    }
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,13 @@ from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.perform import Place, perform
 from visard.engines.seeds import derive, generator
+from visard.errors import UsageError
+from visard.heads import CosFace
 from visard.methods.averaging import Down, Server
 from visard.methods.hf_maml import HFMaml
+from visard.numerics import Numerics
 from visard.ops.drift import Drift, still_statistics
-from visard.ops.meta import MetaTraining, meta_step, three_batches
+from visard.ops.meta import MetaTrained, MetaTraining, Order, meta_step, meta_train, three_batches
 from visard.ops.training import HeadSettings
 
 ALPHA, BETA = 0.3, 0.2
@@ -39,7 +43,8 @@ def quadratic(p: Tensor, batch: Quadratic) -> Tensor:
 
 @pytest.mark.parametrize("delta", [1e-3, 1.0])
 @pytest.mark.parametrize("scale_delta", [False, True])
-def test_exact_on_a_quadratic(delta: float, scale_delta: bool) -> None:
+@pytest.mark.parametrize("order", ["hessian-free", "exact"])
+def test_exact_on_a_quadratic(delta: float, scale_delta: bool, order: Order) -> None:
     D, D1, D2 = quadratics()
     p = torch.randn(5, dtype=torch.float64, requires_grad=True)
     old = p.detach().clone()
@@ -47,8 +52,9 @@ def test_exact_on_a_quadratic(delta: float, scale_delta: bool) -> None:
     g = D1[0] @ adapted + D1[1]
     expected = old - BETA * (g - ALPHA * D2[0] @ g)
     before = meta_step(
-        [p], lambda b: quadratic(p, b), (D, D1, D2), alpha=ALPHA, beta=BETA, delta=delta, scale_delta=scale_delta
-    )
+        [p], lambda b: quadratic(p, b), (D, D1, D2),
+        alpha=ALPHA, beta=BETA, delta=delta, order=order, scale_delta=scale_delta,
+    )  # fmt: skip
     torch.testing.assert_close(p.detach(), expected, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(before, quadratic(old, D))
 
@@ -58,15 +64,16 @@ def test_first_order_and_clipping_on_a_quadratic() -> None:
     old = torch.randn(5, dtype=torch.float64)
     g = D1[0] @ (old - ALPHA * (D[0] @ old + D[1])) + D1[1]
 
-    def after(**settings: float | bool) -> Tensor:
+    def after(**settings: float | bool | str) -> Tensor:
         p = old.clone().requires_grad_()
         loss = lambda b: quadratic(p, b)  # noqa: E731
         meta_step([p], loss, (D, D1, D2), alpha=ALPHA, beta=BETA, delta=0.01, **settings)  # type: ignore[arg-type]
         return p.detach()
 
-    torch.testing.assert_close(after(hessian=False), old - BETA * g)
+    torch.testing.assert_close(after(order="first"), old - BETA * g)
     short = 0.5 * g / g.norm()
     torch.testing.assert_close(after(clip=0.5), old - BETA * (short - ALPHA * D2[0] @ short))
+    torch.testing.assert_close(after(clip=0.5, order="exact"), after(clip=0.5))
     torch.testing.assert_close(after(clip=1e6), after())
 
 
@@ -85,7 +92,8 @@ def flat_loss(net: nn.Module, flat: Tensor, batch: tuple[Tensor, Tensor]) -> Ten
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch.func itself
 @pytest.mark.parametrize("same", [False, True])
-def test_a_network_against_torch_func(same: bool) -> None:
+@pytest.mark.parametrize(("order", "error"), [("hessian-free", 1e-7), ("exact", 1e-13)])
+def test_a_network_against_torch_func(same: bool, order: Order, error: float) -> None:
     p, (D, D1, D2), net = smooth_network()
     D2 = D if same else D2
     flat = torch.cat([x.detach().flatten() for x in p])
@@ -96,13 +104,14 @@ def test_a_network_against_torch_func(same: bool) -> None:
     product = torch.func.jvp(lambda q: gradient(net, q, D2), (flat,), (g,))[1]
     torch.testing.assert_close(hessian @ g, product)
     meta_step(
-        p, lambda b: nn.functional.cross_entropy(net(b[0]), b[1]), (D, D1, D2), alpha=ALPHA, beta=BETA, delta=1e-4
-    )
+        p, lambda b: nn.functional.cross_entropy(net(b[0]), b[1]), (D, D1, D2),
+        alpha=ALPHA, beta=BETA, delta=1e-4, order=order,
+    )  # fmt: skip
     after = torch.cat([x.detach().flatten() for x in p])
-    torch.testing.assert_close(after, flat - BETA * (g - ALPHA * hessian @ g), rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(after, flat - BETA * (g - ALPHA * hessian @ g), rtol=error, atol=error)
     if same:  # then the step is the gradient of the loss after adaptation: MAML itself
         whole = torch.func.grad(lambda q: flat_loss(net, q - ALPHA * gradient(net, q, D), D1))(flat)
-        torch.testing.assert_close(after, flat - BETA * whole, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(after, flat - BETA * whole, rtol=error, atol=error)
 
 
 def test_equation_4_and_that_it_starts_at_zero() -> None:
@@ -168,23 +177,53 @@ def slow_local(net: LocalNetwork, method: HFMaml, client: str, s: Server) -> tup
         names = [n for n, _ in toy_network().named_parameters()]
         return w | {n: w[n] + by * d for n, d in zip(names, along, strict=False)}, W + by * along[-1]
 
+    def curvature(g: list[Tensor], x: Tensor, y: Tensor) -> list[Tensor]:
+        """h, at w and W: by torch.func, or by Eq. 3."""
+        if t.order == "exact":
+            model = toy_network().train()
+            names = [n for n, _ in model.named_parameters()]
+
+            def loss(p: tuple[Tensor, ...]) -> Tensor:
+                with still_statistics(model):
+                    features = torch.func.functional_call(model, dict(zip(names, p, strict=False)), (x,))
+                return slow_loss(features, p[-1], y, rows)
+
+            at = tuple(w[n] for n in names)
+            return list(torch.func.jvp(torch.func.grad(loss), ((*at, W),), (tuple(g),))[1])
+        d = t.delta / math.sqrt(sum(float((x * x).sum()) for x in g)) if t.scale_delta else t.delta
+        above, _ = gradient(*moved(g, d), x, y)
+        below, _ = gradient(*moved(g, -d), x, y)
+        return [(a - b) / (2 * d) for a, b in zip(above, below, strict=True)]
+
     for _ in range(t.steps):
         drawn = three_batches(len(view), t.batch_size, rng)
         D, D1, D2 = [(augment(to_float(view.batch(c)), rng, t.augment), labels[c]) for c in drawn]
         first, after = gradient(w, W, *D)
         w |= {k: after[k] for k in after if "running" in k or "tracked" in k}  # statistics of the pass on D alone
         g, _ = gradient(*moved(first, -t.alpha), *D1)
-        above, _ = gradient(*moved(g, t.delta), *D2)
-        below, _ = gradient(*moved(g, -t.delta), *D2)
-        h = [(a - b) / (2 * t.delta) for a, b in zip(above, below, strict=True)]
+        if t.clip:
+            g = [x * min(1.0, t.clip / math.sqrt(sum(float((x * x).sum()) for x in g))) for x in g]
+        h = curvature(g, *D2)
         w, W = moved([a - t.alpha * b for a, b in zip(g, h, strict=True)], -t.beta)
     return w, W
 
 
-@pytest.mark.parametrize(("share_head", "C"), [(False, 0.0), (True, 0.0), (False, 2.0)])
-def test_one_round_of_algorithm_1(tmp_path: Path, share_head: bool, C: float) -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch.func itself
+@pytest.mark.parametrize(
+    ("share_head", "C", "extra"),
+    [
+        (False, 0.0, {}),
+        (True, 0.0, {}),
+        (False, 2.0, {}),
+        (False, 0.0, {"order": "exact"}),
+        (False, 0.0, {"clip": 0.5}),
+        (False, 0.0, {"scale_delta": True, "delta": 1.0}),
+    ],
+)
+def test_one_round_of_algorithm_1(tmp_path: Path, share_head: bool, C: float, extra: dict[str, Any]) -> None:
     net = toy_engine(tmp_path, toy_world(tmp_path))
-    training = MetaTraining(alpha=0.1, beta=0.2, delta=0.05, steps=3, batch_size=3, augment=Augment(flip=True))
+    settings = {"alpha": 0.1, "beta": 0.2, "delta": 0.05, "steps": 3, "batch_size": 3} | extra
+    training = MetaTraining(**settings, augment=Augment(flip=True))
     method = HFMaml(rounds=2, training=training, share_head=share_head, regularisation=C)
     start = method.start(net.world.setup())
     net.begin("federate", 0)
@@ -218,15 +257,19 @@ def test_absent_classes_of_a_global_head_do_not_move(tmp_path: Path) -> None:
     assert "head" not in done.state
 
 
-@pytest.mark.parametrize("order", ["hessian-free", "first"])
-def test_one_pass_a_step_writes_statistics(tmp_path: Path, order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "alpha", "gradients"),
+    [("hessian-free", 0.01, 4), ("exact", 0.01, 4), ("first", 0.01, 2), ("exact", 0, 2)],
+)
+def test_one_pass_a_step_writes_statistics(tmp_path: Path, order: Order, alpha: float, gradients: int) -> None:
     net = toy_engine(tmp_path, toy_world(tmp_path))
-    training = MetaTraining(steps=5, batch_size=4, order=order)  # type: ignore[arg-type]
+    training = MetaTraining(alpha=alpha, steps=5, batch_size=4, order=order)
     method = HFMaml(training=training, head=HeadSettings("cosface", 8.0, 0.1))
     s = method.start(net.world.setup())
     done = perform(net.world, method.local, net.clients[0], Down(s.theta, {}, None, 0.1), {}, Place("federate", 0, 1))
     assert done.reply.theta["1.num_batches_tracked"] == 5
-    assert done.reply.gradients == 5 * (4 if order == "hessian-free" else 2)
+    assert done.reply.gradients == 5 * gradients
+    assert done.reply.samples == 5 * 4 * (3 if gradients == 4 else 2)
     assert all(m.track_running_stats for m in net.world.network().modules() if isinstance(m, nn.BatchNorm2d))
 
 
@@ -238,3 +281,47 @@ def test_three_different_batches() -> None:
         assert all(len(set(r.tolist())) == expected for r in rows)
         if n >= 6:
             assert len({row for r in rows for row in r.tolist()}) == 3 * expected
+
+
+def trained(tmp_path: Path, numerics: Numerics, order: Order, C: float = 0.0) -> MetaTrained:
+    """One step of `meta_train` at a client of the toy world."""
+    world = toy_world(tmp_path)
+    torch.manual_seed(4)
+    model, view = toy_network(), world.clients[world.training[0]].train
+    head = HeadSettings("cosface", 8.0, 0.1).build(view.n_classes, 8)
+    if C:
+        drift = Drift(toy_network(), C)  # from other weights: not 0
+    training = MetaTraining(alpha=0.5, steps=1, batch_size=4, order=order, augment=Augment(flip=False))
+    return meta_train(
+        model, head, view, training, torch.Generator().manual_seed(5), numerics,
+        beta=0.1, labels=torch.from_numpy(view.labels), drift=drift if C else None,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["hessian-free", "exact"])
+def test_the_passes_on_probes_are_float32_in_a_run_of_bfloat16(
+    tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    plain = CosFace.loss
+
+    def spied(self: CosFace, features: Tensor, *rest: Any) -> Tensor:
+        seen.append(not bool((features.detach().bfloat16().float() != features.detach()).any()))
+        return plain(self, features, *rest)
+
+    monkeypatch.setattr(CosFace, "loss", spied)
+    trained(tmp_path, Numerics(precision="bf16"), order)
+    assert seen == [True, True, False, False][: 4 if order == "hessian-free" else 3]
+
+
+def test_the_loss_that_is_reported_is_without_the_drift(tmp_path: Path) -> None:
+    alone = trained(tmp_path / "a", Numerics(), "hessian-free")
+    drifting = trained(tmp_path / "b", Numerics(), "hessian-free", C=3.0)
+    assert drifting.loss == alone.loss
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta", "delta", "clip"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_settings_are_finite(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"training.{name}"):
+        MetaTraining(**{name: value})  # type: ignore[arg-type]

@@ -14,12 +14,13 @@ from tests.toys import noise_faces, toy_engine, toy_world
 
 from visard.core import Client, Method, ScoreRequest, Weights
 from visard.core.tuning import Tuning
+from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet, FaceView
 from visard.engines.perform import Place, enter
 from visard.errors import UsageError
 from visard.evaluation.embedding import embed
 from visard.evaluation.rounds import _clients
-from visard.evaluation.tuned import draw_pairs, pair_figures, score_tuned, tune
+from visard.evaluation.tuned import draw_pairs, pair_figures, score_tuned, settle, tune
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml
 from visard.ops.meta import MetaTraining
@@ -82,8 +83,10 @@ def test_tuning_moves_the_network_and_leaves_nothing_behind(tmp_path: Path) -> N
     before = copy.deepcopy(theta)
     method = HFMaml(head=HeadSettings("cosface", 8.0, 0.1))
     figures = score_tuned(client, theta, TUNING, method, None)
-    assert {k.partition("/")[0] for k in figures} == {"untuned", "tuned", "gain"}
+    assert {k.partition("/")[0] for k in figures} == {"untuned", "statistics", "tuned", "gain", "learnt"}
     assert figures["gain/tar@far=0.1"] == pytest.approx(figures["tuned/tar@far=0.1"] - figures["untuned/tar@far=0.1"])
+    learnt = figures["tuned/tar@far=0.1"] - figures["statistics/tar@far=0.1"]
+    assert figures["learnt/tar@far=0.1"] == pytest.approx(learnt)
     assert not torch.equal(weights_of(client.network())["0.weight"], theta["0.weight"])
     assert client.state == {}
     assert all(torch.equal(theta[k], before[k]) for k in theta)
@@ -105,24 +108,34 @@ def test_all_batches_of_tuning_are_full(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["own", "global", "means", "random"])
 def test_which_head_tuning_starts_from(tmp_path: Path, kind: str) -> None:
-    """With a tiny step the backbone moves along the gradient of the loss with that head."""
-    head = HeadSettings("softmax", 8.0, 0.0)
-    torch.manual_seed(9)
-    own = weights_of(head.build(3, 8))
-    W = torch.randn(12, 8) if kind == "global" else None
-    client, theta = client_and_weights(tmp_path, {"head": own} if kind == "own" else None)
-    moved = {}
-    for other in (kind, "random"):
-        model = client.network()
-        load_weights(model, theta)
-        client.rng.manual_seed(4)
-        torch.manual_seed(4)
-        if other != kind:
-            client, W = replace(client, state={}), None
-        tune(client, model, replace(TUNING, head="means" if other == "means" else "random"), head, W)
-        moved[other] = weights_of(model)
-    same = all(torch.equal(moved[kind][k], moved["random"][k]) for k in theta)
-    assert same == (kind == "random")
+    """One step on all pictures goes down the gradient of the loss with that head."""
+    settings = HeadSettings("cosface", 8.0, 0.1)
+    client, theta = client_and_weights(tmp_path)
+    train, model = client.data.train, client.network()
+    load_weights(model, theta)
+    torch.manual_seed(4)
+    W, head = torch.randn(12, 8), settings.build(train.n_classes, 8)
+    if kind == "own":
+        client = replace(client, state={"head": weights_of(head)})
+    elif kind == "global":
+        head.weight.data.copy_(W[torch.from_numpy(train.classes)])
+    elif kind == "means":
+        f = torch.nn.functional.normalize(torch.from_numpy(embed(model, train)), dim=1)
+        head.weight.data.copy_(torch.stack([f[train.labels == k].mean(dim=0) for k in range(train.n_classes)]))
+    rows = torch.randperm(len(train), generator=client.rng.manual_seed(5)).numpy()
+    x = augment(to_float(train.batch(rows), True), client.rng, Augment())
+    model.train()
+    loss = head.loss(model(x), torch.from_numpy(train.labels[rows]))
+    slope = torch.autograd.grad(loss, model.get_parameter("0.weight"))[0]
+    load_weights(model, theta)
+    client.rng.manual_seed(5)
+    torch.manual_seed(4)
+    torch.randn(12, 8)  # so that a random head is the one above
+    tuning = replace(TUNING, batches=1, batch_size=len(train), head="random" if kind == "random" else "means")
+    tune(client, model, tuning, settings, W if kind == "global" else None)
+    expected = theta["0.weight"] - TUNING.lr * slope
+    torch.testing.assert_close(weights_of(model)["0.weight"], expected, rtol=1e-5, atol=1e-7)
+    assert slope.abs().max() * TUNING.lr > 1e-4, "a step that shows"
 
 
 def test_impostors_of_all_clients_and_of_the_own_people(tmp_path: Path) -> None:
@@ -154,6 +167,28 @@ def test_tuning_with_frozen_norm_leaves_the_statistics_alone(tmp_path: Path, nor
     moved = {k for k, v in weights_of(model).items() if not torch.equal(v, theta[k])}
     assert any("running_mean" in k for k in moved) == (norm == "update")
     assert {"0.weight", "1.weight"} <= moved, "what is learnt still is, the norm's own scale too"
+
+
+def test_statistics_alone_are_tuning_without_a_gradient(tmp_path: Path) -> None:
+    """The same batches: at a rate of next to nothing tuning gives the same network, and its figures too."""
+    (client, theta), method = client_and_weights(tmp_path), HFMaml(head=HeadSettings("cosface", 8.0, 0.1))
+    model, found = client.network(), []
+    for lr in (1e-30, 0.0):
+        load_weights(model, theta)
+        client.rng.manual_seed(4)
+        if lr:
+            tune(client, model, replace(TUNING, lr=lr), method.head, None)
+        else:
+            settle(client, model, TUNING)
+        found.append(weights_of(model))
+    for key, value in found[0].items():
+        torch.testing.assert_close(value, found[1][key], rtol=0, atol=1e-20)
+    moved = {k for k in theta if not torch.equal(found[1][k], theta[k])}
+    assert moved == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    still = replace(TUNING, lr=1e-30)
+    assert score_tuned(client, theta, still, method, None)["learnt/tar@far=0.1"] == 0.0
+    frozen = score_tuned(client, theta, replace(still, norm="frozen"), method, None)
+    assert not any(k.startswith(("learnt/", "statistics/")) for k in frozen)
 
 
 @pytest.mark.parametrize("alone", [False, True])

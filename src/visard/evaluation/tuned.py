@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from visard.core import Client, Method, Weights
 from visard.core.tuning import Tuning
+from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.evaluation.embedding import embed
 from visard.evaluation.inputs import Ints, unit_rows
 from visard.evaluation.scores import roc_of
 from visard.ops.client_head import client_head
-from visard.ops.training import HeadSettings, Training, load_weights, train
+from visard.ops.training import HeadSettings, Training, batches, load_weights, train
 
 FAR = (0.1, 0.01)
 
@@ -57,10 +58,12 @@ def score_tuned(
 ) -> dict[str, float]:
     """Figures "untuned/...", "tuned/..." (means over the draws) and "gain/..." of TAR at FAR, EER and AUC.
 
-    Where impostors are of all clients, ".../own/..." has TAR at FAR with impostors of the client's own people alone.
-    Every draw has its own pairs, the same before and after tuning, and its own batches. Tuning starts from the
-    client's own head, from its rows of a global head W, or from a new one of the method's kind. A client without a
-    genuine pair among its test pictures, or without training pictures, has no figures.
+    "statistics/...": after batch norm alone has seen the batches that the client tunes on, without a gradient; what
+    gradients add to that is "learnt/...". Where impostors are of all clients, ".../own/..." has TAR at FAR with
+    impostors of the client's own people alone. Every draw has its own pairs, the same before and after tuning, and its
+    own batches. Tuning starts from the client's own head, from its rows of a global head W, or from a new one of the
+    method's kind. A client without a genuine pair among its test pictures, or without training pictures, has no
+    figures.
     """
     found: dict[str, list[float]] = {}
     others = client.data.test if client.others is None else client.others
@@ -76,13 +79,25 @@ def score_tuned(
             drawn = replace(drawn, within=None if within is None else within.impostor)
         load_weights(model, theta)
         figures = {f"untuned/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
+        if tuning.norm == "update":
+            before = client.rng.get_state()
+            settle(client, model, tuning)
+            figures |= {f"statistics/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
+            load_weights(model, theta)
+            client.rng.set_state(before)
         tune(client, model, tuning, settings, W)
         figures |= {f"tuned/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
         for name, value in figures.items():
             found.setdefault(name, []).append(value)
     means = {name: float(np.mean(values)) for name, values in found.items()}
     tars = [name.removeprefix("tuned/") for name in means if name.startswith("tuned/") and "tar@" in name]
-    return means | {f"gain/{tar}": means[f"tuned/{tar}"] - means[f"untuned/{tar}"] for tar in tars}
+    over = {"gain": "untuned", "learnt": "statistics"}
+    return means | {
+        f"{gain}/{tar}": means[f"tuned/{tar}"] - means[f"{base}/{tar}"]
+        for gain, base in over.items()
+        for tar in tars
+        if f"{base}/{tar}" in means
+    }
 
 
 def _streams(rng: torch.Generator, draws: int) -> Iterator[np.random.Generator]:
@@ -108,11 +123,24 @@ def pair_figures(model: nn.Module, own: FaceView, others: FaceView, drawn: Drawn
 def tune(client: Client, model: nn.Module, tuning: Tuning, settings: HeadSettings, W: Tensor | None) -> None:
     """SGD on `model` for a few batches of the client's training pictures; nothing of it is kept."""
     head, labels, mask = client_head(client, settings, W, model, tuning.head)
-    training = Training(
+    train(
+        model, head, client.data.train, _training(tuning), client.rng, client.numerics,
+        labels=labels, mask=mask, frozen_norm=tuning.norm == "frozen",
+    )  # fmt: skip
+
+
+def settle(client: Client, model: nn.Module, tuning: Tuning) -> None:
+    """Batch norm sees the batches that `tune` would draw from here, and nothing else of the network changes."""
+    training, pictures = _training(tuning), client.data.train
+    model.train()
+    with torch.no_grad(), client.numerics.autocast():
+        for rows in batches(len(pictures), training, client.rng):
+            x = to_float(pictures.batch(rows), client.numerics.channels_last)
+            model(client.numerics.place(augment(x, client.rng, training.augment)))
+
+
+def _training(tuning: Tuning) -> Training:
+    return Training(
         lr=tuning.lr, momentum=tuning.momentum, weight_decay=0.0, batch_size=tuning.batch_size,
         unit="iterations", amount=tuning.batches, partial=False, schedule="constant", clip=0.0,
-    )  # fmt: skip
-    train(
-        model, head, client.data.train, training, client.rng, client.numerics,
-        labels=labels, mask=mask, frozen_norm=tuning.norm == "frozen",
     )  # fmt: skip

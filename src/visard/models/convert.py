@@ -18,6 +18,7 @@ from visard.models.iresnet import DEPTHS, WIDTHS, IResNet
 
 # Where training scripts put the backbone's weights inside a larger checkpoint.
 WRAPPERS = ("state_dict_backbone", "state_dict", "model")
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation that its pictures are normalised by
 
 
 class Architecture(NamedTuple):
@@ -99,18 +100,33 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def start_weights(path: str | Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
     """Weights to start the network of `build` from: a visard model file, an InsightFace or a torchvision one.
 
-    torchvision's ResNet-18 has no `embed`: it starts as `build` makes it from seed 0, so that a run repeats.
+    torchvision's ResNet-18 has no `embed`: it starts as `build` makes it from seed 0, so that a run repeats. Its
+    weights are made to take pictures in [-1, 1].
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         expected = build().state_dict()
     weights = read_model(path)[0] if Path(path).suffix == ".safetensors" else read_weights(path)
-    if "embed.weight" in expected and "embed.weight" not in weights:
+    published = "embed.weight" in expected and "embed.weight" not in weights
+    if published:
         weights |= {key: value for key, value in expected.items() if key.startswith("embed.")}
     try:
-        return fit(weights, expected)
+        fitted = fit(weights, expected)
     except VisardError as error:
         raise VisardError(f"{path} does not fit the network: {error}") from None
+    return for_plain_pictures(fitted) if published else fitted
+
+
+def for_plain_pictures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """ImageNet weights of a ResNet-18, for pictures x in [-1, 1] instead of (x / 2 + 1 / 2 - mean) / std.
+
+    The factor 1 / (2 std) goes into the first convolution, and what the shift adds to its output into the mean of its
+    batch norm. The same but for the border, where the padding is now mid-grey and was the mean colour.
+    """
+    kernel, mean, std = weights["conv1.weight"], *(torch.tensor(c).view(1, 3, 1, 1) for c in IMAGENET)
+    added = (kernel * (0.5 - mean) / std).sum(dim=(1, 2, 3))
+    changed = {"conv1.weight": kernel / (2 * std), "bn1.running_mean": weights["bn1.running_mean"] - added}
+    return weights | changed
 
 
 def _reason(error: Exception) -> str:

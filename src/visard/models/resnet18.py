@@ -1,8 +1,8 @@
 """ResNet-18 (He et al., CVPR 2016) with its 1000-way output kept, then a linear map to the embedding.
 
 The network of federated HF-MAML (Gansekoele et al., FLTA 2024). Parameter names are torchvision's, so its
-ImageNet weights load; only `embed` is new. Those weights expect pictures normalised by ImageNet's mean and
-deviation, not [-1, 1].
+ImageNet weights load as `model.weights`; only `embed` is new. Those weights expect pictures normalised by ImageNet's
+mean and deviation: `models.convert` makes them take [-1, 1].
 """
 
 import torch

@@ -27,6 +27,8 @@ from visard.ops.drift import Drift, still_statistics
 from visard.ops.training import Schedule, scheduled
 
 B = TypeVar("B")
+# how h is had: by two probes (Eq. 3), by differentiating the gradient, or not at all (first-order MAML)
+Order = Literal["hessian-free", "exact", "first"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,10 @@ class MetaTraining:
 
     alpha: float = 0.01  # step of the adaptation, Eq. 2
     beta: float = 0.1  # step of the update, Eq. 1
-    delta: float = 0.001  # half the distance of the probes, Eq. 3
+    delta: float = 0.1  # half the distance of the probes, Eq. 3; the paper's 0.001 mostly measures kinks of ReLU
     steps: int = 50  # in a round; each takes three batches
     batch_size: int = 64
-    order: Literal["hessian-free", "first"] = "hessian-free"  # first: without h, two gradients a step instead of four
+    order: Order = "hessian-free"
     scale_delta: bool = False  # probe at distance delta, not delta * |g|
     clip: float = 0.0  # largest norm of g; 0 = no clipping
     schedule: Schedule = "constant"  # of beta
@@ -46,16 +48,21 @@ class MetaTraining:
 
     def __post_init__(self) -> None:
         for name in ("beta", "delta", "steps", "batch_size"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"training.{name} = {getattr(self, name)}: must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"training.{name} = {getattr(self, name)}: must be positive and finite")
         for name in ("alpha", "clip"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"training.{name} = {getattr(self, name)}: must not be negative")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UsageError(f"training.{name} = {getattr(self, name)}: must be finite and not negative")
+
+    @property
+    def curved(self) -> bool:
+        """Whether a step has an h, and so a D''."""
+        return self.order != "first" and self.alpha > 0
 
     @property
     def gradients(self) -> int:
-        """Gradient evaluations of one step."""
-        return 4 if self.order == "hessian-free" else 2
+        """Gradient evaluations of one step; differentiating a gradient counts as one."""
+        return 4 if self.curved else 2
 
     def beta_at(self, round: int, rounds: int) -> float:
         """beta of a round (from 0)."""
@@ -66,7 +73,7 @@ class MetaTraining:
 class MetaTrained:
     """What one call of `meta_train` did."""
 
-    loss: float  # mean over the steps, on D before the adaptation
+    loss: float  # mean over the steps, on D before the adaptation, without the drift
     gradients: int  # gradient evaluations
     samples: int  # pictures drawn; those of D'' count once although they are used twice
 
@@ -79,7 +86,7 @@ def meta_step(
     alpha: float,
     beta: float,
     delta: float,
-    hessian: bool = True,
+    order: Order = "hessian-free",
     scale_delta: bool = False,
     clip: float = 0.0,
     quietly: Callable[[], AbstractContextManager[None]] = nullcontext,
@@ -88,16 +95,16 @@ def meta_step(
 
     $\tilde p = p - \alpha \nabla F(p; D)$, $g = \nabla F(\tilde p; D')$ (Eq. 2),
     $h = [\nabla F(p + \delta g; D'') - \nabla F(p - \delta g; D'')] / 2\delta$ (Eq. 3),
-    $p \leftarrow p - \beta (g - \alpha h)$ (Eq. 1).
+    $p \leftarrow p - \beta (g - \alpha h)$ (Eq. 1). `exact`: $h = \nabla (\nabla F(p; D'')^T g)$ with g held fixed.
     h is a derivative at the *old* p and has g inside. `loss` reads p where it is; p is put back from a
     copy between the passes, so no rounding stays behind. All passes but the first run in `quietly()`.
     """
     D, D1, D2 = batches
     start = [x.detach().clone() for x in p]
 
-    def gradient(batch: B) -> tuple[Tensor, list[Tensor]]:
+    def gradient(batch: B, twice: bool = False) -> tuple[Tensor, list[Tensor]]:
         value = loss(batch)
-        return value.detach(), list(torch.autograd.grad(value, p))
+        return value.detach(), list(torch.autograd.grad(value, p, create_graph=twice))
 
     def move(direction: Sequence[Tensor], by: float) -> None:
         """p = start + by * direction."""
@@ -113,7 +120,12 @@ def meta_step(
         if clip and length > clip:
             torch._foreach_mul_(g, clip / length)
             length = clip
-        if hessian and alpha:
+        if order == "exact" and alpha:
+            move(g, 0.0)
+            _, slope = gradient(D2, twice=True)
+            h = torch.autograd.grad(slope, p, grad_outputs=g, materialize_grads=True)
+            torch._foreach_add_(g, list(h), alpha=-alpha)
+        elif order == "hessian-free" and alpha:
             d = delta / max(length, 1e-12) if scale_delta else delta
             move(g, d)
             _, above = gradient(D2)
@@ -132,6 +144,7 @@ class Batch:
     x: Tensor
     y: Tensor
     reference: Tensor | None
+    probe: bool = False  # D''
 
 
 def three_batches(n: int, size: int, rng: torch.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -166,31 +179,35 @@ def meta_train(
     if not len(view):
         raise VisardError("has no training pictures")
     parameters = [p for p in (*model.parameters(), *head.parameters()) if p.requires_grad]
-    second = training.order == "hessian-free"
     model.train()
     head.train()
+    losses: list[Tensor] = []  # of a step's passes, without the drift
 
-    def prepare(rows: np.ndarray) -> Batch:
+    def prepare(rows: np.ndarray, probe: bool = False) -> Batch:
         x = numerics.place(augment(to_float(view.batch(rows), numerics.channels_last), rng, training.augment))
-        return Batch(x, labels[rows], None if drift is None else drift.reference(x))
+        return Batch(x, labels[rows], None if drift is None else drift.reference(x), probe)
 
     def loss(batch: Batch) -> Tensor:
-        with numerics.autocast():
-            features = model(batch.x)
+        # bfloat16 rounds away the difference of two probes, and `forward`: a compiled network has no second derivative
+        with nullcontext() if batch.probe else numerics.autocast():
+            features = model.forward(batch.x) if batch.probe and training.order == "exact" else model(batch.x)
         value = head.loss(features.float(), batch.y, mask)
+        losses.append(value.detach())
         return value if drift is None or batch.reference is None else value + drift.penalty(features, batch.reference)
 
     total, samples = torch.zeros((), dtype=torch.float64), 0
     for _ in range(training.steps):
         D, D1, D2 = three_batches(len(view), training.batch_size, rng)
         adapt, test = prepare(D), prepare(D1)
-        probe = prepare(D2) if second else test
-        total += meta_step(
+        probe = prepare(D2, probe=True) if training.curved else test
+        meta_step(
             parameters, loss, (adapt, test, probe), alpha=training.alpha, beta=beta, delta=training.delta,
-            hessian=second, scale_delta=training.scale_delta, clip=training.clip,
+            order=training.order, scale_delta=training.scale_delta, clip=training.clip,
             quietly=lambda: still_statistics(model),
         )  # fmt: skip
-        samples += (3 if second else 2) * len(D)
+        total += losses[0]
+        losses.clear()
+        samples += (3 if training.curved else 2) * len(D)
     mean = float(total) / training.steps
     if not math.isfinite(mean):
         raise VisardError(

@@ -1,0 +1,50 @@
+"""The bench of HF-MAML: rows that are compared differ in nothing but how clients train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from visard.bench.hf_maml import PARTITIONS, plan
+from visard.bench.plan import SCALES, Scale
+from visard.config import load
+
+
+def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in nested.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
+def settings(scale: Scale) -> dict[str, dict[str, Any]]:
+    """The settings of each row, by dotted name; of imported faces without those that only synthetic ones have."""
+    rows = {}
+    for row in plan(scale).rows:
+        found = flat(load(row.preset, [s.replace("{start}", "x") for s in row.set]).to_dict())
+        idle = () if scale == "smoke" else ("data.identities", "data.images_per_identity")
+        rows[row.name] = {k: v for k, v in found.items() if k not in idle}
+    return rows
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_compared_rows_differ_in_their_training_alone(scale: Scale) -> None:
+    rows = settings(scale)
+    pairs = {(a, b) for table in plan(scale).tables for a, b in table.compare}
+    assert {f"{p} HF-MAML local" for p in PARTITIONS} <= {a for a, _ in pairs}
+    for a, b in pairs:
+        odd = {k for k in rows[a].keys() | rows[b].keys() if rows[a].get(k) != rows[b].get(k)}
+        odd = {k for k in odd if not k.startswith("method.training.")} - {"name", "method.name", "method.mu"}
+        odd -= {"evaluation.every"}
+        assert odd == ({"method.regularisation"} if ("regularised" in a) != ("regularised" in b) else set()), (a, b)
+
+
+def test_plain_steps_are_those_of_hf_maml_without_its_adaptation() -> None:
+    rows = settings("small")
+    plain, meta = rows["lognormal FedAvg local, plain steps"], rows["lognormal HF-MAML local, exact"]
+    assert plain["method.training.lr"] == meta["method.training.beta"]
+    assert plain["method.training.amount"] == meta["method.training.steps"]
+    assert plain["method.training.momentum"] == 0
+    assert meta["method.training.order"] == "exact"
+    assert rows["lognormal HF-MAML local, first order"]["method.training.order"] == "first"
