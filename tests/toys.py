@@ -19,7 +19,7 @@ from visard.data.partition import PartitionSettings, partition
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World
-from visard.errors import VisardError
+from visard.errors import Told, VisardError
 from visard.numerics import Numerics
 from visard.privacy.ledger import Ledger
 
@@ -136,7 +136,9 @@ class Toy(Method[ToyServer]):
 
 def _break(fault: str, up: ToyUp) -> ToyUp:
     if fault == "raise":
-        raise VisardError("the disk is full")
+        raise Told("the disk is full")
+    if fault == "path":
+        raise VisardError("no face set at /home/alice/ward-7")
     if fault == "die":
         os.kill(os.getpid(), signal.SIGKILL)
     if fault == "die once":
@@ -158,6 +160,13 @@ def _break(fault: str, up: ToyUp) -> ToyUp:
         "entry shape": ToyUp(up.w, {"a": torch.zeros(3)}, up.n, up.loss),
         "picture as count": ToyUp(up.w, up.theta, torch.zeros(8, 8), up.loss),  # type: ignore[arg-type]
         "picture as metric": ToyUp(up.w, up.theta, up.n, {"x": torch.zeros(8, 8)}),  # type: ignore[arg-type]
+        "no weight": ToyUp(up.w, up.theta, 0, up.loss),
+        "negative weight": ToyUp(up.w, up.theta, -5, up.loss),
+        "too heavy": ToyUp(up.w, up.theta, 10**12, up.loss),
+        "beyond floats": ToyUp(up.w, up.theta, 10**400, up.loss),
+        "figure beyond floats": ToyUp(up.w, up.theta, up.n, 10**400),
+        "figure with a bad name": ToyUp(up.w, up.theta, up.n, {"\x1b[2J": 1.0}),  # type: ignore[arg-type]
+        "float8": ToyUp(up.w.to(torch.float8_e4m3fn), up.theta, up.n, up.loss),
         "other type": OtherUp(torch.zeros(3, 8, 8)),
     }
     return wrong[fault]  # type: ignore[return-value]
@@ -171,6 +180,7 @@ def pool_world(folder: str, clients: int = 3, seed: int = 0, faults: dict[str, s
 def party_world(run: dict[str, Any], folder: str, roles: list[str]) -> tuple[World, Toy]:
     """What a party of a deployment builds in these tests; the run says who misbehaves."""
     if run.get("method") != "toy":
-        raise VisardError("only toys are played here")
+        raise Told("only toys are played here")
     world = toy_world(Path(folder), int(run["clients"]))
-    return replace(world, clients={role: world.clients[role] for role in roles}), Toy(faults=run["faults"])
+    here = {role: world.clients[role] for role in roles if role in world.clients}
+    return replace(world, clients=here), Toy(faults=run["faults"])

@@ -13,5 +13,12 @@ class UsageError(VisardError):
     exit_code = 2
 
 
+class Told(VisardError):
+    """What a party tells the server of a failure there: a line that names no file, no folder and no person.
+
+    Of other errors only the type leaves the party; the line is in its own log.
+    """
+
+
 class Interrupted(VisardError):
     """Somebody pressed Ctrl-C; what was done is safe on disk. Exit code 1."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,17 @@ def manifest_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
+def pieces(
+    model: FaceModel, view: FaceView, *, flip: bool = False, progress: Callable[[int], None] | None = None
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The features of a view, some rows at a time; `progress` hears how many there are so far."""
+    for start in range(0, len(view), ROWS):
+        end = min(start + ROWS, len(view))
+        yield embed(model, view.take(np.arange(start, end)), flip=flip)
+        if progress is not None:
+            progress(end)
+
+
 def write_features(
     model: FaceModel,
     view: FaceView,
@@ -43,16 +54,13 @@ def write_features(
         raise UsageError(f"{path}: features are written as .npy")
     with written(path) as beside:
         with beside.open("wb") as file:
-            for start in range(0, len(view), ROWS):
-                found = embed(model, view.take(np.arange(start, min(start + ROWS, len(view)))), flip=flip)
+            for number, found in enumerate(pieces(model, view, flip=flip, progress=progress)):
                 found = unit_rows(found) if unit else np.ascontiguousarray(found, np.float32)
-                if not start:
+                if not number:
                     shape = (len(view), found.shape[1])
                     kind = {"descr": "<f4", "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(file, kind)
                 file.write(found.astype("<f4", copy=False).tobytes())
-                if progress is not None:
-                    progress(min(start + ROWS, len(view)))
         manifest_path(path).unlink(missing_ok=True)  # never an old description of a new file
         manifest = _describe(model, view, beside, shape, flip, unit)
     write_json(manifest_path(path), manifest)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from visard.errors import VisardError
+
+PRIVATE = 0o600  # mode of files that only their owner may read
 
 
 def fsync_folder(folder: Path) -> None:
@@ -19,24 +24,39 @@ def fsync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write and fsync, without atomicity: for files that nothing refers to yet."""
-    with path.open("wb") as f:
+def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
+    """Write and fsync, without atomicity: for files that nothing refers to yet. `mode` is of a new file."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
         f.write(data)
         f.flush()
         os.fsync(f.fileno())
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     """Write beside, fsync, rename, fsync the folder."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_durably(beside, data.encode() if isinstance(data, str) else data)
+        write_durably(beside, data.encode() if isinstance(data, str) else data, mode)
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
         raise VisardError(f"cannot write {path}: {error.strerror or error}") from None
     fsync_folder(path.parent)
+
+
+@contextmanager
+def only_user(folder: Path) -> Iterator[None]:
+    """Refuse a second process on the same folder."""
+    try:
+        lock = (folder / ".lock").open("w")
+    except OSError as error:
+        raise VisardError(f"cannot write {folder / '.lock'}: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise VisardError(f"{folder} is being written by another visard") from None
+        yield
 
 
 def write_json(path: Path, value: Any) -> None:

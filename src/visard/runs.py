@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import platform
 import shutil
@@ -25,13 +24,13 @@ from visard.data.locate import open_faces
 from visard.data.partition import Manifest, partition
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.choose import connect, make_network, run_id
-from visard.engines.loop import Silent, Watcher, run_rounds
-from visard.engines.remote import Link, RemoteNetwork
+from visard.engines.loop import Silent, Watcher, asking, run_rounds
+from visard.engines.remote import PartyLink, RemoteNetwork
 from visard.engines.stopping import stop_on_interrupt
 from visard.engines.world import World, pooled
 from visard.errors import Interrupted, UsageError, VisardError
 from visard.evaluation.rounds import figures_of_round, final_metrics
-from visard.files import read_json, write_atomically, write_json
+from visard.files import only_user, read_json, write_atomically, write_json
 from visard.models.files import read_model, save_model
 from visard.numerics import fast_bf16
 from visard.privacy.ledger import Ledger
@@ -73,7 +72,7 @@ def run(
     folder = Path(out) if out is not None else Path("runs") / settings.name
     _prepare(folder, settings, resume, overwrite)
     watcher = watcher or Silent()
-    with _only_writer(folder), _threads(settings.numerics.threads_per_step):
+    with only_user(folder), _threads(settings.numerics.threads_per_step):
         return _run(settings, folder, watcher)
 
 
@@ -113,17 +112,6 @@ def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) ->
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
     write_atomically(config, settings.to_toml())
-
-
-@contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Refuse a second process on the same run folder."""
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise VisardError(f"{folder} is being written by another visard") from None
-        yield
 
 
 @contextmanager
@@ -198,7 +186,7 @@ def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
             link.close()
 
 
-def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watcher) -> Run:
+def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher: Watcher) -> Run:
     begun = time.perf_counter()
     method = settings.method
     faces = open_faces(settings.data, watcher)
@@ -213,9 +201,6 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
     if not states.committed.ledger_bytes:
         for client, sizes in left.items():
             ledger.record_pooled(client, sizes)
-    if settings.numerics.precision == "bf16" and not fast_bf16():
-        watcher.problem(text := "this processor has no bfloat16 instructions: fp32 is several times faster here")
-        events.write("warning", text=text)
     told = None
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
@@ -230,6 +215,12 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
         resumed=resumed, data=_about(faces),
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
+    if settings.numerics.precision == "bf16" and not fast_bf16():
+        watcher.problem(text := "this processor has no bfloat16 instructions: fp32 is several times faster here")
+        events.write("warning", text=text)
+    if oracle := method.oracle():
+        watcher.problem(text := f"{method.name} is told {oracle}, which only a simulation knows")
+        events.write("warning", text=text)
 
     def evaluate(server: Any, net: Network) -> dict[str, Any]:
         return figures_of_round(settings, method, world, server, net)
@@ -241,10 +232,10 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
             server = run_rounds(
                 method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher, stop
             )  # fmt: skip
-        network.begin("final", 0)
-        metrics = final_metrics(settings, method, world, server, network)
+        with asking(network, "final", 0, events, watcher):
+            metrics = final_metrics(settings, method, world, server, network)
         if isinstance(network, RemoteNetwork) and states.remote:
-            for client, failure in network.keep(method.basis(server), f"{settings.name}-{network.run[:8]}").items():
+            for client, failure in network.keep(method.basis(server), settings.name).items():
                 watcher.problem(f"{client} did not keep its own model: {failure}")
     except KeyboardInterrupt:
         events.write("run_stopped", reason="interrupted")
@@ -255,7 +246,7 @@ def _run_over(link: Link | None, settings: Settings, folder: Path, watcher: Watc
     finally:
         network.close()
     _save_models(settings, folder, world, states, server, faces.size)
-    ledger.save(folder / "ledger.json", method.pools)
+    ledger.save(folder / "ledger.json", frozenset(kind for sizes in left.values() for kind in sizes))
     events.write("run_finished", seconds=time.perf_counter() - begun)
     write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes))
     if faces.synthetic:  # nobody's picture, so the report may show some

@@ -1,4 +1,4 @@
-"""`python killing.py OUT_FOLDER SEED KILLS`: run, kill -9 at random moments, resume, until done.
+"""`python killing.py OUT_FOLDER SEED KILLS [PRESET]`: run, kill -9 at random moments, resume, until done.
 
 The parent has torch loaded and forks, so that a child starts at once and kills fall into the run itself, not into
 its imports. Kills also fall into the writing of checkpoints: every other child kills itself at a random call of
@@ -15,17 +15,17 @@ import time
 from pathlib import Path
 
 import torch
-from tests.e2e.smoke import SMOKE
+from tests.e2e.smoke import smoke
 
 import visard
 from visard.runs import make_network  # noqa: F401  (everything is imported before the first fork)
 
 # three of four clients a round: packs of client states die slowly and are compacted on the way
 PARTIAL = ["partition.clients=4", "method.participation=0.75"]
-OVERRIDES = [*SMOKE, *PARTIAL, "method.rounds=6", "evaluation.bootstrap=0"]
+MORE = {"fedavg": PARTIAL}
 
 
-def child(out: Path, fatal_call: int | None) -> None:
+def child(preset: str, out: Path, fatal_call: int | None) -> None:
     """Start or resume the run; die at the given call of a file operation."""
     calls = 0
 
@@ -43,16 +43,17 @@ def child(out: Path, fatal_call: int | None) -> None:
         for name in ("fsync", "replace", "unlink", "truncate"):
             setattr(os, name, deadly(getattr(os, name)))
     resuming = (out / "config.toml").exists()
-    visard.run("fedavg", overrides=OVERRIDES, out=out, resume=resuming, overwrite=False)
+    overrides = [*smoke(preset), *MORE.get(preset, []), "method.rounds=6", "evaluation.bootstrap=0"]
+    visard.run(preset, overrides=overrides, out=out, resume=resuming, overwrite=False)
 
 
-def attempt(out: Path, rng: random.Random, seconds: float, kill: bool) -> bool:
+def attempt(preset: str, out: Path, rng: random.Random, seconds: float, kill: bool) -> bool:
     """One child; True if it was killed, False if it finished."""
     fatal = rng.randrange(1, 40) if kill and rng.random() < 0.5 else None
     pid = os.fork()
     if pid == 0:
         try:
-            child(out, fatal)
+            child(preset, out, fatal)
         except BaseException as error:
             print(f"child failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -73,16 +74,16 @@ def attempt(out: Path, rng: random.Random, seconds: float, kill: bool) -> bool:
     return False
 
 
-def main(folder: Path, seed: int, wanted: int) -> None:
+def main(folder: Path, seed: int, wanted: int, preset: str = "fedavg") -> None:
     torch.set_num_threads(1)
     rng = random.Random(seed)
     begun = time.monotonic()
-    attempt(folder / "reference", rng, 0, kill=False)
+    attempt(preset, folder / "reference", rng, 0, kill=False)
     seconds = (time.monotonic() - begun) / 2
     kills = number = 0
     while kills < wanted:
         out = folder / f"killed-{number}"
-        while attempt(out, rng, seconds, kill=kills < wanted):
+        while attempt(preset, out, rng, seconds, kill=kills < wanted):
             kills += 1
         for file in ("model.safetensors", "metrics.json", "ledger.json"):
             if (out / file).read_bytes() != (folder / "reference" / file).read_bytes():
@@ -92,4 +93,4 @@ def main(folder: Path, seed: int, wanted: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -6,13 +6,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_twenty_kills_change_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("preset", "kills"), [("fedavg", "20"), ("fedfr-da", "10")])  # the second has stages
+def test_kills_change_nothing(tmp_path: Path, preset: str, kills: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.killing", str(tmp_path), "7", "20"],
+        [sys.executable, "-m", "tests.e2e.killing", str(tmp_path), "7", kills, preset],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    assert "20 kills" in done.stdout
+    assert f"{kills} kills" in done.stdout

@@ -68,6 +68,13 @@ def test_two_asks_of_a_round_draw_different_numbers(tmp_path: Path) -> None:
         ("entry shape", "refused", "entry 'a' has shape (3,), expected (2, 2)"),
         ("picture as count", "refused", "declared as count but is a Tensor"),
         ("picture as metric", "refused", "declared as metric but holds more than numbers"),
+        ("no weight", "refused", "is 0, but the client has 18 pictures"),
+        ("negative weight", "refused", "holds an integer that is negative or too large"),
+        ("too heavy", "refused", "is 1000000000000, but the client has 18 pictures"),
+        ("beyond floats", "refused", "holds an integer that is negative or too large"),
+        ("figure beyond floats", "refused", "holds an integer that is too large"),
+        ("figure with a bad name", "refused", "whose name is longer than 100 or cannot be printed"),
+        ("float8", "refused", "cannot be checked: NotImplementedError"),
         ("other type", "refused", "is a OtherUp, the step declares ToyUp"),
     ],
 )
@@ -124,3 +131,22 @@ def test_a_step_over_the_time_limit_is_dropped(tmp_path: Path) -> None:
     net = toy_engine(tmp_path, toy_world(tmp_path, timeout=1e-9, min_replies=0.0))
     with pytest.raises(VisardError, match="over the limit"):
         Toy().round(Toy().start(net.world.setup()), net)
+
+
+def test_an_ask_inside_a_stream_is_one_line(tmp_path: Path) -> None:
+    net = toy_engine(tmp_path, toy_world(tmp_path))
+    messages = {c: ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}) for c in CLIENTS}
+    stream = net.stream(Toy().add, messages)
+    next(stream)
+    with pytest.raises(VisardError, match="step add is asked for while replies of another ask are still to come"):
+        net.ask(Toy().add, messages)
+    assert len(list(stream)) == 2
+    for _ in net.stream(Toy().add, messages):
+        break
+    assert len(net.ask(Toy().add, messages)) == 3, "a stream that was left is over"
+
+
+def test_figures_may_have_any_name(tmp_path: Path) -> None:
+    net = toy_engine(tmp_path, toy_world(tmp_path))
+    net.log(self=1.0, figures=2)
+    assert net.traffic.figures == {"self": 1.0, "figures": 2.0}

@@ -12,10 +12,11 @@ import pytest
 import torch
 from tests.toys import ToyDown, ToyUp, toy_world
 
+from visard.config import load
 from visard.engines.codec import decode, encode
 from visard.engines.node import Front, Plan
 from visard.engines.wire import Answer, Request, pack, unpack
-from visard.errors import VisardError
+from visard.errors import UsageError, VisardError
 
 CLIENT = "client-000"
 MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
@@ -51,11 +52,23 @@ def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert again.failure is None
         assert torch.equal(decode(payload, ToyUp).w, expected), "the second try gives the same bits"
         assert ask(f, "die")[0].failure == "its worker process died"
-        assert ask(f, "bug")[0].failure == "ZeroDivisionError: division by zero"
+        assert ask(f, "bug")[0].failure == "ZeroDivisionError: the party's log says more"
         begun = time.monotonic()
         assert ask(f, "hang", timeout=2.0)[0].failure == "no reply before the time limit"
         assert time.monotonic() - begun < 10
         assert ask(f)[0].failure is None, "the front hires a new worker"
+
+
+def test_any_time_limit_can_be_asked_for(tmp_path: Path) -> None:
+    with front(tmp_path) as f:
+        for limit in (float("inf"), 1e10, 1e300):
+            assert ask(f, timeout=limit)[0].failure is None
+
+
+@pytest.mark.parametrize("limit", ["inf", "nan", "1e10", "0"])
+def test_a_run_has_a_time_limit_that_sockets_can_count(limit: str) -> None:
+    with pytest.raises(UsageError, match=r"engine\.timeout"):
+        load("fedavg", [f"engine.timeout={limit}"])
 
 
 def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:

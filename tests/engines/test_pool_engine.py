@@ -12,7 +12,7 @@ from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.line import Line, Pace
-from visard.engines.pool import DIED, LATE, PoolNetwork, Recipe
+from visard.engines.pool import AGAIN, DIED, LATE, PoolNetwork, Recipe
 from visard.engines.tasks import Task, pack_tasks
 from visard.errors import VisardError
 from visard.privacy.ledger import Ledger
@@ -62,6 +62,40 @@ def test_a_worker_that_dies_costs_one_retry(tmp_path: Path, monkeypatch: pytest.
         got = rounds(net, Toy(), 1)
     assert (tmp_path / "died").exists()
     assert torch.equal(got.w, expected.w)
+
+
+def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VISARD_TOY_MARK", str(tmp_path / "died"))
+    expected = rounds(toy_engine(tmp_path, toy_world(tmp_path, CLIENTS)), Toy(), 1)
+    with pool(tmp_path, {"client-001": "die once"}, workers=1) as net:
+        hire, hired = net._hire, []
+
+        def short_lived() -> None:
+            hire()
+            hired.append(net.workers[-1])
+            if len(hired) <= AGAIN:
+                hired[-1].process.kill()
+
+        monkeypatch.setattr(net, "_hire", short_lived)
+        got = rounds(net, Toy(), 1)
+    assert len(hired) == AGAIN + 1
+    assert torch.equal(got.w, expected.w)
+
+
+def test_an_ask_inside_a_stream_is_one_line(tmp_path: Path) -> None:
+    from tests.toys import ToyDown
+
+    with pool(tmp_path) as net:
+        server = Toy().start(net.world.setup())
+        messages = {c: ToyDown(server.w, server.theta) for c in net.clients}
+        stream = net.stream(Toy().add, messages)
+        next(stream)
+        with pytest.raises(VisardError, match="step add is asked for while replies of another ask are still to come"):
+            net.ask(Toy().add, messages)
+        assert len(list(stream)) == CLIENTS - 1
+        assert len(net.ask(Toy().add, messages)) == CLIENTS, "the next ask is answered"
 
 
 def test_a_client_that_kills_its_worker_twice_is_missing_and_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,7 @@ class DictLink(Link):
     poll = 0.001
 
     def __init__(self, parties: dict[str, Party], forge: Forge | None = None) -> None:
-        self.parties, self.forge = parties, forge
+        self.at, self.forge = parties, forge
         self.answers: dict[str, Reply] = {}
         self.count = 0
 
@@ -41,10 +42,10 @@ class DictLink(Link):
     def close(self) -> None: ...
 
     def send(self, client: str, header: bytes, payload: bytes, timeout: float) -> str | None:
-        if client not in self.parties:
+        if client not in self.at:
             return None
         self.count += 1
-        answer: tuple[bytes, bytes] | None = self.parties[client].do(header, payload)
+        answer: tuple[bytes, bytes] | None = self.at[client].do(header, payload)
         if self.forge and answer:
             answer = self.forge(unpack(header, Request), *answer)
         if answer is not None:
@@ -122,6 +123,48 @@ def test_a_party_keeps_the_last_two_committed_states_and_no_debris(tmp_path: Pat
     assert [step_of(f"clients/{n}") for n in names] == [3, 4, 5]  # 5 was written when 4 was the committed one
 
 
+def test_a_party_with_two_roles_sweeps_each_alone(tmp_path: Path) -> None:
+    states = OwnStates(tmp_path)
+
+    def request(client: str, step: int, state: Any = None, committed: str = "") -> Request:
+        name = f"clients/{client}-{step:06d}-1.bin"
+        return Request(RUN, {}, client, state=state, committed=committed, new_state=name)
+
+    other = states.write(request("paris-2", 1), {"x": 1})
+    own = states.write(request("paris", 1), {"x": 2})
+    assert own is not None
+    assert other is not None
+    assert states.read(request("paris", 2, own.place, own.name)) == {"x": 2}
+    assert states.read(request("paris-2", 2, other.place, other.name)) == {"x": 1}, "the state of another role"
+
+
+@pytest.mark.parametrize("name", ["my run", "x" * 300, "a+b/../c", "données"])
+def test_a_party_keeps_its_model_whatever_the_run_is_called(tmp_path: Path, name: str) -> None:
+    some = parties(tmp_path)
+    for role, one in some.items():
+        one.models = tmp_path / "models" / role
+    net = network(tmp_path, DictLink(some))
+    net.settings["spec"] = {"model": "tiny", "embedding": 8, "size": 32}
+    rounds(net, Toy(), 0, 1)
+    assert net.keep({"w": torch.zeros(2)}, name) == {}
+    kept = [p.name for p in (tmp_path / "models").rglob("*.safetensors")]
+    assert sorted(k.rpartition(f"-{RUN[:8]}-")[2] for k in kept) == [f"{c}.safetensors" for c in CLIENTS]
+
+
+def test_a_run_waits_for_as_many_as_the_method_asks_for(tmp_path: Path) -> None:
+    waited: list[int] = []
+
+    class Counting(DictLink):
+        def gather(self, clients: Collection[str], needed: int) -> None:
+            waited.append(needed)
+
+    net = network(tmp_path, Counting(parties(tmp_path)))
+    messages = {c: ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}) for c in CLIENTS}
+    for needed in (0, 3, None):
+        net.ask(Toy().add, messages, min_replies=needed)
+    assert waited == [0, 3, 2]
+
+
 def test_a_lost_reply_does_not_move_the_state(tmp_path: Path) -> None:
     def lose(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes] | None:
         return None if (request.client, request.round) == (CLIENTS[1], 0) else (header, payload)
@@ -137,14 +180,31 @@ def test_a_lost_reply_does_not_move_the_state(tmp_path: Path) -> None:
     assert len(list(folder.iterdir())) == 1, "the state of the lost reply is swept"
 
 
+def test_a_request_that_stands_in_line_has_the_time_of_those_before_it_too(tmp_path: Path) -> None:
+    def lose(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes] | None:
+        return None if request.client == CLIENTS[1] else (header, payload)
+
+    link = DictLink(parties(tmp_path), lose)
+    link.queue = 8  # as in Flower's simulation
+    net = network(tmp_path, link, timeout=0.1)
+    rounds(net, Toy(), 0, 1)
+    begun = time.monotonic()
+    net.ask(Toy().add, {CLIENTS[1]: ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)})}, min_replies=0)
+    assert time.monotonic() - begun >= 0.8
+    assert net.traffic.problems[-1]["reason"] == "no reply before the time limit"
+
+
 @pytest.mark.parametrize(
     ("fault", "event", "says"),
     [
         ("raise", "missing", "the disk is full"),
-        ("bug", "missing", "ZeroDivisionError: division by zero"),
+        ("bug", "missing", "ZeroDivisionError: the party's log says more"),
+        ("path", "missing", "VisardError: the party's log says more"),
         ("nan", "refused", "not finite"),
         ("shape", "refused", "has shape (3,), expected (4,)"),
         ("key", "refused", "lacks entry 'a'"),
+        ("no weight", "refused", "is 0, but the client has"),
+        ("beyond floats", "refused", "holds an integer that is negative or too large"),
         ("picture as count", "missing", "reply refused: ToyUp.n is not a int"),
         ("other type", "missing", "undeclared field 'face'"),
     ],
@@ -168,6 +228,21 @@ def forged(change: Callable[[Answer], Answer]) -> Forge:
     return forge
 
 
+def resent(old: bytes, new: bytes) -> Forge:
+    """The payload of one client with another header, whose length is put right."""
+
+    def forge(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        if request.client != CLIENTS[1]:
+            return header, payload
+        assert old in payload
+        length = int.from_bytes(payload[5:9], "little")
+        tree = payload[9 : 9 + length].replace(old, new)
+        rest = payload[9 + length :].replace(old, new)
+        return header, payload[:5] + len(tree).to_bytes(4, "little") + tree + rest
+
+    return forge
+
+
 @pytest.mark.parametrize(
     ("forge", "says"),
     [
@@ -179,6 +254,13 @@ def forged(change: Callable[[Answer], Answer]) -> Forge:
         (forged(lambda a: replace(a, seconds=1e9)), "over the limit"),
         (lambda r, h, p: (b"\xff", p) if r.client == CLIENTS[1] else (h, p), "reply refused: malformed answer"),
         (lambda r, h, p: (h, p[:40]) if r.client == CLIENTS[1] else (h, p), "reply refused: message"),
+        (resent(b'"F32"', b'"I32"'), "has dtype torch.int32, expected torch.float32"),
+        (resent(b'"F32"', b'"F9Z"'), "reply refused: message cannot be read"),
+        (resent(b'"theta":{"d":{"a":', b'"theta":{"d":{"\\u001b":'), "has the unexpected entry '\\x1b'"),
+        (
+            resent(b'"theta":{"d":{"a":{"t":"1"}', b'"theta":{"d":{"\\u001b[2J\\n":5'),
+            "reply refused: ToyUp.theta[[2J ]",
+        ),
         (lambda r, h, p: (h, encode({"x": 1})) if r.client == CLIENTS[1] else (h, p), "reply refused: ToyUp"),
     ],
 )
@@ -188,7 +270,19 @@ def test_a_forged_answer_is_refused(tmp_path: Path, forge: Forge, says: str) -> 
     (problem,) = net.traffic.problems
     assert problem["client"] == CLIENTS[1]
     assert says in problem["reason"]
+    assert problem["reason"].isprintable(), "nothing that a terminal would obey"
     assert CLIENTS[1] not in net.states.committed.clients
+
+
+def test_a_reply_that_cannot_even_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(data: bytes, kind: type) -> Any:
+        raise NotImplementedError("a bug in the codec")
+
+    net = network(tmp_path, DictLink(parties(tmp_path)), min_replies=0.0)
+    monkeypatch.setattr("visard.engines.remote.decode", broken)
+    with pytest.raises(VisardError, match="0 good replies of 3"):
+        rounds(net, Toy(), 0, 1)
+    assert [p["reason"] for p in net.traffic.problems] == ["reply refused: it cannot be read (NotImplementedError)"] * 3
 
 
 def test_an_old_answer_is_not_taken_for_a_new_one(tmp_path: Path) -> None:

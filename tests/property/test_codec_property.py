@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+import tracemalloc
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -83,6 +88,109 @@ def test_mutated_bytes_never_crash(message: Message, data: st.DataObject) -> Non
         decode(bytes(raw), Message)
     except CodecError as error:
         assert "\n" not in str(error)
+
+
+NUMBERS = st.sampled_from([-1, 0, 1, 2, 3, 4, 255, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30])
+KINDS = st.sampled_from(["F32", "F64", "BF16", "U8", "BOOL", "I64", "C64", "F8_E4M3", "U16", "U64", "F4", "", "x"])
+LEAVES = st.sampled_from([
+    None, True, 0, -1, 2**70, 1.5, "", "0", "999", [], {}, [[]], {"t": "0"}, {"b": "0"}, {"f": "nan"}, {"f": 1},
+    {"f": "0x1p9999"}, {"d": {}}, {"d": {"a": {"t": "0"}}}, {"m": {}}, {"m": {"w": {"t": "0"}, "note": None}},
+    {"t": 0}, {"t": []},
+])  # fmt: skip
+
+
+def parts(raw: bytes) -> tuple[Any, Any, bytes]:
+    """The tree, the list of tensors and the numbers of a message."""
+    at = 9 + int.from_bytes(raw[5:9], "little")
+    end = at + 8 + int.from_bytes(raw[at : at + 8], "little")
+    return json.loads(raw[9:at]), json.loads(raw[at + 8 : end]), raw[end:]
+
+
+def joined(tree: Any, listed: Any, numbers: bytes) -> bytes:
+    header, names = json.dumps(tree).encode(), json.dumps(listed).encode()
+    names += b" " * (-len(names) % 8)
+    return b"".join(
+        [raw_start(len(header)), header, len(names).to_bytes(8, "little"), names, numbers],
+    )
+
+
+def raw_start(length: int) -> bytes:
+    return encode(None)[:5] + length.to_bytes(4, "little")
+
+
+def places(tree: Any) -> list[tuple[Any, Any]]:
+    """(container, key) of everything in a tree."""
+    inner = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree)) if isinstance(tree, list) else []
+    return [(tree, key) for key, _ in inner] + [place for _, value in inner for place in places(value)]
+
+
+@given(messages(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_another_structure_never_crashes_and_takes_little_memory(message: Message, data: st.DataObject) -> None:
+    tree, listed, numbers = parts(encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        if listed and data.draw(st.booleans()):
+            entry = listed[data.draw(st.sampled_from(sorted(listed)))]
+            what = data.draw(st.sampled_from(["dtype", "shape", "data_offsets"]))
+            entry[what] = data.draw(KINDS if what == "dtype" else st.lists(NUMBERS, max_size=4))
+        else:
+            inside, key = data.draw(st.sampled_from(places(tree)))
+            inside[key] = data.draw(LEAVES | NUMBERS)
+    numbers = numbers[: data.draw(st.integers(0, len(numbers)))] if data.draw(st.booleans()) else numbers
+    raw = joined(tree, listed, numbers)
+    tracemalloc.start()
+    try:
+        decode(raw, Message)
+    except CodecError as error:
+        assert "\n" not in str(error)
+    finally:
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 40 * len(raw) + 2**20
+
+
+HOSTILE = """
+import resource
+from tests.property.test_codec_property import raw_start
+from visard.engines.codec import MAX_HEADER, CodecError, decode
+
+def many(one, room=MAX_HEADER - 100):  # of one JSON value
+    return (one + b",") * (room // (len(one) + 1) - 1) + one
+
+def message(tree, listed=b"{}"):
+    return raw_start(len(tree)) + tree + len(listed).to_bytes(8, "little") + listed
+
+def named(room):  # a dict of so many bytes, whose values are empty tensors
+    empty = b':{"dtype":"U8","shape":[0],"data_offsets":[0,0]}'
+    return b"{" + b",".join(b'"%d"' % i + empty for i in range(room // 60)) + b"}"
+
+tensors = named(MAX_HEADER)
+keys = b",".join(b'"%d":0' % i for i in range(MAX_HEADER // 24))
+for name, kind, raw in (
+    ("objects", dict, message(b'{"d":{"x":[' + many(b"{}") + b"]}}")),
+    ("lists", dict, message(b'{"d":{"x":[' + many(b"[]", 2**19) + b"]}}")),
+    ("tensors", dict, message(b'{"d":{}}', tensors)),
+    ("long names", dict, message(b'{"d":{"' + b"k" * (MAX_HEADER // 2) + b'":{"d":{' + keys + b"}}}}")),
+    ("unions", list[float | None], message(b"[" + many(b"null", 2**20) + b"]", tensors)),
+    ("too long", dict, message(b'{"d":{"x":[' + many(b"{}", 2**25) + b"]}}")),
+    ("too many tensors", dict, message(b"{}", named(2**24))),
+    ("claims", dict, raw_start(2**32 - 1) + bytes(100)),
+):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        decode(raw, kind)
+    except CodecError:
+        pass
+    print(name, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_the_worst_messages_take_bounded_memory_and_time() -> None:
+    ran = subprocess.run([sys.executable, "-c", HOSTILE], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    grown = {name: int(kilobytes) for name, kilobytes in (line.rsplit(" ", 1) for line in ran.stdout.splitlines())}
+    assert len(grown) == 8
+    assert max(grown.values()) < 2**17, grown  # 128 MB
 
 
 @given(st.binary(max_size=200))

@@ -48,7 +48,9 @@ def test_hand_made_bytes_are_read() -> None:
         (craft(GOOD, {**W, "1": torch.zeros(9)}), "no field declares"),
         (craft({"m": {"w": 3, "n": 3}}), "w is not a Tensor"),
         (craft([1, 2]), "not a Reply"),
-        (struct.pack("<4sBI", b"VSRD", 1, 2**31) + b"x", "does not fit"),
+        (struct.pack("<4sBI", b"VSRD", 1, 2**20) + b"x", "does not fit"),
+        (struct.pack("<4sBI", b"VSRD", 1, 2**31) + b"x", "over the limit"),
+        (craft(GOOD)[: -len(save({}))] + (2**40).to_bytes(8, "little") + bytes(64), "over the limit"),
         (craft(GOOD, W)[:-1], "cannot be read"),
         (craft({"m": {"w": {"t": "0"}, "n": 1e400}}, W), "cannot be read|n is not"),
     ],
@@ -89,3 +91,58 @@ def test_shared_and_strided_memory_round_trips() -> None:
     }
     back = decode(encode(value), dict)
     assert all(torch.equal(back[k], v) for k, v in value.items())
+
+
+@dataclass(frozen=True)
+class Raw:
+    raw: bytes
+
+
+def listed(dtype: str, shape: list[int], count: int) -> bytes:
+    """Safetensors bytes of one tensor of zeros, whatever its type."""
+    header = json.dumps({"0": {"dtype": dtype, "shape": shape, "data_offsets": [0, count]}}).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + bytes(count)
+
+
+def headed(tree: object, tensors: bytes) -> bytes:
+    header = json.dumps(tree).encode()
+    return struct.pack("<4sBI", b"VSRD", 1, len(header)) + header + tensors
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1), ("U16", 2), ("U32", 4), ("U64", 8), ("F4", 1), ("X", 1)],
+)
+def test_only_types_that_are_written_are_read(dtype: str, size: int) -> None:
+    with pytest.raises(CodecError, match="cannot be read"):
+        decode(headed(GOOD, listed(dtype, [2], 2 * size)), Reply)
+
+
+@pytest.mark.parametrize(("dtype", "shape", "size"), [("BF16", [2], 4), ("F32", [1], 4), ("U8", [2, 2], 4)])
+def test_bytes_are_a_row_of_bytes(dtype: str, shape: list[int], size: int) -> None:
+    with pytest.raises(CodecError, match=r"Raw\.raw is a tensor of numbers, not bytes"):
+        decode(headed({"m": {"raw": {"b": "0"}}}, listed(dtype, shape, size)), Raw)
+
+
+def test_a_truth_value_is_0_or_1() -> None:
+    with pytest.raises(CodecError, match="neither 0 nor 1"):
+        decode(headed(GOOD, listed("BOOL", [2], 2)[:-1] + b"\x02"), Reply)
+
+
+def test_shapes_beyond_counting_are_refused() -> None:
+    for shape in ([0, 2**62, 2**62], [2**64, 0], [2**63, 0], [0] * 17):
+        with pytest.raises(CodecError, match="cannot be read"):
+            decode(headed(GOOD, listed("F32", shape, 0)), Reply)
+
+
+def test_a_tensor_serves_one_place_whatever_was_tried_before() -> None:
+    @dataclass(frozen=True)
+    class Either:
+        pair: tuple[Tensor, int] | tuple[Tensor, Tensor]
+
+    tree: object = {"m": {"pair": [{"t": "0"}, {"t": "1"}]}}
+    two = {"0": torch.zeros(1), "1": torch.ones(1)}
+    assert decode(craft(tree, two), Either).pair[1] == 1
+    with pytest.raises(CodecError, match="no allowed type"):
+        decode(craft({"m": {"pair": [{"t": "0"}, {"t": "0"}]}}, W), Either)

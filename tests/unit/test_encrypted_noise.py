@@ -20,7 +20,7 @@ from visard.methods.encrypted.align_settings import Align
 from visard.methods.fedfr_da import FedFRDA
 from visard.ops.noise import epsilon
 
-LOUD = 4.0
+LOUD = 1.0
 
 
 class Centred(nn.Module):

@@ -130,6 +130,28 @@ def test_a_relay_cannot_use_the_owner_as_an_oracle() -> None:
     assert lines == {"answer from s0: its seal is broken"}
 
 
+@pytest.mark.parametrize("number", [5, -5, 1 << 300])
+def test_the_first_decryption_is_no_oracle_either(number: int) -> None:
+    """A common secret that the server computed, small, negative or too large: refused alike."""
+
+    def before(step: str, client: str, message: Any) -> Any:
+        if step == "advance" and client == "t" and message.secrets:
+            key = keys["t"]
+            honest = int.from_bytes(message.secrets["s0"], "big")
+            forged = key.add_plain(honest, number) if number > 5 else key.encrypt(number)
+            return replace(message, secrets={"s0": forged.to_bytes(key.cipher_bytes, "big")})
+        if step == "introduce":
+            keys[client] = PublicKey(int.from_bytes(message.hellos[client][: BITS // 8], "big"), BITS)
+        return message
+
+    keys: dict[str, PublicKey] = {}
+    net, how = wire(1, 4), method()
+    server = start(how, net)
+    net.before = before
+    with pytest.raises(VisardError, match="the secret of s0 is not one that it sent"):
+        how.round(server, net)
+
+
 def lifted(answer: bytes, offer: bytes, key: PublicKey, shift: int) -> bytes:
     """The answer with the offer's last ciphertext plus `shift` in the place of its own last one."""
     size = key.cipher_bytes

@@ -252,3 +252,6 @@ def test_data_that_does_not_fit(tmp_path: Path) -> None:
     world.class_vectors = torch.zeros(5, 8)
     with pytest.raises(UsageError, match="5 rows for 4 public people"):
         METHOD.start(world.setup())
+    world.class_vectors, world.biases = torch.zeros(4, 8), torch.zeros(4)
+    with pytest.raises(UsageError, match="holds biases, the cosface head has none"):
+        METHOD.start(world.setup())

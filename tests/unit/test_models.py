@@ -440,3 +440,19 @@ def test_torchvision_weights_start_resnet18(tmp_path: Path) -> None:
     assert torch.equal(first["embed.weight"], again["embed.weight"])
     with pytest.raises(VisardError, match="does not fit the network"):
         start_weights(path, lambda: models.build("tiny"))
+
+
+def test_torchvision_weights_see_pictures_as_imagenet_normalises_them(tmp_path: Path) -> None:
+    """x in [-1, 1] through ours is (x / 2 + 1 / 2 - mean) / std through theirs, but for the border and its padding."""
+    torch.manual_seed(3)
+    net = models.build("resnet18").eval()
+    theirs = {k: v + torch.rand(v.shape) if "running" in k else v for k, v in net.state_dict().items()}
+    path = tmp_path / "resnet18.pth"
+    torch.save({k: v for k, v in theirs.items() if not k.startswith("embed.")}, path)
+    x, outs = torch.rand(2, 3, 64, 64) * 2 - 1, []
+    mean, std = (torch.tensor(c).view(3, 1, 1) for c in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    ours = start_weights(path, lambda: models.build("resnet18"))
+    for weights, seen in ((theirs, ((x + 1) / 2 - mean) / std), (ours, x)):
+        net.load_state_dict(weights)
+        outs.append(net.bn1(net.conv1(seen))[:, :, 2:-2, 2:-2])
+    torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-5)

@@ -216,7 +216,8 @@ def test_as_many_keys_as_a_party_has_peers_keep_their_tables(monkeypatch: pytest
             assert key.decrypt(key.public.encrypt(7)) == 7
     assert len(built) == 12
     other = generate(256, insecure=True)
-    first, second = (other.public.encrypt_once(-7) for _ in range(2))
+    first, second = (other.public.encrypt_from(-7, seed) for seed in (b"1", b"2"))
     assert (other.decrypt(first), other.decrypt(second)) == (-7, -7)
     assert first != second
+    assert first == other.public.encrypt_from(-7, b"1")
     assert len(built) == 12

@@ -46,7 +46,7 @@ CLIENTS: dict[Scale, dict[str, tuple[str, ...]]] = {
     "smoke": {
         "equal": ("kind=equal", "clients=8", "hold_out=2"),
         "lognormal": ("kind=lognormal", "clients=8", "hold_out=2", "sigma=1.35"),
-        "attributes": ("kind=attribute", "clients=8", "hold_out=2", "attributes=eight", "cap=60"),
+        "attributes": ("kind=attribute", "clients=8", "hold_out=2", "attributes=eight", "cap=60", "least=3"),
     },
     "small": {
         "equal": ("kind=equal", "clients=20", "hold_out=5", "identities=1500", "client_images=8"),
@@ -109,7 +109,8 @@ NOTES = (
     "exact: h by differentiating the gradient; first order: without h, half of the gradients.",
     "statistics: batch norm alone has seen the batches of tuning. What tuning learns is what it adds to that.",
     "smoke and small: CosFace instead of ArcFace, and clients' own heads start at the means of their people.",
-    "smoke and small: pictures of 32 x 32. paper: ResNet-18 from random weights; the paper's started from ImageNet.",
+    "smoke and small: pictures of 32 x 32. paper: the paper's network started from ImageNet, which needs "
+    "--set model.weights=FILE with torchvision's ResNet-18; without it the weights are random.",
     "trained: the clients that took part; later: those that were held out. Tuning: five batches of a client's own.",
     "Half of the pairs are genuine; impostors of a client's test pictures are of all clients (which the paper allows), "
     "or of its own people alone (which is what the paper's figures look like).",

@@ -13,7 +13,7 @@ from visard.bench.execute import execute
 from visard.bench.jobs import jobs_of
 from visard.bench.render import differences, grid, markdown, seeds_line
 from visard.bench.results import Results, collect
-from visard.cli.console import console, table
+from visard.cli.console import console, mark, table
 from visard.cli.many import Bars
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically, write_json
@@ -88,13 +88,11 @@ def show(results: Results) -> None:
             table("Differences, paired by seed", *differences(t), text=2)
     console.print(seeds_line(results), highlight=False)
     for note in results.notes:
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False)
     for run in results.failed:
-        console.print(f"[red]failed[/red] {run.row}, seed {run.seed}: ", end="", highlight=False)
-        console.print(run.reason, highlight=False, markup=False, soft_wrap=True)
+        mark("failed", f"{run.row}, seed {run.seed}: {run.reason}", "red")
     for text in results.problems:
-        console.print("[yellow]warning[/yellow] ", end="")
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        mark("warning", text)
 
 
 def _write(results: Results, folder: Path) -> None:

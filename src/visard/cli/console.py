@@ -17,8 +17,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.table import Table
+from rich.text import Text
 
-console = Console()
+console = Console(markup=False)  # words of parties, paths and names may hold square brackets
 LINES_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -32,6 +33,11 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     console.print(t)
 
 
+def mark(word: str, text: str, colour: str = "yellow") -> None:
+    """Print a line that begins with a coloured word."""
+    console.print(Text.assemble((word, colour), " ", text), soft_wrap=True)
+
+
 class Bar:
     """One progress bar, or a line now and then."""
 
@@ -40,8 +46,8 @@ class Bar:
         self._bar = self._task = None
         if console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                TimeRemainingColumn(), TextColumn("{task.fields[note]}"), console=console,
+                TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+                TimeRemainingColumn(), TextColumn("{task.fields[note]}", markup=False), console=console,
             )  # fmt: skip
             self._bar.start()
             self._task = self._bar.add_task(text, total=total, note="")
@@ -98,7 +104,7 @@ class RunWatcher:
         self._note = "  ".join(parts)
 
     def problem(self, text: str) -> None:
-        console.print(f"[yellow]warning[/yellow] {text}", highlight=False)
+        mark("warning", text)
 
     def close(self) -> None:
         """Take the bar away."""

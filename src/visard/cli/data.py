@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
-from visard.cli.console import bar, console, table
+from visard.cli.console import bar, console, mark, table
 from visard.data.exporting import export
 from visard.data.faces import FaceSet, describe, list_sets
 from visard.data.importing import import_faces
@@ -99,9 +99,9 @@ def import_set(
         )  # fmt: skip
     console.print(f"{report.pictures} pictures of {report.identities} people", highlight=False)
     for file, reason in report.skipped[:10]:
-        console.print(f"[yellow]skipped[/yellow] {file}: {reason}", highlight=False)
+        mark("skipped", f"{file}: {reason}")
     if len(report.skipped) > 10:
-        console.print(f"[yellow]skipped[/yellow] {len(report.skipped) - 10} more", highlight=False)
+        mark("skipped", f"{len(report.skipped) - 10} more")
     console.print(f"face set: {report.path}", highlight=False, soft_wrap=True)
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from visard.cli.console import console, table
 from visard.errors import UsageError
+from visard.files import only_user
+
+if TYPE_CHECKING:
+    from visard.engines.flower.fleet import Fleet
+    from visard.engines.node import Front
 
 keys = typer.Typer(help="Make the keys of a deployment.", no_args_is_help=True)
 
@@ -39,6 +45,23 @@ def make(
     from visard.engines.roles import parse_roles
 
     told = make_keys(out, nodes, host, parse_roles(role or [], nodes))
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
+
+
+@keys.command("add")
+def add(
+    keys: Annotated[Path, typer.Option(help="the folder `server` that visard keys make wrote")],
+    out: Annotated[Path, typer.Option(help="an empty or new folder for the party's key")],
+    role: Annotated[list[str] | None, typer.Option(help="a role for this key alone (may repeat)")] = None,
+) -> None:
+    """Make a key for one more party; the server knows it after a restart.
+
+    Example: visard keys add --keys keys/server --out node-3 --role house-3
+    """
+    _require()
+    from visard.engines.keys import add_node
+
+    told = add_node(keys, out, role or [])
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
 
 
@@ -79,7 +102,10 @@ def client(
     partition: Annotated[
         Path | None, typer.Option(help="the partition.json of the run, where all parties share one face set")
     ] = None,
-    poll: Annotated[float, typer.Option(min=0.05, max=60, help="seconds between looks for work when idle")] = 1.0,
+    require: Annotated[
+        Path | None, typer.Option(help="a TOML file of what this party insists on, whatever a run says")
+    ] = None,
+    poll: Annotated[float, typer.Option(min=0.05, max=600, help="seconds between looks for work when idle")] = 1.0,
 ) -> None:
     """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
 
@@ -87,12 +113,19 @@ def client(
     """
     _require()
     from visard.engines.node import Plan
+    from visard.engines.roles import NAME
+    from visard.requirements import Requirements
 
+    for name in role:
+        if not NAME.fullmatch(name):
+            raise UsageError(f"--role {name!r}: letters, digits and . ~ - _ alone, at most 100")
     data = data if data == "synthetic" or not Path(data).is_dir() else str(Path(data).absolute())
     file = str(partition.absolute()) if partition else None
     if file is not None and not Path(file).is_file():
         raise UsageError(f"no partition at {partition}")
-    plan = Plan("visard.parties:world_of_party", {"data": data, "file": file, "roles": role}, _own_folder(state))
+    required = asdict(Requirements.load(require)) if require else None
+    arguments = {"data": data, "file": file, "roles": role, "required": required}
+    plan = Plan("visard.parties:world_of_party", arguments, _own_folder(state))
     take_part(server, keys, node, plan, poll)
 
 
@@ -108,8 +141,11 @@ def take_part(server: str, keys: Path, node: str, plan: object, poll: float) -> 
         raise UsageError(f"--server {server}: must look like HOST:PORT")
     own = NodeKeys.load(keys, node)
     fleet = Fleet(server, own.ca, own.private, _say)
-    front = Front(plan, _say)
+    with only_user(plan.state):
+        _answer(fleet, Front(plan, _say), poll)
 
+
+def _answer(fleet: Fleet, front: Front, poll: float) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
             front.stop()
@@ -132,6 +168,8 @@ def _own_folder(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise UsageError(f"cannot make the folder {path}: {error.strerror}") from None
+    if path.stat().st_mode & 0o077:
+        raise UsageError(f"--state {path}: other accounts can open this folder; give a new one, or: chmod 700 {path}")
     return path.absolute()
 
 
@@ -142,4 +180,4 @@ def _require() -> None:
 
 
 def _say(text: str) -> None:
-    console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)

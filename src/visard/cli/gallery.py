@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from visard.cli import options
-from visard.cli.console import bar, console, table
+from visard.cli.console import bar, console, mark, table
 from visard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def enroll(
     whole = before.with_more(made) if add else made
     whole.save(gallery)
     for file, reason in skipped[:10]:
-        console.print(f"[yellow]skipped[/yellow] {file}: {reason}", highlight=False)
+        mark("skipped", f"{file}: {reason}")
     if len(skipped) > 10:
-        console.print(f"[yellow]skipped[/yellow] {len(skipped) - 10} more", highlight=False)
+        mark("skipped", f"{len(skipped) - 10} more")
     text = f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}"
     console.print(text, highlight=False, soft_wrap=True)
 

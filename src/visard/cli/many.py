@@ -20,8 +20,8 @@ class Bars:
         self.total, self.done = total, 0
         self._tasks: dict[Job, TaskID] = {}
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"), console=console, disable=not console.is_terminal,
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False), console=console, disable=not console.is_terminal,
         )  # fmt: skip
         self._all = self._bars.add_task("runs", total=total, note="")
 
@@ -49,7 +49,7 @@ class Bars:
         self.say(f"{self.done}/{self.total} {outcome.job.label}: {what} {outcome.reason}".rstrip())
 
     def say(self, text: str) -> None:
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, highlight=False, soft_wrap=True)
 
 
 class Watch:

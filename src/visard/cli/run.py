@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from visard.cli.console import RunWatcher, console, share, size, table
+from visard.cli.console import RunWatcher, console, mark, share, size, table
 from visard.errors import UsageError
 from visard.runs import Run
 from visard.runs import resume as resume_run
@@ -74,7 +74,7 @@ def show(result: Run) -> None:
         highlight=False,
     )
     if traffic["bytes_pooled"]:
-        console.print(f"[yellow]pooled[/yellow] {size(traffic['bytes_pooled'])} of the clients' data in one place")
+        mark("pooled", f"{size(traffic['bytes_pooled'])} of the clients' data in one place")
     console.print(f"report: {result.report}", highlight=False, soft_wrap=True)
 
 

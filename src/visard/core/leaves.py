@@ -17,7 +17,7 @@ class Leaves(Enum):
     statistic = "statistic"
     ciphertext = "ciphertext"
     metric = "metric"
-    count = "count"
+    count = "count"  # where its field is named n: the pictures behind a reply, which weigh it in averages
     public_key = "public_key"
     features = "features"  # of single pictures
     labels = "labels"

@@ -88,6 +88,10 @@ class Method(ABC, Generic[S]):
         """Whether a method that pools takes the public pictures into the pool too."""
         return False
 
+    def oracle(self) -> str:
+        """What clients must tell that nobody knows without labels: a run says so, a deployment refuses it."""
+        return ""
+
     def backbone(self, server: S) -> Weights | None:
         """The generic model to test, or None if the method has none."""
         return None

@@ -70,6 +70,10 @@ class Network(Protocol):
         """
         ...
 
-    def log(self, **figures: float) -> None:
+    def log(self, /, **figures: float) -> None:
         """Record figures of this round (a loss, a diagnostic) for the event log and the report."""
+        ...
+
+    def log_client(self, client: ClientId, /, **figures: float) -> None:
+        """Record figures of one client in this round; the seconds that its steps took are put beside them."""
         ...

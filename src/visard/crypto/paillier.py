@@ -69,9 +69,10 @@ class PublicKey:
         """A fresh ciphertext of m, |m| < n / 2."""
         return self._encrypt(m, self._noise())
 
-    def encrypt_once(self, m: int) -> int:
-        """As `encrypt`, with Paillier's own r^n: sooner done than a table for a key that is not used again."""
-        return self._encrypt(m, gmp.powmod(1 + secrets.randbelow(int(self.n) - 1), self.n, self.n2))
+    def encrypt_from(self, m: int, seed: bytes) -> int:
+        """As `encrypt`, with Paillier's own r^n for r = H(seed): who knows m and the seed can make it again."""
+        r = int.from_bytes(hashlib.shake_256(b"visard seed" + seed).digest(self.bits // 8 + 16), "big") % self.n
+        return self._encrypt(m, gmp.powmod(r, self.n, self.n2))
 
     def _encrypt(self, m: int, noise: int) -> int:
         if 2 * abs(m) >= self.n:

@@ -21,6 +21,7 @@ from visard.crypto.paillier import PrivateKey, PublicKey, generate
 from visard.errors import VisardError
 
 NONCE = 16
+PART = 31  # bytes of each party's part of a common secret
 EVERYONE = "*"
 Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message
 Mail = tuple[Letters, Letters]  # messages and tags
@@ -182,10 +183,8 @@ def introduce(
             ckks.PublicKey(block, rest).check(f"the CKKS key of {who}")
         elif rest:
             raise VisardError(f"the hello of {who} is {len(rest)} bytes too long")
-    parts = {peer: secrets.token_bytes(31) for peer in peers}
-    letters = {p: keys[p].encrypt_once(int.from_bytes(part, "big")).to_bytes(keys[p].cipher_bytes, "big")
-               for p, part in parts.items()}  # fmt: skip
-    name = envelope.session_of(hellos)
+    parts, name = {peer: secrets.token_bytes(PART) for peer in peers}, envelope.session_of(hellos)
+    letters = {p: _part(keys[p], name, me, p, part).to_bytes(keys[p].cipher_bytes, "big") for p, part in parts.items()}
     more = {"keys": {w: k.to_bytes() for w, k in keys.items()}, "rests": rests, "block": block}
     return letters, dict(kept) | {"parts": parts, "name": name} | more
 
@@ -200,12 +199,23 @@ def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits
         cipher = int.from_bytes(received[peer], "big")
         private.public.check([cipher])
         number = private.decrypt(cipher)
-        if not 0 <= number < 1 << 248:
-            raise VisardError(f"the secret of {peer} is out of range")
-        secret[peer] = envelope.pair_secret(kept["name"], {me: part, peer: number.to_bytes(31, "big")})
+        theirs = (number if 0 <= number < 1 << 8 * PART else 0).to_bytes(PART, "big")
+        if _part(private.public, kept["name"], peer, me, theirs) != cipher:
+            raise VisardError(f"the secret of {peer} is not one that it sent")
+        secret[peer] = envelope.pair_secret(kept["name"], {me: part, peer: theirs})
     keys = {who: PublicKey(int.from_bytes(k, "big"), bits) for who, k in kept["keys"].items()}
     lattice = None
     if kept.get("block"):
         public = {who: ckks.PublicKey(kept["block"], rest) for who, rest in kept["rests"].items()}
         lattice = Lattice(ckks.PrivateKey(kept["lattice"]), public)
     return Session(me, private, keys, kept["name"], secret, lattice=lattice, file=file)
+
+
+def _part(key: PublicKey, name: str, sender: str, receiver: str, part: bytes) -> int:
+    """A part of a common secret under the receiver's key, with randomness that follows from it.
+
+    The receiver makes it again (Fujisaki and Okamoto 1999): a ciphertext that somebody computed from others is refused
+    whatever is in it, so that this first decryption, before anything is sealed, answers no questions.
+    """
+    seed = json.dumps([name, sender, receiver, part.hex()]).encode()
+    return key.encrypt_from(int.from_bytes(part, "big"), seed)

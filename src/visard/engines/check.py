@@ -21,15 +21,27 @@ _SHAPES: dict[Leaves, tuple[type, ...]] = {
     Leaves.weights: (dict,),
     Leaves.class_vectors: (Tensor, dict),
 }
+EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
+LONGEST = 100  # of the name of a figure
 
 
 def refusal(
-    step: BoundStep[Any, Any], message: Any, reply: Any, checked: Collection[str] = ()
+    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, checked: Collection[str] = ()
 ) -> tuple[str, str] | None:
     """(field, reason) of the first thing wrong with a reply, or None; fields in `checked` are known to be good.
 
-    A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes.
+    A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes; a
+    count `n` is the reply's weight in averages, so it lies between 1 and the `pictures` that the client has.
     """
+    try:
+        return _refusal(step, message, reply, pictures, checked)
+    except Exception as error:  # nothing that a client sends may end the run
+        return "", f"cannot be checked: {type(error).__name__}"
+
+
+def _refusal(
+    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, checked: Collection[str]
+) -> tuple[str, str] | None:
     expected = step.types[1]
     if type(reply) is not expected:
         return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
@@ -43,8 +55,10 @@ def refusal(
             continue
         if not isinstance(value, shapes) or isinstance(value, bool):
             return name, f"is declared as {kind.value} but is a {type(value).__name__}"
-        if isinstance(value, dict) and kind in (Leaves.metric, Leaves.count) and not _all_numbers(value):
-            return name, f"is declared as {kind.value} but holds more than numbers"
+        if kind in (Leaves.metric, Leaves.count) and (reason := _no_figures(value, kind)):
+            return name, reason
+        if (kind, name) == (Leaves.count, "n") and isinstance(value, int) and not 1 <= value <= pictures:
+            return name, f"is {value}, but the client has {pictures} pictures"
         if reason := _not_finite(value, allow_nan=kind is Leaves.metric):
             return name, reason
         if hasattr(message, name) and (reason := _differs(getattr(message, name), value)):
@@ -58,8 +72,17 @@ def _plan(reply: Any, leaves: frozenset[Leaves]) -> list[tuple[str, Leaves, tupl
     return [(n, k, _SHAPES.get(k, (object,)), k in leaves) for n, k in declared_kinds(reply).items()]
 
 
-def _all_numbers(value: dict[str, Any]) -> bool:
-    return all(isinstance(v, int | float) for v in value.values())
+def _no_figures(value: Any, kind: Leaves) -> str | None:
+    """What is wrong with a number, or with a dict of numbers."""
+    figures = value if isinstance(value, dict) else {"": value}
+    if not all(isinstance(v, int | float if kind is Leaves.metric else int) for v in figures.values()):
+        return f"is declared as {kind.value} but holds more than numbers"
+    if not all(len(k) <= LONGEST and k.isprintable() for k in figures):
+        return f"has a figure whose name is longer than {LONGEST} or cannot be printed"
+    least = 0 if kind is Leaves.count else 1 - EXACT
+    if not all(least <= v < EXACT for v in figures.values() if isinstance(v, int)):
+        return f"holds an integer that is {'negative or ' if not least else ''}too large"
+    return None
 
 
 def _not_finite(value: Any, allow_nan: bool, path: str = "") -> str | None:

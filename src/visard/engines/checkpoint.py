@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 from visard.core import ClientId, State
-from visard.engines.codec import decode, encode
+from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.packs import Packs, StateFile
 from visard.errors import VisardError
 from visard.files import fsync_folder, read_json, write_atomically, write_durably
@@ -87,7 +87,7 @@ class Checkpoint:
     def server_state(self, kind: type[T]) -> T:
         """The server state of the last committed round."""
         name = self.committed.server
-        return decode(read_checked(self.folder / name, self.committed.digest), kind)
+        return decode(read_checked(self.folder / name, self.committed.digest), kind, MAX_HEADER_OF_FILES)
 
     def state_file(self, client: ClientId) -> StateFile | None:
         """Where a client's present state is; None before its first step."""

@@ -12,7 +12,7 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.local import LocalNetwork
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
-from visard.engines.remote import Link, RemoteNetwork
+from visard.engines.remote import PartyLink, RemoteNetwork
 from visard.engines.world import World
 from visard.files import write_atomically
 from visard.privacy.ledger import Ledger
@@ -27,7 +27,7 @@ def make_network(
     world: World,
     states: Checkpoint,
     ledger: Ledger | None,
-    link: Link | None = None,
+    link: PartyLink | None = None,
     told: dict[str, Any] | None = None,
 ) -> EngineNetwork:
     """The engine of a run; a deployment brings its `link`, and `told` is what its parties are told of the run."""
@@ -50,7 +50,7 @@ def make_network(
     return LocalNetwork(world, states, ledger)
 
 
-def connect(settings: Settings, say: Callable[[str], None]) -> Link | None:
+def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
     """The link to the parties of a deployment; None where the clients are simulated."""
     if settings.engine.server is None:
         return None

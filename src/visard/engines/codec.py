@@ -20,12 +20,10 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
-from visard.engines.tensors import dump
-from visard.errors import VisardError
+from visard.engines.tensors import dump, parse
+from visard.errors import Told
 
 T = TypeVar("T")
 
@@ -33,11 +31,12 @@ MAGIC = b"VSRD"
 VERSION = 1
 _PREFIX = struct.Struct("<4sBI")
 MAX_BYTES = 2**31  # of one message
-MAX_HEADER = 2**26
+MAX_HEADER = 2**21  # of the tree, and of the list of tensors: what is built from one takes up to 30 times its bytes
+MAX_HEADER_OF_FILES = 2**28  # of states that this machine has written itself
 MAX_DEPTH = 16
 
 
-class CodecError(VisardError):
+class CodecError(Told):
     """Bytes that are not a message of the expected type, or a value that cannot be one."""
 
 
@@ -57,7 +56,7 @@ def encode(value: object) -> bytes:
         raise CodecError(str(error)) from None
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[T], limit: int = MAX_HEADER) -> T:
     """The value of type `kind` in `data`; one clear CodecError on anything else."""
     if len(data) < _PREFIX.size:
         raise CodecError(f"message of {len(data)} bytes is too short")
@@ -68,19 +67,44 @@ def decode(data: bytes, kind: type[T]) -> T:
         raise CodecError("not a visard message")
     if version != VERSION:
         raise CodecError(f"message format {version} is not format {VERSION}: update the older side")
-    if length > min(MAX_HEADER, len(data) - _PREFIX.size):
+    if length > limit:
+        raise CodecError(f"message header of {length} bytes is over the limit of {limit}")
+    if length > len(data) - _PREFIX.size:
         raise CodecError(f"message header of {length} bytes does not fit into the message")
     start = _PREFIX.size
     try:
         tree = json.loads(data[start : start + length], parse_constant=_no_constant)
-        tensors = load(bytes(data[start + length :]))
-    except (ValueError, RecursionError, SafetensorError, KeyError) as error:
+        tensors = parse(data[start + length :], limit)
+    except (ValueError, RecursionError) as error:
         raise CodecError(f"message cannot be read: {_first_line(error)}") from None
-    unused = set(tensors)
+    unused = Unused(tensors)
     value = _build(tree, kind, tensors, unused, 0, getattr(kind, "__name__", "value"))
     if unused:
         raise CodecError(f"message carries {len(unused)} tensors that no field declares")
     return cast(T, value)
+
+
+class Unused(set[str]):
+    """The tensors of a message that nothing has pointed to yet."""
+
+    def __init__(self, keys: Collection[str]) -> None:
+        super().__init__(keys)
+        self._taken: list[str] = []
+
+    def take(self, key: str) -> None:
+        """A tensor can be taken once."""
+        self.discard(key)
+        self._taken.append(key)
+
+    @property
+    def taken(self) -> int:
+        """How many were taken so far."""
+        return len(self._taken)
+
+    def back(self, taken: int) -> None:
+        """Put back what was taken since there were so many."""
+        self.update(self._taken[taken:])
+        del self._taken[taken:]
 
 
 def flatten(value: object, put: Callable[[Tensor], str]) -> Any:
@@ -126,7 +150,7 @@ def _flatten(value: object, put: Callable[[Tensor], str], depth: int, where: str
     raise CodecError(f"{where} is a {type(value).__name__}, which cannot be sent")
 
 
-def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str) -> Any:
+def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: Unused | None, depth: int, where: str) -> Any:
     """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
     if depth > MAX_DEPTH:
         raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
@@ -149,7 +173,7 @@ def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: set[str]
 
 
 def _build_marked(
-    tree: dict[str, Any], kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str
+    tree: dict[str, Any], kind: Any, tensors: Mapping[str, Tensor], unused: Unused | None, depth: int, where: str
 ) -> Any:
     """A number, a tensor, bytes, a dict or a dataclass: {mark: content}."""
     if len(tree) != 1:
@@ -167,10 +191,10 @@ def _build_marked(
     if mark == "t" and kind is Any:
         return _tensor(body, tensors, unused, where)
     if mark == "b" and kind in (bytes, Any):
-        return _tensor(body, tensors, unused, where).numpy().tobytes()
+        return _bytes(_tensor(body, tensors, unused, where), where)
     if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
         of = inner[1] if origin is dict else Any
-        return {k: _build(v, of, tensors, unused, depth + 1, f"{where}[{k}]") for k, v in body.items()}
+        return {k: _build(v, of, tensors, unused, depth + 1, f"{where}[{k:.40}]") for k, v in body.items()}
     if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
         names, hints = _fields(cast(type, kind))
         if body.keys() != hints.keys():
@@ -180,7 +204,7 @@ def _build_marked(
 
 
 def _build_list(
-    tree: list[Any], kind: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, depth: int, where: str
+    tree: list[Any], kind: Any, tensors: Mapping[str, Tensor], unused: Unused | None, depth: int, where: str
 ) -> Any:
     origin, inner = _anatomy(kind)
     if kind is Any:
@@ -197,13 +221,19 @@ def _build_list(
     return origin(_build(v, of, tensors, unused, depth + 1, f"{where}[{i}]") for i, (v, of) in each)
 
 
-def _tensor(key: Any, tensors: Mapping[str, Tensor], unused: set[str] | None, where: str) -> Tensor:
+def _tensor(key: Any, tensors: Mapping[str, Tensor], unused: Unused | None, where: str) -> Tensor:
     """The tensor of that key; where `unused` is given, for the first time."""
     if not isinstance(key, str) or key not in (tensors if unused is None else unused):
         raise CodecError(f"{where} points to a tensor that is not there")
     if unused is not None:
-        unused.discard(key)
+        unused.take(key)
     return tensors[key]
+
+
+def _bytes(tensor: Tensor, where: str) -> bytes:
+    if tensor.dtype != torch.uint8 or tensor.ndim != 1:
+        raise CodecError(f"{where} is a tensor of numbers, not bytes")
+    return tensor.numpy().tobytes()
 
 
 def _refused(kind: Any, where: str) -> CodecError:
@@ -235,19 +265,17 @@ def _build_union(
     tree: Any,
     kinds: tuple[Any, ...],
     tensors: Mapping[str, Tensor],
-    unused: set[str] | None,
+    unused: Unused | None,
     depth: int,
     where: str,
 ) -> Any:
+    taken = 0 if unused is None else unused.taken
     for kind in kinds:
-        trial = None if unused is None else set(unused)
         try:
-            value = _build(tree, kind, tensors, trial, depth, where)
+            return _build(tree, kind, tensors, unused, depth, where)
         except CodecError:
-            continue
-        if unused is not None and trial is not None:
-            unused.intersection_update(trial)
-        return value
+            if unused is not None:
+                unused.back(taken)
     raise CodecError(f"{where} is of no allowed type")
 
 

@@ -57,8 +57,8 @@ def perform_together(
     value, replies = step.together(step.owner, parties, [own(m, copies) for m in messages.values()])
     each = (time.perf_counter() - begun) / len(parties)
     checked: tuple[str, ...] = ()
-    for message, reply in zip(messages.values(), replies, strict=True):
-        if wrong := refusal(step, message, with_mean(reply, mean, value), checked):
+    for (client, message), reply in zip(messages.items(), replies, strict=True):
+        if wrong := refusal(step, message, with_mean(reply, mean, value), world.pictures(client), checked):
             raise VisardError(f"{mean} of a cohort: {' '.join(wrong)}")
         checked = (mean,)
     return own(value), [Done(own(r), p.state, each) for p, r in zip(parties, replies, strict=True)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +16,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from visard.engines.roles import Roles
+from visard.engines.roles import Roles, parse_roles
 from visard.errors import UsageError, VisardError
 from visard.files import write_durably
 
 DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
 CURVE = ec.SECP384R1()
 NO_ROLES = Roles()
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,14 @@ class NodeKeys:
 
 def make_keys(out: Path, nodes: int, hosts: list[str], roles: Roles = NO_ROLES) -> dict[Path, str]:
     """Write all keys of a deployment below `out`; returns each folder with what it is for."""
-    if out.exists() and any(out.iterdir()):
-        raise UsageError(f"{out} is not empty: keys are never overwritten")
+    _check_new(out)
     ca_key = ec.generate_private_key(CURVE)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "visard deployment CA")])
     ca = _certificate(
         name, name, ca_key.public_key(), ca_key, [x509.BasicConstraints(ca=True, path_length=0)], [_USE_CA]
     )
     server_key = ec.generate_private_key(CURVE)
-    names = list(dict.fromkeys([*hosts, "localhost", "127.0.0.1"]))
+    names = [_alternative(n) for n in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
     server = _certificate(
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]),
         name,
@@ -93,7 +95,7 @@ def make_keys(out: Path, nodes: int, hosts: list[str], roles: Roles = NO_ROLES) 
         [x509.BasicConstraints(ca=False, path_length=None)],
         [
             _USE_SERVER,
-            x509.SubjectAlternativeName([_alternative(n) for n in names]),
+            x509.SubjectAlternativeName(names),
             x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         ],
     )
@@ -107,18 +109,40 @@ def make_keys(out: Path, nodes: int, hosts: list[str], roles: Roles = NO_ROLES) 
         out / "ca": "offline, to a safe place: who has it can pose as the server",
     }
     for number in range(1, nodes + 1):
-        key = ec.generate_private_key(CURVE)
         folder = out / f"node-{number}"
-        _write(folder / "ca.crt", ca)
-        _write(folder / f"node-{number}.key", _private_pem(key), secret=True)
-        public = key.public_key().public_bytes(
-            serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-        )
-        _write(out / "server" / "nodes" / f"node-{number}.pub", public)
-        own = "".join(f" --role {role}" for role in roles.of.get(f"node-{number}", ()))
-        told[folder] = f"to party {number} alone, then delete it here; visard client --keys ... --node {number}{own}"
+        told[folder] = _make_node(folder, out / "server", number, ca, roles)
     roles.save(out / "server")
     return told
+
+
+def add_node(server: Path, out: Path, roles: Iterable[str]) -> dict[Path, str]:
+    """A key for one more party of a deployment, registered in the key folder of its server, which then restarts."""
+    held = ServerKeys.load(server)
+    _check_new(out)
+    number = 1 + max((int(n[5:]) for n in held.nodes if re.fullmatch(r"node-\d{1,9}", n)), default=0)
+    bound = parse_roles([f"{number}={role}" for role in roles], number)
+    all_roles = Roles({**held.roles.of, **bound.of})
+    told = {out: _make_node(out, held.ca.parent, number, held.ca.read_bytes(), all_roles)}
+    all_roles.save(held.ca.parent)
+    return told
+
+
+def _check_new(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a folder for keys")
+    if out.exists() and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty: keys are never overwritten")
+
+
+def _make_node(folder: Path, server: Path, number: int, ca: bytes, roles: Roles) -> str:
+    """Write the key of a node into its folder and the server's; returns what to do with the former."""
+    key, node = ec.generate_private_key(CURVE), f"node-{number}"
+    _write(folder / "ca.crt", ca)
+    _write(folder / f"{node}.key", _private_pem(key), secret=True)
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    _write(server / "nodes" / f"{node}.pub", public)
+    own = "".join(f" --role {role}" for role in roles.of.get(node, ()))
+    return f"to party {number} alone, then delete it here; visard client --keys ... --node {number}{own}"
 
 
 _USE_CA = x509.KeyUsage(
@@ -163,10 +187,9 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise UsageError(f"--host {host}: neither a name nor an address") from None
+    if len(host) > 253 or not re.fullmatch(rf"{LABEL}(\.{LABEL})*", host):
+        raise UsageError(f"--host {host!r}: neither a name nor an address (the port is not part of it)")
+    return x509.DNSName(host)
 
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:

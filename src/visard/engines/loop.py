@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from visard.core import Method, Network, Stage
@@ -71,17 +72,15 @@ def run_rounds(
         stage, round = plan[step]
         if round == 0:
             events.write("stage_started", stage=stage.name, rounds=stage.rounds)
-        network.begin(stage.name, round)
         begun = time.perf_counter()
-        try:
+        with asking(network, stage.name, round, events, watcher):
             server = stage.run(server, network)
-        finally:
-            _tell_problems(events, watcher, stage.name, round, network.traffic)
         traffic = network.traffic
         events.write(
             "round", stage=stage.name, round=round, step=step, seconds=time.perf_counter() - begun,
             bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down,
             asked=traffic.asked, replied=traffic.replied, figures=traffic.figures,
+            clients={c: f | {"seconds": traffic.seconds.get(c, 0.0)} for c, f in traffic.clients.items()},
         )  # fmt: skip
         watcher.round(stage.name, step + 1, len(plan), traffic.figures)
         if step + 1 < len(plan) and evaluate_every and (step + 1) % evaluate_every == 0:
@@ -102,12 +101,21 @@ def _evaluate(
     round: int,
     step: int,
 ) -> None:
-    network.begin(f"{stage}/evaluation", round)
     begun = time.perf_counter()
-    figures = evaluate(server, network)
-    _tell_problems(events, watcher, f"{stage}/evaluation", round, network.traffic)
+    with asking(network, f"{stage}/evaluation", round, events, watcher):
+        figures = evaluate(server, network)
     events.write("evaluation", stage=stage, round=round, step=step, seconds=time.perf_counter() - begun, **figures)
     watcher.evaluation(figures)
+
+
+@contextmanager
+def asking(network: EngineNetwork, stage: str, round: int, events: Events, watcher: Watcher) -> Iterator[None]:
+    """Begin a round, and tell who failed in it, also where that ends it."""
+    network.begin(stage, round)
+    try:
+        yield
+    finally:
+        _tell_problems(events, watcher, stage, round, network.traffic)
 
 
 def _tell_problems(events: Events, watcher: Watcher, stage: str, round: int, traffic: Traffic) -> None:

@@ -19,6 +19,7 @@ from visard.engines.wire import Answer, Request, pack, unpack
 from visard.errors import VisardError
 
 START_SECONDS = 120.0
+LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
 DIED = "its worker process died"
 LATE = "no reply before the time limit"
 
@@ -111,7 +112,7 @@ class Front:
     def _receive(self, deadline: float) -> bytes:
         if self._channel is None:
             raise Gone
-        self._channel.settimeout(max(0.001, deadline - time.monotonic()))
+        self._channel.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST))
         try:
             frame = receive(self._channel)
         finally:

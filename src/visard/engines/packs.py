@@ -2,7 +2,8 @@
 
 clients/<step>-<run of the coordinator>-<writer>.pack is encoded states back to back, nothing else; where a state
 lies, and its digest, stand in the checkpoint's manifest. A pack is never changed after its round, only copied from
-and removed, so that a kill at any moment leaves every state that a manifest names.
+and removed, so that a kill at any moment leaves every state that a manifest names. States may hold keys: packs have
+mode 600.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from visard.core import ClientId, State
-from visard.engines.codec import decode, encode
+from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.errors import VisardError
+from visard.files import PRIVATE
 
 MOST_PACKS = 64  # more than this many are merged, so that rounds with few clients do not leave thousands of files
 CHUNK = 1 << 24
@@ -60,7 +62,7 @@ class Packs:
             raise VisardError(
                 f"checkpoint file {self.folder / file.name} is damaged (a state's digest does not match the manifest)"
             )
-        state: State = decode(data, dict)
+        state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state
 
     def write(self, prefix: str, state: State, before: StateFile | None) -> StateFile | None:
@@ -93,7 +95,7 @@ class Packs:
     def _append(self, name: str, data: bytes) -> int:
         if self._writing is None or self._writing[0] != name:
             self.close()
-            handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
             self._writing = name, handle, os.fstat(handle).st_size
         name, handle, offset = self._writing
         rest = memoryview(data)
@@ -142,7 +144,8 @@ class Packs:
             return dict(clients)
         moving = sorted((file.name, file.offset, client) for client, file in clients.items() if file.name in going)
         name, moved, at = f"{prefix}-{secrets.token_hex(4)}.pack", dict(clients), 0
-        with (self.folder / name).open("xb") as out:
+        handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+        with os.fdopen(handle, "wb") as out:
             for _, _, client in moving:
                 file = clients[client]
                 for start in range(0, file.length, CHUNK):

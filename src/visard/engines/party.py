@@ -6,22 +6,24 @@ import hashlib
 import hmac
 import json
 import secrets
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import quote
 
 import torch
 
 from visard.core import Method, State
-from visard.engines.codec import decode, encode
+from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.packs import Packs, StateFile
 from visard.engines.perform import Place, perform
-from visard.engines.wire import Answer, Request, check_names, pack, step_of, unpack
+from visard.engines.wire import Answer, Request, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
-from visard.errors import VisardError
-from visard.files import fsync_folder, write_atomically, write_durably
+from visard.errors import Told, VisardError
+from visard.files import PRIVATE, fsync_folder, write_atomically, write_durably
 
 MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
 
@@ -65,8 +67,7 @@ class OwnStates:
         folder.mkdir(parents=True, exist_ok=True)
         key = folder / "digest.key"
         if not key.exists():
-            write_atomically(key, secrets.token_bytes(32))
-            key.chmod(0o600)
+            write_atomically(key, secrets.token_bytes(32), PRIVATE)
         self._key = key.read_bytes()
 
     def home(self, run: str) -> Path:
@@ -86,10 +87,10 @@ class OwnStates:
         try:
             data = path.read_bytes()
         except OSError:
-            raise VisardError(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
+            raise Told(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
         if not hmac.compare_digest(self.digest(data), digest):
-            raise VisardError(f"its state {name} of run {request.run[:8]} is damaged")
-        state: State = decode(data, dict)
+            raise Told(f"its state {name} of run {request.run[:8]} is damaged")
+        state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state
 
     def write(self, request: Request, state: State) -> StateFile | None:
@@ -101,7 +102,7 @@ class OwnStates:
             return None
         path = self.home(request.run) / request.new_state
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_durably(path, data)
+        write_durably(path, data, PRIVATE)
         fsync_folder(path.parent)
         return StateFile(request.new_state, digest)
 
@@ -110,8 +111,8 @@ class OwnStates:
         folder = self.home(request.run) / "clients"
         if not folder.is_dir():
             return
-        prefix = request.new_state.rsplit("-", 2)[0] + "-"
-        mine = [name for p in folder.iterdir() if (name := f"clients/{p.name}").startswith(prefix)]
+        client = quote(request.client, safe="")
+        mine = [name for p in folder.iterdir() if owner_of(name := f"clients/{p.name}") == client]
         kept = {request.committed, request.state[0] if request.state else ""}
         older = [n for n in mine if step_of(n) < step_of(request.committed)]
         kept |= set(sorted(older, key=step_of)[-1:])
@@ -125,7 +126,7 @@ class Party:
 
     make_world: MakeWorld
     states: States
-    tell_traceback: bool = False  # a traceback may quote local paths: it leaves the process only where all is local
+    all_local: bool = False  # server and party share a machine, or at least an owner: errors may quote local paths
     models: Path | None = None  # where the party keeps its own finished models
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
 
@@ -138,13 +139,13 @@ class Party:
             if not request.client:
                 return pack(Answer(*request.place, roles=presence(world, bool(request.settings.get("own"))))), b""
             if request.client not in world.clients:
-                raise VisardError(f"{request.client!r} is not a role of this party")
+                raise Told(f"{request.client!r} is not a role of this party")
             if request.keep:
                 return pack(self.keep(request, method, payload)), b""
             answer, reply = self.step(request, world, method, payload)
             return pack(answer), reply
         except Exception as error:
-            return pack(failed(request, error, self.tell_traceback)), b""
+            return pack(failed(request, error, self.all_local)), b""
 
     def world(self, settings: dict[str, Any]) -> tuple[World, Method[Any]]:
         """The world of a run; only the latest one is kept."""
@@ -158,7 +159,7 @@ class Party:
     def step(self, request: Request, world: World, method: Method[Any], payload: bytes) -> tuple[Answer, bytes]:
         """Do a step and write the state that it leaves."""
         if request.step not in method.steps():
-            raise VisardError(f"{method.name} has no client step {request.step!r}")
+            raise Told(f"{method.name} has no client step {request.step!r}")
         step = getattr(method, request.step)
         message = decode(payload, step.types[0])
         place = Place(request.stage, request.round, request.ask)
@@ -172,7 +173,7 @@ class Party:
         from visard.models.files import save_model
 
         if self.models is None:
-            raise VisardError("this party keeps no models")
+            raise Told("this party keeps no models")
         theta = decode(payload, Basis).theta
         own = method.personal(self.states.read(request), theta)
         if own is not None:
@@ -199,12 +200,16 @@ class Basis:
     theta: dict[str, torch.Tensor] | None
 
 
-def failed(request: Request, error: Exception, tell_traceback: bool) -> Answer:
-    """The answer of a step that raised: one line."""
+def failed(request: Request, error: Exception, all_local: bool) -> Answer:
+    """The answer of a step that raised: one line. What could name local files stays in the log of the party."""
     text = " ".join(str(error).splitlines()) or type(error).__name__
-    if isinstance(error, VisardError):
+    kind = type(error).__name__
+    if all_local and not isinstance(error, VisardError):
+        return Answer(*request.place, failure=f"{kind}: {text}", traceback=traceback.format_exc())
+    if all_local or isinstance(error, Told):
         return Answer(*request.place, failure=text)
-    trace = traceback.format_exc() if tell_traceback else None
-    if trace is None:
+    if isinstance(error, VisardError):
+        print(f"{request.client or 'a new run'}: {text}", file=sys.stderr, flush=True)
+    else:
         traceback.print_exc()
-    return Answer(*request.place, failure=f"{type(error).__name__}: {text}", traceback=trace)
+    return Answer(*request.place, failure=f"{kind}: the party's log says more")

@@ -35,6 +35,7 @@ from visard.privacy.ledger import Ledger
 
 DIED = "its worker process died"
 LATE = "no reply before the time limit"
+AGAIN = 2  # workers in a row that may end while starting, where one has started before
 START_SECONDS = 120.0
 SMALL = 1 << 15  # bytes that a busy worker's socket takes for certain: sending more could wait for it, and it for us
 
@@ -96,6 +97,7 @@ class PoolNetwork(EngineNetwork):
         self.memory = memory_folder()
         self.workers: list[Worker] = []
         self._hired = self._asks = 0
+        self._begun, self._failed = False, 0  # whether a worker ever started, and how many in a row did not
         self._paces: dict[str, Pace] = {}  # by step
         self.selector = selectors.DefaultSelector()
         for _ in range(min(workers, len(world.training))):
@@ -218,6 +220,7 @@ class PoolNetwork(EngineNetwork):
                 yield from self._lost(worker, line, DIED)
             elif not worker.ready:
                 worker.ready, worker.deadline = True, float("inf")
+                self._begun, self._failed = True, 0
             elif worker.tasks:
                 task = worker.tasks.popleft()
                 worker.deadline = time.monotonic() + timeout if worker.tasks else float("inf")
@@ -233,8 +236,10 @@ class PoolNetwork(EngineNetwork):
     def _lost(self, worker: Worker, line: Line, why: str) -> Iterator[tuple[int, list[Outcome]]]:
         """Replace a worker; the task that it was at is tried once more if the worker just died."""
         if not worker.ready:
-            code = worker.process.wait()
-            raise VisardError(f"a worker process ended while starting (exit code {code})")
+            self._failed += 1
+            if not self._begun or self._failed > AGAIN:
+                code = worker.process.wait()
+                raise VisardError(f"a worker process ended while starting (exit code {code})")
         tasks = list(worker.tasks)
         worker.tasks.clear()
         self._fire(worker)

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from visard.core import BoundStep, ClientId, M, R, Weights
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import CodecError, decode, encode
-from visard.engines.network import EngineNetwork, Outcome
+from visard.engines.network import EngineNetwork, Outcome, plain
 from visard.engines.packs import StateFile
 from visard.engines.party import Basis
 from visard.engines.perform import Place
@@ -55,17 +55,21 @@ class Link(ABC):
     def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
         """Answers that have come in for these requests."""
 
-    def introduce(self, run: str, told: dict[str, Any]) -> None:
-        """Set what parties are told of the run when they are asked for their roles."""
-        raise NotImplementedError
-
-    def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
-        """Wait for `count` roles to be taken; returns what each party says of its data."""
-        raise NotImplementedError
-
     @abstractmethod
     def close(self) -> None:
         """Let go of connections and processes."""
+
+
+class PartyLink(Link):
+    """A way to parties that are elsewhere, who have to be told of the run and to say who they are."""
+
+    @abstractmethod
+    def introduce(self, run: str, told: dict[str, Any]) -> None:
+        """Set what parties are told of the run when they are asked for their roles."""
+
+    @abstractmethod
+    def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
+        """Wait for `count` roles to be taken; returns what each party says of its data."""
 
 
 @dataclass
@@ -101,10 +105,12 @@ class RemoteNetwork(EngineNetwork):
     def close(self) -> None:
         self.link.close()
 
+    def reach(self, clients: Collection[ClientId], needed: int) -> None:
+        self.link.gather(clients, needed)
+
     def outcomes(
         self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
     ) -> Iterator[Outcome]:
-        self.link.gather(list(messages), self.world.replies_needed(len(messages)))
         requests = ((self.request(c, step.name, place, timeout), m) for c, m in messages.items())
         for sent, reply in self._exchange(requests, len(messages)):
             yield read(step, sent, reply)
@@ -112,12 +118,13 @@ class RemoteNetwork(EngineNetwork):
     def keep(self, theta: Weights | None, name: str) -> dict[ClientId, str]:
         """Let every client make its own model from `theta` and keep it at its party; returns who failed and why."""
         place, basis = Place("keep", 0, 1), Basis(theta)
+        name = f"{quote(name, safe='')[:80]}-{self.run[:8]}"  # of a file, and of two runs with one name never the same
         self.link.gather(self.clients, 0)
         timeout = self.world.timeout
         requests = ((self.request(c, "", place, timeout, f"{name}-{quote(c, safe='')}"), basis) for c in self.clients)
         answers = self._exchange(requests, len(self.clients))
         failures = {sent.client: failure_of(sent, reply) for sent, reply in answers}
-        return {client: failure for client, failure in failures.items() if failure is not None}
+        return {client: plain(failure) for client, failure in failures.items() if failure is not None}
 
     def _exchange(self, requests: Iterator[tuple[Request, Any]], count: int) -> Iterator[tuple[Sent, Reply]]:
         """Send requests with their messages and hand over the replies in the same order."""
@@ -170,23 +177,18 @@ class RemoteNetwork(EngineNetwork):
         )
 
 
-def plain(text: str) -> str:
-    """Words of a party as one short line without control characters."""
-    return "".join(c for c in text if c.isprintable())[:500]
-
-
 def failure_of(sent: Sent, reply: Reply) -> str | None:
     """Why a reply does not count: it failed, is malformed, or does not belong to its request."""
     if reply.failure is not None:
-        return plain(reply.failure)
+        return reply.failure
     try:
         answer = unpack(reply.header, Answer)
     except WireError as error:
-        return f"reply refused: {plain(str(error))}"
+        return f"reply refused: {error}"
     if answer.place != sent.request.place:
-        return f"reply refused: it belongs to {plain(answer.stage)} round {answer.round}, ask {answer.ask}"
+        return f"reply refused: it belongs to {answer.stage} round {answer.round}, ask {answer.ask}"
     if answer.failure is not None:
-        return plain(answer.failure)
+        return answer.failure
     if answer.state is not None and not _asked_for(answer.state, sent.request.new_state):
         return "reply refused: its state has another name than asked for"
     return None
@@ -210,5 +212,7 @@ def read(step: BoundStep[Any, Any], sent: Sent, reply: Reply) -> Outcome:
         value = decode(reply.payload, step.types[1])
     except CodecError as error:
         return Outcome(sent.client, failure=f"reply refused: {error}")
+    except Exception as error:  # nothing that a party sends may end the run
+        return Outcome(sent.client, failure=f"reply refused: it cannot be read ({type(error).__name__})")
     state = StateFile(*answer.state) if answer.state else None
     return Outcome(sent.client, value, state, answer.seconds)

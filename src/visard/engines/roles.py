@@ -11,6 +11,7 @@ from visard.errors import UsageError, VisardError
 from visard.files import read_json, write_json
 
 FILE = "roles.json"  # beside the public keys of the nodes: node -> its roles
+NAME = re.compile(r"[\w.~-]{1,100}")  # of a role
 ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> node
 
 
@@ -60,7 +61,7 @@ def parse_roles(texts: Iterable[str], nodes: int) -> Roles:
     of: dict[str, tuple[str, ...]] = {}
     for text in texts:
         number, _, role = text.partition("=")
-        if not number.isdigit() or not 1 <= int(number) <= nodes or not re.fullmatch(r"[\w.~-]{1,100}", role):
+        if not number.isdigit() or not 1 <= int(number) <= nodes or not NAME.fullmatch(role):
             raise UsageError(f"--role {text}: must be NODE=ROLE with a node from 1 to {nodes}, for example 1=house-1")
         node = f"node-{int(number)}"
         of[node] = (*of.get(node, ()), role)

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from visard.errors import VisardError
+from visard.errors import Told
 
 VERSION = 2
 MAX_HEADER = 2**20
 RUN_ID = re.compile(r"[0-9a-f]{16,64}")
-STATE_NAME = re.compile(r"clients/[\w%.~-]{1,200}-(\d{6,})-\d{1,9}\.bin")
+STATE_NAME = re.compile(r"clients/([\w%.~-]{1,200})-(\d{6,})-\d{1,9}\.bin")
+MODEL_NAME = re.compile(r"[\w%.~-]{1,240}")
 
 PACK_NAME = re.compile(r"clients/\d{6,}-[0-9a-f]{8}(-[0-9a-f]{8}\.pack)?")
 
@@ -26,7 +27,7 @@ H = TypeVar("H")
 Where = tuple[str, str, int, int]  # name, digest, offset, length; the last two are 0 for a file of a party
 
 
-class WireError(VisardError):
+class WireError(Told):
     """A header that is not what it should be."""
 
 
@@ -103,11 +104,17 @@ def check_names(request: Request) -> None:
     for name in (request.committed, request.new_state, request.state[0] if request.state else ""):
         if name and not STATE_NAME.fullmatch(name) and not PACK_NAME.fullmatch(name):
             raise WireError("malformed name of a state")
-    if request.keep and not re.fullmatch(r"[\w%.~-]{1,100}", request.keep):
+    if request.keep and not MODEL_NAME.fullmatch(request.keep):
         raise WireError("malformed name of a model")
 
 
 def step_of(name: str) -> int:
     """The step number in a state's name; 0 for no name."""
     match = STATE_NAME.fullmatch(name)
-    return int(match.group(1)) if match else 0
+    return int(match.group(2)) if match else 0
+
+
+def owner_of(name: str) -> str:
+    """The client in a state's name; empty for what is no state."""
+    match = STATE_NAME.fullmatch(name)
+    return match.group(1) if match else ""

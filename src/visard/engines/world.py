@@ -40,6 +40,7 @@ class World:
     class_vectors: Tensor | None = field(default=None, repr=False)  # of the public identities, from a file
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
+    told: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties said that they bring
     _network: nn.Module | None = field(default=None, repr=False)
 
     def network(self) -> nn.Module:
@@ -68,6 +69,11 @@ class World:
             class_vectors=self.class_vectors,
             biases=self.biases,
         )  # fmt: skip
+
+    def pictures(self, client: ClientId) -> int:
+        """How many pictures a client has, as far as the server knows."""
+        data = self.clients.get(client)
+        return self.told.get(client, 0) if data is None else len(data.train) + len(data.val) + len(data.test)
 
     def replies_needed(self, asked: int) -> int:
         """The smallest number of good replies with which a round counts."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from visard.core import Client, Weights
 from visard.data.faces import FaceView
-from visard.errors import VisardError
+from visard.errors import Told
 from visard.evaluation.embedding import embed
 from visard.evaluation.identification import identify
 from visard.evaluation.personal import personal_figures
@@ -25,7 +25,7 @@ def score_client(client: Client, theta: Weights | None, benchmarks: tuple[str, .
     = all), also the personal protocols among them. A figure that the pictures cannot give is left out.
     """
     if theta is None:
-        raise VisardError("has no model to test")
+        raise Told("has no model to test")
     figures: dict[str, float] = {}
     weights, transform = split_transform(theta)
     load_weights(client.network(), weights)

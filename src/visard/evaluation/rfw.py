@@ -82,7 +82,9 @@ def by_group(
     for name, mine in members.items():
         if truth[mine].all() or not truth[mine].any():
             raise VisardError(f"group {name}: has no {'impostor' if truth[mine].any() else 'genuine'} pairs")
-    found = {name: ten_folds(d[m], truth[m], None if folds is None else folds[m]) for name, m in members.items()}
+    found = {
+        name: ten_folds(d[m], truth[m], None if folds is None else folds[m], rates=fmr) for name, m in members.items()
+    }
     accuracy = np.array([figures.accuracy for figures in found.values()])
     error = 1.0 - accuracy
     cosine = 1.0 - d / 2.0

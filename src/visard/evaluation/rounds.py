@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,7 @@ def _clients(
         if tuning is not None:  # a client that took no part has no rows of its own in a global head
             request = replace(request, W=method.global_head(server) if who == "clients" else None)
         scores = net.ask(method.score, dict.fromkeys(clients, request), min_replies=0)
-        figures = {c: s.figures for c, s in scores.items()}
+        figures = {c: {k: v for k, v in s.figures.items() if math.isfinite(v)} for c, s in scores.items()}
         summary = {name: s.to_dict() for name, s in summarise(figures).items()} if figures else {}
         found[who] = {"figures": figures, "summary": summary}
     return found

@@ -83,6 +83,8 @@ class Averaging(Method[Server]):
 
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
+        if self.share_head and self.head.biased:
+            raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
         if self.regularisation < 0:
             raise UsageError(f"method.regularisation = {self.regularisation}: must not be negative")
         if not 0 < self.participation <= 1:

@@ -84,7 +84,8 @@ class FedFRDA(Aligning[Server]):
             raise VisardError("no target client found a cluster: raise clustering.d or lower clustering.min_size")
         figures = mean_figures((u.figures, u.kept) for u in ups.values())
         clusters, kept = (sum(getattr(u, name) for u in ups.values()) for name in ("clusters", "kept"))
-        net.log(clusters=clusters, kept=kept, left_out=len(targets(net.clients)) - len(labelled), **figures)
+        ours = {"clusters": clusters, "kept": kept, "left_out": len(targets(net.clients)) - len(labelled)}
+        net.log(**figures | ours)
         return replace(s, labelled=labelled)
 
     def round(self, s: Server, net: Network) -> Server:  # lines 12-22

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from visard.core import Client, Leaves, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
+from visard.methods.domains import given_head
 from visard.methods.fitting import Supervised
 from visard.methods.proxies import WithProxies
 from visard.ops.average import RunningMean, mean_figures
@@ -84,7 +85,7 @@ class FedFRJoint(WithProxies[Server]):
 
     def start(self, setup: Setup) -> Server:  # line 2
         self.public.check(setup, bool(self.pretrain_rounds))
-        return Server(setup.new_weights(), setup.class_vectors if self.public.used else None)
+        return Server(setup.new_weights(), given_head(self.head, setup).get("weight") if self.public.used else None)
 
     def stages(self) -> list[Stage[Server]]:
         first = Stage("pretrain", self.pretrain_rounds, self.pretrain_round)
@@ -106,11 +107,11 @@ class FedFRJoint(WithProxies[Server]):
         down = self.down(s, net, self.training.lr_at(net.round, self.rounds))
         theta, Phi, told = RunningMean(), RunningMean(), []
         for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):  # line 5
-            n = {"local": up.n, "trained": up.n + up.figures["public"], "uniform": 1}[self.weighting]
+            n = {"local": up.n, "trained": up.n + up.figures.get("public", 0.0), "uniform": 1}[self.weighting]
             theta.add(up.theta, n)  # line 8, Eq. 2
             Phi.add({} if up.Phi is None else {"Phi": up.Phi}, n)  # line 9, Eq. 4
             told.append((up.figures, up.n))
-        net.log(lr=down.lr, **mean_figures(told))
+        net.log(**mean_figures(told) | {"lr": down.lr})
         return Server(theta.mean(), Phi.mean().get("Phi"))
 
     def personal_round(self, s: Server, net: Network) -> Server:

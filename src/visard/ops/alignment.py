@@ -100,7 +100,7 @@ class Learner:
         kept = {k: v.clone() for k, v in self.model.named_buffers()}
         seen = [self.compare.inside(self.forward(b)).double() for b in chosen]
         if apart:
-            x = self._inputs(chosen[0])
+            x = self._inputs(chosen[0]).clone()
             x[0] += 3
             for k, v in self.model.named_buffers():
                 v.copy_(kept[k])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -28,8 +29,8 @@ class RunningMean:
 
     def add(self, weights: Weights, n: float) -> None:
         """Take in one client's weights with weight n."""
-        if n <= 0:
-            raise VisardError(f"a weight of {n} in an average: it must be positive")
+        if not 0 < n < math.inf:
+            raise VisardError(f"a weight of {n} in an average: it must be positive and finite")
         if not self._like:
             self._like = weights
         for key, value in weights.items():

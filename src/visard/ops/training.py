@@ -66,6 +66,11 @@ class HeadSettings:
     scale: float = 30.0
     margin: float = 0.35  # arcface: radians; cosface: cosine
 
+    @property
+    def biased(self) -> bool:
+        """Whether heads of this kind have biases beside their class vectors."""
+        return self.kind in ("softmax", "sphereface2")
+
     def build(self, classes: int, embedding: int) -> Head:
         """A freshly initialised head."""
         return build_head(self.kind, classes, embedding, scale=self.scale, margin=self.margin)

@@ -19,7 +19,7 @@ from visard.report.charts import (
     round_axis,
 )
 from visard.report.events import Round, mapping, number
-from visard.report.figures import Figure, describe, order
+from visard.report.figures import COUNTERS, Figure, describe, order
 from visard.report.results import measured
 from visard.report.runs import Run
 from visard.report.words import percent, size
@@ -40,7 +40,7 @@ def training(run: Run) -> list[Chart]:
             continue
         data: list[Json] = []
         spread = [sorted(v for c in r.clients.values() if (v := c.get(name)) is not None) for *_, r in rows]
-        if any(len(s) >= 3 for s in spread):
+        if name not in COUNTERS and any(len(s) >= 3 for s in spread):
             cut = [quantiles(s, n=10) if len(s) >= 3 else None for s in spread]
             low, high = [c[0] if c else None for c in cut], [c[-1] if c else None for c in cut]
             data += band(x, low, high, "Middle 80 % of clients", "@blue")

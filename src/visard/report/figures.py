@@ -53,6 +53,7 @@ MEANINGS = {
         "What the clients minimise, as the mean over those that replied. Lower is better.",
     ),
 }
+COUNTERS = ("encryptions", "decryptions", "multiplications", "refreshes")  # of ciphertexts; a round's are sums
 BYTES_MEANING = "Mean size of all that one client sent to the server in one round in which it replied, from the ledger."
 SECONDS_MEANING = "Median wall time of a round on the machine named above: training and averaging, without evaluation."
 

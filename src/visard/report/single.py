@@ -118,6 +118,7 @@ def _curves(run: Run) -> Section | None:
     trained = curves.training(run)
     charts = trained[:1] + curves.evaluation(run) + curves.client_evaluation(run) + trained[1:9]
     after = fold("Rounds as a table", tables.rounds(run)) if run.rounds else ""
+    after += fold("What each party did", rows) if (rows := tables.by_party(run)) else ""
     return with_charts("curves", "Round by round", "Rounds", charts, after=after)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from visard.report.events import number, whole
-from visard.report.figures import describe, order, rank, tpir_at
+from visard.report.figures import COUNTERS, describe, order, rank, tpir_at
 from visard.report.leaving import POOL, Leaving
 from visard.report.parts import encryption, flag, table
 from visard.report.results import (
@@ -40,6 +40,24 @@ def rounds(run: Run) -> str:
     ]
     head = ["Round", "Stage", *(esc(n, 30) for n in names), "Replied", "Bytes up", "Time"]
     return table(head, rows, f"Rounds, every {step}th" if step > 1 else "Rounds", 2)
+
+
+def by_party(run: Run) -> str:
+    """Operations on ciphertexts of each party, and its time, over all rounds: at most `MOST_ROWS` parties."""
+    totals: dict[str, dict[str, float]] = {}
+    for r in run.rounds:
+        for client, figures in r.clients.items():
+            mine = totals.setdefault(client, {})
+            for name in (*COUNTERS, "seconds"):
+                mine[name] = mine.get(name, 0.0) + (figures.get(name) or 0.0)
+    names = [n for n in COUNTERS if any(mine[n] for mine in totals.values())]
+    if not names:
+        return ""
+    rows = [
+        [esc(c, 60), *(plain(mine[n]) for n in names), duration(mine["seconds"])]
+        for c, mine in list(totals.items())[:MOST_ROWS]
+    ]
+    return table(["Party", *(esc(n, 30) for n in names), "Time of its steps"], rows, "All rounds, by party", 1)
 
 
 def recognition(run: Run) -> str:

@@ -36,12 +36,14 @@ from visard.core import ClientId
 from visard.engines.flower.fetching import Fetcher
 from visard.engines.flower.link import GridLink
 from visard.engines.flower.superlink import SOCKET
-from visard.engines.remote import Reply, plain
-from visard.engines.roles import read_nodes
+from visard.engines.network import plain
+from visard.engines.remote import PartyLink, Reply
+from visard.engines.roles import NAME, read_nodes
 from visard.engines.wire import Answer, Request, WireError, pack, unpack
 from visard.errors import UsageError, VisardError
 
 HELLO_SECONDS = 600.0  # a node may have to load its data first
+HELLO_AGAIN = 10.0  # seconds after which a node without a role is asked once more: it may have been restarted
 TELL_EVERY = 30.0
 C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
 
@@ -61,7 +63,7 @@ clientapp = "visard_none:app"
 """
 
 
-class DeploymentLink(GridLink):
+class DeploymentLink(GridLink, PartyLink):
     """The nodes that are connected to a `visard server` on this machine."""
 
     poll = 0.1
@@ -73,6 +75,8 @@ class DeploymentLink(GridLink):
         self._hello = b""
         self._roles: dict[int, dict[ClientId, dict[str, int]]] = {}  # node -> its roles
         self._pending: dict[str, int] = {}  # hello on its way -> node
+        self._again: dict[int, float] = {}  # node -> when to ask it once more
+        self._said: set[str] = set()  # of nodes that cannot take part
         self._beat: HeartbeatSender | None = None
         self._begun = False
         self._limit = 60.0  # seconds for a reply to come whole
@@ -170,13 +174,19 @@ class DeploymentLink(GridLink):
         """Ask new nodes for their roles, forget those that went away."""
         online = set(self.grid.get_node_ids())
         self._roles = {node: roles for node, roles in self._roles.items() if node in online}
-        for node in online - set(self._roles) - set(self._pending.values()):
-            if number := self.push(node, self._hello, b"", HELLO_SECONDS):
-                self._pending[number] = node
+        self._again = {node: when for node, when in self._again.items() if node in online}
+        now = time.monotonic()
+        for node in online:
+            if not self._roles.get(node) and now >= self._again.get(node, 0.0):
+                self._again[node] = now + HELLO_AGAIN
+                if number := self.push(node, self._hello, b"", HELLO_SECONDS):
+                    self._pending[number] = node
         self._pending = {number: node for number, node in self._pending.items() if node in online}
         for number, reply in self.receive(list(self._pending)).items():
-            node = self._pending.pop(number)
-            self._roles[node] = self._greeted(node, reply)
+            if number in self._pending:  # a node's first answer; those to later hellos say the same
+                node = self._pending[number]
+                self._pending = {other: to for other, to in self._pending.items() if to != node}
+                self._roles[node] = self._greeted(node, reply)
         self.queue = max([1, *(len(roles) for roles in self._roles.values())])
 
     def _greeted(self, node: int, reply: Reply) -> dict[ClientId, dict[str, int]]:
@@ -186,21 +196,28 @@ class DeploymentLink(GridLink):
         try:
             answer = unpack(reply.header, Answer) if reply.failure is None else None
         except WireError as error:
-            self.say(f"{name} cannot take part: {error}")
-            return {}
+            return self._left_out(f"{name} cannot take part: {error}")
         failure = reply.failure if answer is None else answer.failure
         if answer is None or failure:
-            self.say(f"{name} cannot take part: {plain(failure or 'no reason given')}")
-            return {}
+            return self._left_out(f"{name} cannot take part: {failure or 'no reason given'}")
         own = {}
         for role, counts in answer.roles.items():
-            if refusal := roles.refusal(name, role):
-                self.say(f"refused: {plain(refusal)}")
+            if not NAME.fullmatch(role):
+                self._left_out(f"refused: {name} claims a role with an impossible name: {role}")
+            elif refusal := roles.refusal(name, role):
+                self._left_out(f"refused: {refusal}")
             elif role in self._placed():
-                self.say(f"two nodes claim to be {plain(role)}: {name} is left out")
+                self._left_out(f"two nodes claim to be {role}: {name} is left out")
             else:
                 own[role] = counts
         return own
+
+    def _left_out(self, why: str) -> dict[ClientId, dict[str, int]]:
+        """Say once, however often a node is asked, why it has no role."""
+        if (text := plain(why)) not in self._said:
+            self._said.add(text)
+            self.say(text)
+        return {}
 
     def node_of(self, client: ClientId) -> int | None:
         return next((node for node, roles in self._roles.items() if client in roles), None)

@@ -6,6 +6,7 @@ exception over one malformed reply would end the run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -20,9 +21,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.runtime import RuntimeHttpClient
 
+from visard.engines.remote import Link
 from visard.errors import VisardError
 
-THREADS = 8
+THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: nobody waits for a stalled one
+MOST_PARTS = 500  # of a message: more than the longest one has
 
 
 class Fetcher:
@@ -32,7 +35,7 @@ class Fetcher:
         self._runtime, self._run = runtime, run
         self._node = Node(node_id=SUPERLINK_NODE_ID)
         self._threads = ThreadPoolExecutor(THREADS)
-        self._coming: dict[str, Future[Message]] = {}
+        self._coming: dict[str, tuple[Future[Message], threading.Event]] = {}  # and whether it was given up
 
     def replies(self, numbers: Collection[str], others: Collection[str], limit: float) -> dict[str, Message | str]:
         """Complete replies to the requests `numbers`, or why one cannot be read; `others` are wanted later."""
@@ -41,14 +44,27 @@ class Fetcher:
             for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 number = proto.metadata.reply_to_message_id
                 if number in asked:
-                    self._coming[number] = self._threads.submit(self._fetch, proto.metadata.message_id, tree, limit)
-        for number in [n for n in self._coming if n not in numbers and n not in others]:  # given up meanwhile
-            self._coming.pop(number).cancel()
-        return {n: _result(self._coming.pop(n)) for n in numbers if n in self._coming and self._coming[n].done()}
+                    over = threading.Event()
+                    fetch = self._threads.submit(self._fetch, proto.metadata.message_id, tree, limit, over)
+                    self._coming[number] = fetch, over
+        for number in [n for n in self._coming if n not in numbers and n not in others]:
+            fetch, over = self._coming.pop(number)
+            over.set()
+            fetch.cancel()
+        done = [n for n in numbers if n in self._coming and self._coming[n][0].done()]
+        return {n: _result(self._coming.pop(n)[0]) for n in done}
 
-    def _fetch(self, number: str, tree: ObjectTree, limit: float) -> Message:
-        pull = make_pull_object_fn_protobuf(self._runtime.PullObject, self._node, self._run)
+    def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
+        part = make_pull_object_fn_protobuf(self._runtime.PullObject, self._node, self._run)
         names = [t.object_id for t in iterate_object_tree(tree)]
+        if len(names) > MOST_PARTS:
+            raise VisardError(f"it has {len(names)} parts, more than {MOST_PARTS}")
+
+        def pull(name: str) -> bytes:
+            if over.is_set():
+                raise VisardError("it was given up")
+            return part(name)
+
         contents = pull_objects(
             names, pull, max_time=limit, max_tries_per_object=None, initial_backoff=0.05, backoff_cap=1.0
         )
@@ -61,7 +77,9 @@ class Fetcher:
         return message
 
     def close(self) -> None:
-        """Stop fetching; threads end when the connection is closed."""
+        """Stop fetching."""
+        for _, over in self._coming.values():
+            over.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 

@@ -7,18 +7,20 @@ starts no process for a message.
 from __future__ import annotations
 
 import logging
+import re
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -45,9 +47,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.engines.flower.messages import parts, record
-from visard.errors import VisardError
+from visard.engines.wire import Answer, pack
+from visard.errors import Told, VisardError
 
-BEAT = 3.0  # seconds between signs of life
+BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
 UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
 Do = Callable[[bytes, bytes], tuple[bytes, bytes]]
 Say = Callable[[str], None]
@@ -72,6 +75,7 @@ class Fleet:
             timeout=60.0,
         )
         self._node = Node()
+        self._beat = BEAT
         self._stop = threading.Event()
 
     @property
@@ -94,18 +98,20 @@ class Fleet:
 
     def _serve(self, do: Do, poll: float) -> None:
         begun, pause = False, 1.0
+        self._beat = max(BEAT, poll)
         while not self._stop.is_set():
             try:
                 self._activate(first=not begun)
                 self.say(f"{'connected again' if begun else 'connected'} to {self.server}")
                 begun, pause = True, 1.0
-                with _Beating(self):
+                with _Beating(self, self._beat):
                     self._answer(do, poll)
             except httpx.HTTPStatusError as error:
                 self.say(f"the server refused a call ({error.response.status_code}); connecting anew")
             except httpx.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
-                    raise Refused(f"{self.server} is not the server that ca.crt vouches for") from None
+                    why = re.sub(r".*verify failed:\s*|\s*\(_ssl\.c:\d+\)", "", str(error))
+                    raise Refused(f"{self.server} is not the server that ca.crt vouches for: {why}") from None
                 self.say(f"no connection to {self.server} ({type(error).__name__}); trying again")
             self._stop.wait(pause)
             pause = min(pause * 1.5, 15.0)
@@ -120,19 +126,23 @@ class Fleet:
                 wait = min(wait * 1.3, poll)
 
     def _activate(self, first: bool) -> None:
-        request = ActivateNodeRequest(
-            public_key=public_key_to_bytes(self._public), heartbeat_interval=HEARTBEAT_MIN_INTERVAL
-        )
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(self._public), heartbeat_interval=self._interval)
         try:
             self._node = Node(node_id=self._client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             if first and 400 <= error.response.status_code < 500:
-                raise Refused(f"{self.server} does not accept this node's key: is it registered there?") from None
+                why = clocks(error.response.headers.get("date", "")) or "is it registered there?"
+                raise Refused(f"{self.server} does not accept this node's key: {why}") from None
             raise
+
+    @property
+    def _interval(self) -> float:
+        """What the server is told: after twice as many seconds without a sign this node is gone."""
+        return max(HEARTBEAT_MIN_INTERVAL, 3 * self._beat)
 
     def beat(self) -> None:
         """Tell the server that this node lives."""
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_MIN_INTERVAL)
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
         with suppress(httpx.HTTPError):  # the main loop meets the same trouble and deals with it
             self._client.SendNodeHeartbeat(request)
 
@@ -151,12 +161,13 @@ class Fleet:
             return True
         begun = time.monotonic()
         try:
-            reply = Message(record(*do(*parts(message))), reply_to=message)
-        except VisardError as error:
+            answer = do(*parts(message))
+        except Exception as error:  # whatever a request asks for, this node goes on, and the run does not wait
+            why = str(error) if isinstance(error, Told) else type(error).__name__
             self.say(f"a request was refused: {error}")
-            return True
+            answer = pack(Answer("", "", "", 0, 0, failure=f"request refused: {why}")), b""
         try:
-            self._push(reply, run, time.monotonic() - begun)
+            self._push(Message(record(*answer), reply_to=message), run, time.monotonic() - begun)
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 404):
                 raise
@@ -198,15 +209,26 @@ class Fleet:
             push_objects(objects, push_object_fn=push, object_ids_to_push=set(answer.objects_to_push))
 
 
+def clocks(date: str) -> str:
+    """What is wrong if the time in a server's answer is not the time here: signatures count for a short time."""
+    try:
+        ahead = time.time() - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return ""
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
+        return ""
+    return f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+
+
 class _Beating:
     """Signs of life from a thread while a step runs."""
 
-    def __init__(self, fleet: Fleet) -> None:
-        self._fleet, self._over = fleet, threading.Event()
+    def __init__(self, fleet: Fleet, every: float) -> None:
+        self._fleet, self._every, self._over = fleet, every, threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while not self._over.wait(BEAT):
+        while not self._over.wait(self._every):
             self._fleet.beat()
 
     def __enter__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
-from visard.errors import VisardError
+from visard.errors import Told
 
 
 def record(header: bytes, payload: bytes) -> RecordDict:
@@ -19,7 +19,7 @@ def parts(message: Message) -> tuple[bytes, bytes]:
         header = message.content.config_records["header"]["header"]
         payload = message.content.array_records["payload"]["payload"].data
     except (KeyError, ValueError, AttributeError, TypeError):
-        raise VisardError("a message without header and payload") from None
+        raise Told("a message without header and payload") from None
     if not isinstance(header, bytes) or not isinstance(payload, bytes):
-        raise VisardError("a message whose header or payload is not bytes")
+        raise Told("a message whose header or payload is not bytes")
     return header, payload

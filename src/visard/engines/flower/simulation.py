@@ -120,7 +120,7 @@ def _party(factory: str, arguments: dict[str, Any], states: str) -> Party:
             world: tuple[World, Method[Any]] = getattr(importlib.import_module(module), name)(**arguments)
             return world
 
-        _parties[key] = Party(make_world, SharedStates(Path(states)), tell_traceback=True)
+        _parties[key] = Party(make_world, SharedStates(Path(states)), all_local=True)
     return _parties[key]
 
 

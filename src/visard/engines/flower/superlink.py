@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +23,12 @@ from flwr.server.superlink.linkstate import LinkState
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.main import create_app
 
+from visard.engines.flower.door import fleet_only
 from visard.engines.keys import ServerKeys
 from visard.engines.roles import tell_nodes
 from visard.errors import UsageError, VisardError
 
 SOCKET = "control.sock"
-FLEET = "/v1/fleet/"
-CLOSED = (f"{FLEET}register-node", f"{FLEET}unregister-node")  # nodes are registered from the key folder alone
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-def fleet_only(app: App) -> App:
-    """The application with every door but the fleet's walled up."""
-
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] == "http" and path.startswith(FLEET) and path not in CLOSED:
-            await app(scope, receive, send)
-        elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 404, "headers": [(b"content-length", b"0")]})
-            await send({"type": "http.response.body", "body": b""})
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-
-    return guarded
 
 
 def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[int], None]) -> None:
@@ -59,27 +37,31 @@ def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[
     app = create_app()
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
-    numbers = {_register(link, node, public_key_to_bytes(key)): node for node, key in keys.nodes.items()}
-    tell_nodes(state, numbers, keys.roles)
-    inside, outside = _inside_socket(state / SOCKET), _outside_socket(host, port)
+    public = {node: public_key_to_bytes(key) for node, key in keys.nodes.items()}
+    numbers = {_register(link, node, key): node for node, key in public.items()}
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
-    doors = (
-        (uvicorn.Server(uvicorn.Config(app, **quiet)), inside),
-        (
-            uvicorn.Server(
-                uvicorn.Config(fleet_only(app), ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), **quiet)
-            ),
-            outside,
-        ),
+    fleet = uvicorn.Config(
+        fleet_only(app, public.values()), ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), **quiet
     )
-    doors[1][0].config.load()
-    context = doors[1][0].config.ssl
-    assert context is not None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load(fleet, keys)
+    outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
+    tell_nodes(state, numbers, keys.roles)
+    doors = ((uvicorn.Server(uvicorn.Config(app, **quiet)), inside), (uvicorn.Server(fleet), outside))
     try:
         asyncio.run(_serve(doors, lambda: ready(len(keys.nodes))))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
+
+
+def _load(fleet: uvicorn.Config, keys: ServerKeys) -> None:
+    """Read certificate and key; one line where they are not, or do not belong together."""
+    try:
+        fleet.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        what = getattr(error, "reason", None) or error
+        raise UsageError(f"{keys.certificate} and {keys.key} are not a certificate and its key ({what})") from None
+    assert fleet.ssl is not None
+    fleet.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
 
 
 def _register(link: LinkState, node: str, key: bytes) -> int:

@@ -1,0 +1,312 @@
+"""The parts of a deployment one by one, without processes: the door, greetings, fetching, a node's turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Collection
+from email.utils import formatdate
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
+
+from flwr.app import Message
+
+from visard.engines.flower import driver, fetching
+from visard.engines.flower.door import MOST, fleet_only
+from visard.engines.flower.fleet import Fleet, clocks
+from visard.engines.flower.messages import parts, record
+from visard.engines.flower.superlink import serve
+from visard.engines.keys import ServerKeys, make_keys
+from visard.engines.remote import Link, Reply
+from visard.engines.roles import Roles, tell_nodes
+from visard.engines.wire import Answer, Request, pack, unpack
+from visard.errors import UsageError
+
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
+
+RUN = "ab" * 16
+
+# The door
+
+
+class Caller:
+    """One request to the door: what it sends, what it hears, and what came through."""
+
+    def __init__(self, path: str, headers: dict[str, str], parts: list[bytes]) -> None:
+        pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
+        self.scope = {"type": "http", "path": path, "headers": pairs}
+        self.parts, self.taken = parts, 0
+        self.heard: list[Any] = []
+        self.through: bytes | None = None
+
+    async def receive(self) -> dict[str, Any]:
+        self.taken += 1
+        return {"type": "http.request", "body": self.parts[self.taken - 1], "more_body": self.taken < len(self.parts)}
+
+    async def send(self, event: Any) -> None:
+        self.heard.append(event)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.through = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    def call(self) -> int:
+        asyncio.run(fleet_only(self.app, [b"known"])(self.scope, self.receive, self.send))
+        status: int = self.heard[0]["status"]
+        return status
+
+
+def headers(key: bytes = b"known") -> dict[str, str]:
+    return {"flwr-public-key": b64encode(key).decode(), "flwr-signature": "x", "flwr-timestamp": "now"}
+
+
+def test_a_registered_key_comes_through_with_its_body() -> None:
+    caller = Caller("/v1/fleet/push-object", headers(), [b"one ", b"two"])
+    assert (caller.call(), caller.through) == (200, b"one two")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [{}, headers(b"unknown"), *({k: v for k, v in headers().items() if k != left} for left in headers())],
+)
+def test_who_names_no_registered_key_is_turned_away_before_the_body_is_read(sent: dict[str, str]) -> None:
+    caller = Caller("/v1/fleet/push-object", sent, [b"x"] * 1000)
+    assert (caller.call(), caller.taken, caller.through) == (401, 0, None)
+
+
+def test_a_body_longer_than_any_part_of_a_message_is_not_read_to_its_end() -> None:
+    caller = Caller("/v1/fleet/push-object", headers(), [bytes(1 << 20)] * 1000)
+    assert (caller.call(), caller.taken, caller.through) == (413, MOST // 2**20 + 1, None)
+
+
+# Greetings
+
+
+class Nodes(driver.DeploymentLink):
+    """A link to one node, which answers what the test says, or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self._asked: dict[str, int] = {}
+        tell_nodes(folder, {1: "node-1"}, Roles())
+        self.where, self.wait, self.said, self.hellos = folder, 1.0, list[str](), 0
+        self.say = self.said.append
+        self._hello, self._roles, self._pending, self._again, self._said = b"", {}, {}, {}, set()
+        self._begun = False
+        self.answer: Answer | None = None
+        self.grid = self  # type: ignore[assignment]
+
+    def get_node_ids(self) -> list[int]:
+        return [1]
+
+    def push(self, *_: Any) -> str:
+        self.hellos += 1
+        return str(self.hellos)
+
+    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+        return {n: Reply(pack(self.answer)) for n in numbers} if self.answer else {}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [1000.0]
+    monkeypatch.setattr(driver.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_node_that_could_not_take_part_is_asked_again(tmp_path: Path, clock: list[float]) -> None:
+    link = Nodes(tmp_path)
+    link.answer = Answer(RUN, "", "", 0, 0, failure="its data is not there yet")
+    for _ in range(3):
+        link._look()
+        clock[0] += driver.HELLO_AGAIN + 1
+    assert link.said == ["node-1 cannot take part: its data is not there yet"], "said once"
+    link.answer = Answer(RUN, "", "", 0, 0, roles={"house-1": {}})
+    link._look()
+    assert link._placed() == {"house-1"}
+    hellos = link.hellos
+    clock[0] += 1000
+    link._look()
+    assert link.hellos == hellos, "a node with a role is left in peace"
+
+
+def test_a_lost_hello_is_sent_again_and_late_answers_do_no_harm(tmp_path: Path, clock: list[float]) -> None:
+    link = Nodes(tmp_path)
+    for _ in range(3):
+        link._look()
+        link._look()
+        clock[0] += driver.HELLO_AGAIN + 1
+    assert link.hellos == 3
+    link.answer = Answer(RUN, "", "", 0, 0, roles={"house-1": {}})
+    link._look()
+    assert (link._placed(), link._pending, link.said) == ({"house-1"}, {}, [])
+
+
+def test_a_role_with_a_name_that_no_terminal_should_see_is_refused(tmp_path: Path, clock: list[float]) -> None:
+    link = Nodes(tmp_path)
+    link.answer = Answer(RUN, "", "", 0, 0, roles={"house\x1b[2J": {}, "house-1": {}})
+    link._look()
+    assert link._placed() == {"house-1"}
+    assert link.said == ["refused: node-1 claims a role with an impossible name: house[2J"]
+
+
+# Fetching
+
+
+class Slow:
+    """A runtime whose first replies never come whole."""
+
+    PullObject = None
+
+    def PullMessages(self, request: Any) -> Any:
+        metadata = [SimpleNamespace(reply_to_message_id=n, message_id=f"reply-{n}") for n in request.message_ids]
+        found = [SimpleNamespace(metadata=m) for m in metadata]
+        return SimpleNamespace(messages_list=found, message_object_trees=[n.message_id for n in metadata])
+
+    def ConfirmMessageReceived(self, _: Any) -> None: ...
+
+
+def fetcher(monkeypatch: pytest.MonkeyPatch, stalled: int) -> tuple[fetching.Fetcher, set[str]]:
+    """A fetcher of whose replies the first `stalled` wait for ever; and the names of those that still wait."""
+    waiting: set[str] = set()
+
+    def pull(names: list[str], part: Any, **_: Any) -> dict[str, bytes]:
+        if int(names[0].removeprefix("reply-")) < stalled:
+            waiting.add(names[0])
+            try:
+                while True:
+                    part(names[0])  # as Flower does: again and again, until it raises
+                    time.sleep(0.01)
+            finally:
+                waiting.discard(names[0])
+        return {}
+
+    monkeypatch.setattr(fetching, "pull_objects", pull)
+    monkeypatch.setattr(fetching, "make_pull_object_fn_protobuf", lambda *_: lambda name: b"")
+    monkeypatch.setattr(fetching, "iterate_object_tree", lambda tree: [SimpleNamespace(object_id=tree)])
+    monkeypatch.setattr(fetching, "ConfirmMessageReceivedRequest", lambda **_: None)
+    monkeypatch.setattr(fetching, "inflate_object_from_contents", lambda *_: Message(record(b"h", b"p"), 1, "query"))
+    return fetching.Fetcher(Slow(), 1), waiting  # type: ignore[arg-type]
+
+
+def until(met: Any) -> None:
+    end = time.monotonic() + 20
+    while not met():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_stalled_uploads_hold_up_no_other_and_end_when_they_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    stalled = Link.window - 1
+    fetch, waiting = fetcher(monkeypatch, stalled)
+    numbers = [str(i) for i in range(Link.window)]
+    came: dict[str, Any] = {}
+
+    def all_but_the_stalled() -> bool:
+        came.update(fetch.replies(numbers, (), 600.0))
+        return bool(came)
+
+    until(all_but_the_stalled)
+    assert list(came) == [str(stalled)]
+    until(lambda: len(waiting) == stalled)
+    fetch.replies([], (), 600.0)  # their requests are too late by now
+    until(lambda: not waiting)
+    fetch.close()
+
+
+def test_a_reply_of_too_many_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fetch, _ = fetcher(monkeypatch, 0)
+    one = SimpleNamespace(object_id="reply-0")
+    monkeypatch.setattr(fetching, "iterate_object_tree", lambda _: [one] * (fetching.MOST_PARTS + 1))
+    came: dict[str, Any] = {}
+    until(lambda: came.update(fetch.replies(["0"], (), 1.0)) or came)
+    assert came == {"0": "reply refused: it has 501 parts, more than 500"}
+    fetch.close()
+
+
+# A node's turn
+
+
+class Turn(Fleet):
+    """A node with one message to answer."""
+
+    def __init__(self, header: bytes) -> None:
+        self.message = Message(record(header, b""), 1, "query")
+        self.message.metadata.__dict__["_message_id"] = "1"
+        self.said: list[str] = []
+        self.say, self._node, self._stop = self.said.append, None, threading.Event()  # type: ignore[assignment]
+        metadata = SimpleNamespace(run_id=1, message_id="1")
+        taken = SimpleNamespace(messages_list=[SimpleNamespace(metadata=metadata)], message_object_trees=[None])
+        self._client = SimpleNamespace(PullMessages=lambda _: taken)  # type: ignore[assignment]
+        self.pushed: list[Answer] = []
+
+    def _pull(self, *_: Any) -> Message:
+        return self.message
+
+    def _push(self, reply: Message, *_: Any) -> None:
+        self.pushed.append(unpack(parts(reply)[0], Answer))
+
+
+def raising(error: Exception) -> Any:
+    def do(header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        unpack(header, Request)
+        raise error
+
+    return do
+
+
+@pytest.fixture
+def identified(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+    monkeypatch.setattr("visard.engines.flower.fleet.PullMessagesRequest", lambda **_: None)
+
+
+@pytest.mark.usefixtures("identified")
+def test_a_request_of_another_version_is_answered() -> None:
+    turn = Turn(pack(Request(RUN, {})).replace(b'"version":2', b'"version":9'))
+    assert turn._turn(raising(AssertionError())) is True
+    assert [a.failure for a in turn.pushed] == ["request refused: wire format 9 is not format 2: update the older side"]
+
+
+@pytest.mark.usefixtures("identified")
+def test_a_request_that_cannot_be_done_ends_no_node_and_tells_no_path() -> None:
+    turn = Turn(pack(Request(RUN, {})))
+    assert turn._turn(raising(OverflowError("/home/alice"))) is True
+    assert [a.failure for a in turn.pushed] == ["request refused: OverflowError"]
+    assert turn.said == ["a request was refused: /home/alice"]
+
+
+def test_clocks_that_differ_are_named() -> None:
+    now = time.time()
+    assert clocks(formatdate(now)) == ""
+    assert clocks("") == ""
+    assert clocks(formatdate(now - 60)).endswith("s ahead of the server's")
+    assert clocks(formatdate(now + 1000)).endswith("s behind the server's")
+    assert clocks(formatdate(now + 100)) == "", "Flower takes signatures that are five minutes old"
+
+
+# The server's keys
+
+
+def test_a_certificate_that_is_none_or_of_another_key_is_one_line(tmp_path: Path) -> None:
+    make_keys(tmp_path / "one", 1, ["127.0.0.1"])
+    make_keys(tmp_path / "two", 1, ["127.0.0.1"])
+    server = tmp_path / "one" / "server"
+    (server / "server.key").write_bytes((tmp_path / "two" / "server" / "server.key").read_bytes())
+    with pytest.raises(UsageError, match="are not a certificate and its key"):
+        serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda _: None)
+    (server / "server.crt").write_text("no certificate")
+    with pytest.raises(UsageError, match="are not a certificate and its key"):
+        serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda _: None)
+    assert not list(tmp_path.glob("*.sock")) + list(tmp_path.glob("nodes.json")), "nothing was begun"

@@ -1,0 +1,77 @@
+"""Keys of a deployment: what is made, what is added later, and one line for what cannot be."""
+
+from __future__ import annotations
+
+import stat
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+if find_spec("cryptography") is None:
+    pytest.skip("needs the package cryptography: pip install 'visard[flower]'", allow_module_level=True)
+
+from cryptography import x509
+
+from visard.cli.deploy import _own_folder
+from visard.engines.keys import NodeKeys, ServerKeys, add_node, make_keys
+from visard.engines.roles import Roles
+from visard.errors import UsageError, VisardError
+from visard.files import only_user
+
+
+def test_a_party_that_comes_later_gets_the_next_number_and_its_roles(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 2, ["server.example"], Roles({"node-1": ("house-1",)}))
+    told = add_node(tmp_path / "keys" / "server", tmp_path / "late", ["house-3"])
+    assert list(told) == [tmp_path / "late"]
+    assert "--node 3 --role house-3" in told[tmp_path / "late"]
+    server, own = ServerKeys.load(tmp_path / "keys"), NodeKeys.load(tmp_path / "late", "3")
+    assert list(server.nodes) == ["node-1", "node-2", "node-3"]
+    assert server.roles.of == {"node-1": ("house-1",), "node-3": ("house-3",)}
+    assert server.nodes["node-3"].public_numbers() == own.private.public_key().public_numbers()
+    assert own.ca.read_bytes() == server.ca.read_bytes()
+    assert stat.S_IMODE((tmp_path / "late" / "node-3.key").stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match="late is not empty"):
+        add_node(tmp_path / "keys" / "server", tmp_path / "late", [])
+    with pytest.raises(UsageError, match="house-1 belongs to node-1 and to node-4"):
+        add_node(tmp_path / "keys" / "server", tmp_path / "later", ["house-1"])
+    assert not (tmp_path / "later").exists()
+
+
+@pytest.mark.parametrize("host", ["", "ex ample", "a:9443", "-x", "a..b", "https://a", "x" * 64, "é.example"])
+def test_what_is_no_host_is_refused(tmp_path: Path, host: str) -> None:
+    with pytest.raises(UsageError, match="neither a name nor an address"):
+        make_keys(tmp_path / "keys", 1, [host])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_hosts_are_in_the_certificate(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, ["server_1.example", "10.0.0.7", "fd00::1"])
+    certificate = x509.load_pem_x509_certificate((tmp_path / "keys" / "server" / "server.crt").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["server_1.example", "localhost"]
+    assert [str(a) for a in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7", "fd00::1", "127.0.0.1"]
+
+
+def test_a_file_is_no_folder_for_keys(tmp_path: Path) -> None:
+    (tmp_path / "keys").touch()
+    with pytest.raises(UsageError, match="keys is a file, not a folder"):
+        make_keys(tmp_path / "keys", 1, ["a"])
+
+
+def test_a_state_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
+    made = _own_folder(tmp_path / "new" / "state")
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    made.chmod(0o755)
+    with pytest.raises(UsageError, match="other accounts can open this folder; give a new one, or: chmod 700"):
+        _own_folder(made)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    raises = pytest.raises(VisardError, match="being written by another visard")
+    with only_user(tmp_path), raises, only_user(tmp_path):
+        pass
+    with only_user(tmp_path):
+        pass
+    with pytest.raises(VisardError, match="cannot write"), only_user(tmp_path / "nowhere"):
+        pass

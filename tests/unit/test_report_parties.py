@@ -1,0 +1,37 @@
+"""Counters by party in the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from tests.unit.fake_run import write_run
+
+from visard.report import curves, tables
+from visard.report.runs import read_run
+from visard.report.words import NBSP
+
+
+def test_operations_and_time_of_every_party(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", rounds=3))
+    assert not tables.by_party(run), "losses are not added up"
+    counted = {
+        f"c{i}": {"encryptions": 10.0 * i, "decryptions": 1.0, "multiplications": 0.0, "seconds": 60.0}
+        for i in range(1, 5)
+    }
+    figures = {"encryptions": 100.0, "decryptions": 4.0}
+    changed = [
+        e | {"clients": counted, "figures": figures | {"encryptions": 100.0 + e["step"]}}
+        if e["event"] == "round"
+        else e
+        for e in run.events
+    ]
+    shown = replace(run, events=changed)
+    page = tables.by_party(shown)
+    n = len(shown.rounds)
+    assert "encryptions" in page
+    assert "multiplications" not in page, "nothing but zeros"
+    for text in (">c3<", f">{30 * n}<", f">{n}{NBSP}min"):
+        assert text in page, page
+    (chart,) = (c for c in curves.training(shown) if "ncryptions" in c.title)
+    assert len(chart.data) == 1, "a sum over parties has no band of single ones"
