@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 from visard.cli import deploy
 from visard.config import load
 from visard.engines.node import Plan
+from visard.engines.party import OwnStates, Party
+from visard.engines.wire import Answer, Request, pack, unpack
 from visard.errors import Told, UsageError
-from visard.parties import settings_of, told
+from visard.parties import settings_of, told, world_of_party
 from visard.requirements import Requirements
 
 FILE = """
@@ -79,7 +82,7 @@ def test_a_setting_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None
     for text in ("[require.method]\nnoize = 3", "[require.method.noise]\nsigma = 3"):
         with pytest.raises(Told, match="requirements for method.noi.*, which the run does not have"):
             settings_of(run(), required(tmp_path, text))
-    with pytest.raises(Told, match="method.noize"):
+    with pytest.raises(UsageError, match="method.noize"):  # stays in the party's log: it may quote what is local
         settings_of(run(), required(tmp_path, "[local.method]\nnoize = 3"))
 
 
@@ -123,3 +126,15 @@ def test_the_client_hands_it_to_its_worker(tmp_path: Path, monkeypatch: pytest.M
     deploy.client("h:1", tmp_path, "1", ["a"], tmp_path / "mine", "synthetic", require=path)
     given = plans[0].arguments["required"]
     assert Requirements(**given) == Requirements.load(path)
+
+
+def test_a_party_refuses_before_it_says_anything(tmp_path: Path) -> None:
+    """Not even how many pictures it has."""
+    floors = {"require": {"method": {"noise": {"at_least": 2.0}}}}
+    make = partial(world_of_party, data="synthetic", file=None, roles=["user-1"], required=floors)
+    party = Party(make, OwnStates(tmp_path))
+    header, payload = party.do(pack(Request("0" * 32, run(**{"method.noise": "0"}))), b"")
+    answer = unpack(header, Answer)
+    assert answer.failure == "this party requires method.noise at least 2.0, the run has 0.0"
+    assert not answer.roles
+    assert payload == b""
