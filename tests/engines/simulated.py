@@ -6,10 +6,19 @@ python -m tests.engines.simulated FOLDER METHODS SETTING...
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from tests.engines.deployed import free_port, until
 
 FAULTS = {"client-001": "nan", "client-003": "raise"}
 
@@ -41,13 +50,37 @@ def toy(folder: Path) -> None:
     (folder / "toy.json").write_text(json.dumps(told))
 
 
+@contextmanager
+def one_ray() -> Iterator[None]:
+    """A Ray that several runs share, as one that spans machines would be: one that each starts takes twice the time."""
+    home, port = tempfile.mkdtemp(prefix="ray-"), free_port()  # in the temporary folder: sockets need short paths
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus", "1"]
+    command += ["--port", str(port), "--include-dashboard=false", "--temp-dir", home]
+    head = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+    try:
+        until(lambda: _listens(port), "Ray")
+        yield
+    finally:
+        del os.environ["RAY_ADDRESS"]
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as s:
+        return s.connect_ex(("127.0.0.1", port)) == 0
+
+
 def main(where: str, methods: str, *overrides: str) -> None:
     import visard
 
     torch.set_num_threads(1)
     toy(Path(where))
-    for method in methods.split(","):
-        visard.run(method, out=Path(where) / method, overrides=overrides)
+    with one_ray():
+        for method in methods.split(","):
+            visard.run(method, out=Path(where) / method, overrides=overrides)
 
 
 if __name__ == "__main__":

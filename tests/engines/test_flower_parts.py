@@ -20,12 +20,13 @@ if find_spec("flwr") is None:
 
 from flwr.app import Message
 
-from visard.engines.flower import driver, fetching
+from visard.engines.flower import driver, fetching, simulation
 from visard.engines.flower.door import MOST, fleet_only
 from visard.engines.flower.fleet import Fleet, clocks
 from visard.engines.flower.messages import parts, record
 from visard.engines.flower.superlink import serve
 from visard.engines.keys import ServerKeys, make_keys
+from visard.engines.pool import Recipe
 from visard.engines.remote import Link, Reply
 from visard.engines.roles import Roles, tell_nodes
 from visard.engines.wire import Answer, Request, pack, unpack
@@ -294,6 +295,24 @@ def test_clocks_that_differ_are_named() -> None:
     assert clocks(formatdate(now - 60)).endswith("s ahead of the server's")
     assert clocks(formatdate(now + 1000)).endswith("s behind the server's")
     assert clocks(formatdate(now + 100)) == "", "Flower takes signatures that are five minutes old"
+
+
+# Ray
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_ray_is_our_own_unless_one_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    configured: list[Any] = []
+    monkeypatch.setattr(simulation, "_run_simulation", lambda **how: configured.append(how["backend_config"]))
+    link = simulation.SimulationLink(["client-000"], Recipe("x:y", {}), tmp_path, 3)
+    link.close()
+    given = {k: configured[0]["init_args"].get(k) for k in ("address", "num_cpus")}
+    assert given == ({"address": None, "num_cpus": None} if address else {"address": "local", "num_cpus": 3})
 
 
 # The server's keys

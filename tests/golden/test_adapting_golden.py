@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.e2e.smoke import smoke
 from tests.golden.test_fedfr_da_golden import HEAD, LR, TRAINING, domain_world, slow_arcface
 from tests.toys import toy_engine, toy_network
 from torch import Tensor, nn
@@ -26,6 +28,8 @@ from visard.ops.cluster import Clustering
 from visard.ops.mmd import mmd2
 from visard.ops.reversal import Critic, domain_loss, reverse, strength_at
 from visard.ops.training import Training, train
+from visard.report.events import read_events
+from visard.runs import run
 
 
 def test_reversal_is_minus_strength() -> None:
@@ -206,3 +210,15 @@ def test_fine_tuning_labels(tmp_path: Path, cluster_by: str) -> None:
     after = method.round(s, net)
     assert net.traffic.bytes_down == 0, "the pool is at the server"
     assert not torch.equal(after.theta["5.weight"], s.theta["5.weight"])
+
+
+@pytest.mark.parametrize("measure", [True, False])
+def test_the_ledger_names_what_was_pooled(tmp_path: Path, measure: bool) -> None:
+    settings = [*smoke("finetune"), "method.rounds=1", "evaluation.every=0", f"method.measure={str(measure).lower()}"]
+    done = run("finetune", out=tmp_path / "run", overrides=settings)
+    ledger = json.loads((done.folder / "ledger.json").read_text())
+    pooled_rows = {row[5] for row in ledger["rows"] if row[3] == "Pooled"}
+    assert pooled_rows == set(ledger["pooled"]) == ({"pictures", "labels"} if measure else {"pictures"})
+    assert done.metrics["communication"]["bytes_up"] == done.metrics["communication"]["bytes_down"] > 0, "the source's"
+    told = [e for e in read_events(done.folder / "events.jsonl") if e.get("stage") == "label" and "figures" in e]
+    assert ("pairwise_f" in told[0]["figures"]) is measure

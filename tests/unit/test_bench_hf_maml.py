@@ -42,9 +42,11 @@ def test_compared_rows_differ_in_their_training_alone(scale: Scale) -> None:
 
 def test_plain_steps_are_those_of_hf_maml_without_its_adaptation() -> None:
     rows = settings("small")
-    plain, meta = rows["lognormal FedAvg local, plain steps"], rows["lognormal HF-MAML local, exact"]
+    plain, meta = rows["lognormal FedAvg local, plain steps"], rows["lognormal HF-MAML local, exact, alpha 0.1"]
     assert plain["method.training.lr"] == meta["method.training.beta"]
     assert plain["method.training.amount"] == meta["method.training.steps"]
     assert plain["method.training.momentum"] == 0
     assert meta["method.training.order"] == "exact"
-    assert rows["lognormal HF-MAML local, first order"]["method.training.order"] == "first"
+    assert rows["lognormal HF-MAML local, first order, alpha 0.1"]["method.training.order"] == "first"
+    assert {k: meta[k] for k in meta if "alpha" in k} == {"partition.alpha": 0.5, "method.training.alpha": 0.1}
+    assert rows["lognormal HF-MAML local"]["method.training.alpha"] == 0.01

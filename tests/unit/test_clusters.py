@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.toys import noise_faces
 
+from visard.api import embed, load_model
 from visard.cli import main
 from visard.clustering import Vectors, label, read_vectors
 from visard.errors import UsageError, VisardError
 from visard.evaluation.clusters import counts, quality
+from visard.features import pieces
+from visard.models import build, save_model
 from visard.ops import neighbours
 from visard.ops.agreement import bcubed, nmi, overlap, pairwise
 from visard.ops.cluster import Clustering, cluster, drop_small, prepare
@@ -247,3 +251,15 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     with pytest.raises(SystemExit) as stop:
         main()
     assert not stop.value.code
+
+
+def test_embedding_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faces = noise_faces(tmp_path / "faces", identities=5, images=2)
+    save_model(tmp_path / "m.safetensors", build("tiny", embedding=8, size=faces.size).state_dict(),
+               {"model": "tiny", "embedding": "8", "size": str(faces.size)})  # fmt: skip
+    model = load_model(tmp_path / "m.safetensors")
+    monkeypatch.setattr("visard.features.ROWS", 4)
+    heard: list[int] = []
+    found = np.concatenate(list(pieces(model, faces.all(), progress=heard.append)))
+    assert heard == [4, 8, 10]
+    np.testing.assert_allclose(found, embed(model, faces), rtol=1e-4, atol=1e-5)

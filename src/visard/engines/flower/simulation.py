@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -58,7 +59,9 @@ class SimulationLink(GridLink):
             self._ready.set()
             self._over.wait()
 
-        init: Any = {"num_cpus": workers, "include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        init: Any = {"include_dashboard": False, "log_to_driver": False, "logging_level": "error"}
+        if not os.environ.get("RAY_ADDRESS"):  # a Ray that spans machines has its own number of workers
+            init |= {"address": "local", "num_cpus": workers}
         try:
             _run_simulation(
                 num_supernodes=len(self._clients),
