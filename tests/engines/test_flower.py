@@ -355,7 +355,7 @@ def test_an_unregistered_key_is_refused(deployed: Deployment) -> None:
 def test_a_server_of_another_ca_is_refused(tmp_path: Path, deployed: Deployment) -> None:
     make_keys(tmp_path / "other", 1, ["127.0.0.1"])
     own = NodeKeys.load(deployed.folder / "keys", "6")
-    with pytest.raises(Refused, match="is not the server that ca.crt vouches for"):
+    with pytest.raises(Refused, match="is not the server that ca.crt vouches for: self-signed certificate"):
         activate(deployed, tmp_path / "other" / "node-1" / "ca.crt", own.private)
 
 

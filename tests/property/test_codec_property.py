@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -135,7 +136,7 @@ def test_another_structure_never_crashes_and_takes_little_memory(message: Messag
             entry[what] = data.draw(KINDS if what == "dtype" else st.lists(NUMBERS, max_size=4))
         else:
             inside, key = data.draw(st.sampled_from(places(tree)))
-            inside[key] = data.draw(LEAVES | NUMBERS)
+            inside[key] = copy.deepcopy(data.draw(LEAVES | NUMBERS))  # the next change may be inside it
     numbers = numbers[: data.draw(st.integers(0, len(numbers)))] if data.draw(st.booleans()) else numbers
     raw = joined(tree, listed, numbers)
     tracemalloc.start()

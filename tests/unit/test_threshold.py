@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.unit.test_clusters import people
 
+from visard.ops import threshold
 from visard.ops.agreement import quality
 from visard.ops.cluster import Clustering, cluster, prepare
 from visard.ops.finch import cfinch
@@ -36,6 +37,16 @@ def test_separation_by_loops(seed: int) -> None:
         expected = slow_separation(u.astype(np.float64), level.labels) if level.clusters > 1 else 0.0
         for block in (1, 7, 1024):
             assert separation(u, level.labels, level.clusters, block) == pytest.approx(expected, abs=1e-5)
+
+
+def test_separation_of_many_pictures_is_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    u = prepare(people(80, 10, noise=0.8, seed=1)[0])
+    level = cfinch(u, 0.8, "chord")[-1]
+    of_all = separation(u, level.labels, level.clusters)
+    monkeypatch.setattr(threshold, "JUDGED", 300)
+    sampled = separation(u, level.labels, level.clusters)
+    assert sampled != of_all
+    assert sampled == pytest.approx(of_all, abs=0.05)
 
 
 @pytest.mark.parametrize("noise", [0.2, 0.5, 0.8])
