@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test flower lint types bench docs clean
+.PHONY: help setup demo test fuzz flower lint types bench docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -24,6 +24,9 @@ demo: $(READY)  ## train across ten parties on synthetic faces and write a repor
 
 test: $(READY)  ## all tests that need nothing but this clone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not shared and not flower'
+
+fuzz: $(READY)  ## property tests on new random examples
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=random tests/property
 
 flower: $(READY)  ## install Flower and test simulations and deployments with it, on loopback
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'

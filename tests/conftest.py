@@ -1,11 +1,15 @@
-"""What all tests share: one torch thread, and the folder of real data where there is one."""
+"""What all tests share: one torch thread, the same examples every time, and the folder of real data, if there is one."""
 
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 torch.set_num_threads(1)
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("random")  # `make fuzz`
+settings.load_profile("fixed")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
