@@ -1,4 +1,4 @@
-"""What all tests share: one torch thread, the same examples every time, and the folder of real data, if there is one."""
+"""What all tests share: one torch thread, the same examples every time, and the folder of real data."""
 
 from pathlib import Path
 

@@ -62,7 +62,7 @@ class Wire:
             message = decode(encode(message), step.types[0])
             message = self.before(step.name, c, message) if self.before else message
             reply = step(self.parties[c], message)
-            assert (wrong := refusal(step, message, reply, 1)) is None, wrong
+            assert (wrong := refusal(step, message, reply, 1, 0)) is None, wrong
             data = encode(reply)
             self.transcript.append((step.name, c, data))
             replies[c] = decode(data, step.types[1])

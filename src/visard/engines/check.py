@@ -26,21 +26,22 @@ LONGEST = 100  # of the name of a figure
 
 
 def refusal(
-    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, checked: Collection[str] = ()
+    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, embedding: int, checked: Collection[str] = ()
 ) -> tuple[str, str] | None:
     """(field, reason) of the first thing wrong with a reply, or None; fields in `checked` are known to be good.
 
     A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes; a
-    count `n` is the reply's weight in averages, so it lies between 1 and the `pictures` that the client has.
+    count `n` is the reply's weight in averages, so it lies between 1 and the `pictures` that the client has; class
+    vectors are rows of `embedding` numbers, and their biases `b` a row.
     """
     try:
-        return _refusal(step, message, reply, pictures, checked)
+        return _refusal(step, message, reply, pictures, embedding, checked)
     except Exception as error:  # nothing that a client sends may end the run
         return "", f"cannot be checked: {type(error).__name__}"
 
 
 def _refusal(
-    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, checked: Collection[str]
+    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, embedding: int, checked: Collection[str]
 ) -> tuple[str, str] | None:
     expected = step.types[1]
     if type(reply) is not expected:
@@ -61,7 +62,8 @@ def _refusal(
             return name, f"is {value}, but the client has {pictures} pictures"
         if reason := _not_finite(value, allow_nan=kind is Leaves.metric):
             return name, reason
-        if hasattr(message, name) and (reason := _differs(getattr(message, name), value)):
+        sent = getattr(message, name, None)
+        if reason := _differs(sent, value) if sent is not None else _no_rows(name, kind, value, embedding):
             return name, reason
     return None
 
@@ -70,6 +72,14 @@ def _refusal(
 def _plan(reply: Any, leaves: frozenset[Leaves]) -> list[tuple[str, Leaves, tuple[type, ...], bool]]:
     """Of each field: its name, its kind, what it may be, and whether the method declares its kind."""
     return [(n, k, _SHAPES.get(k, (object,)), k in leaves) for n, k in declared_kinds(reply).items()]
+
+
+def _no_rows(name: str, kind: Leaves, value: Any, embedding: int) -> str | None:
+    """What is wrong with class vectors that come up for the first time."""
+    if kind is not Leaves.class_vectors or not isinstance(value, Tensor):
+        return None
+    fits = value.ndim == 1 if name == "b" else value.ndim == 2 and value.shape[1] == embedding
+    return None if fits else f"has shape {tuple(value.shape)}, a feature has {embedding} numbers"
 
 
 def _no_figures(value: Any, kind: Leaves) -> str | None:

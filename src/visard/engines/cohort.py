@@ -58,7 +58,9 @@ def perform_together(
     each = (time.perf_counter() - begun) / len(parties)
     checked: tuple[str, ...] = ()
     for (client, message), reply in zip(messages.items(), replies, strict=True):
-        if wrong := refusal(step, message, with_mean(reply, mean, value), world.pictures(client), checked):
+        if wrong := refusal(
+            step, message, with_mean(reply, mean, value), world.pictures(client), world.embedding, checked
+        ):
             raise VisardError(f"{mean} of a cohort: {' '.join(wrong)}")
         checked = (mean,)
     return own(value), [Done(own(r), p.state, each) for p, r in zip(parties, replies, strict=True)]

@@ -167,7 +167,9 @@ class EngineNetwork(ABC):
                     self._problem("missing", client, reason=failure, traceback=outcome.traceback)
                     continue
                 checked = averaging.checked(reply) if averaging else ()
-                if wrong := refusal(step, messages[client], reply, self.world.pictures(client), checked):
+                if wrong := refusal(
+                    step, messages[client], reply, self.world.pictures(client), self.world.embedding, checked
+                ):
                     name, reason = wrong
                     kind = type(reply).__name__
                     missing[client] = plain(f"reply refused: {kind}{name and '.' + name} {reason}")

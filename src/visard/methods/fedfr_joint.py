@@ -109,7 +109,7 @@ class FedFRJoint(WithProxies[Server]):
         for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):  # line 5
             n = {"local": up.n, "trained": up.n + up.figures.get("public", 0.0), "uniform": 1}[self.weighting]
             theta.add(up.theta, n)  # line 8, Eq. 2
-            Phi.add({} if up.Phi is None else {"Phi": up.Phi}, n)  # line 9, Eq. 4
+            Phi.add({"Phi": up.Phi} if up.Phi is not None and self.public.used else {}, n)  # line 9, Eq. 4
             told.append((up.figures, up.n))
         net.log(**mean_figures(told) | {"lr": down.lr})
         return Server(theta.mean(), Phi.mean().get("Phi"))
