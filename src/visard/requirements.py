@@ -4,6 +4,7 @@
 [local]     settings that this party sets itself, in place of what the run says
 
 A run that differs is refused before anything of this party leaves, and so is one without a setting that is named.
+Without a word in the file, keys that can be broken are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "one_of": lambda value, allowed: value in allowed,
 }
 OWN = "keys"  # folders of a party: no server chooses them
+WEAK = "insecure_keys"  # only a party itself may allow them
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ class Requirements:
                     raise Told(
                         f"this party requires {name} {word.replace('_', ' ') or '='} {bound}, the run has {value}"
                     )
+        allowed = {name for part in (self.require, self.local) for name, _ in _leaves(part)}
+        for name, value in _leaves(settings):
+            if name.split(".")[-1] == WEAK and value and name not in allowed:
+                raise Told(f"the run sets {name}: this party does not allow keys that can be broken")
 
 
 def without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -75,7 +75,19 @@ def test_a_run_that_fits_goes_on_with_what_is_local(tmp_path: Path) -> None:
 def test_a_run_that_differs_is_refused(tmp_path: Path, changes: dict[str, str], words: str) -> None:
     with pytest.raises(Told, match=words):
         settings_of(run(**changes), required(tmp_path))
-    settings_of(run(**changes), Requirements())
+    settings_of(run(**changes), Requirements(require={"method": {"insecure_keys": {"one_of": [True, False]}}}))
+
+
+def test_keys_that_can_be_broken_need_the_word_of_the_party(tmp_path: Path) -> None:
+    weak = run(**{"method.insecure_keys": "true", "method.key_bits": "512"})
+    with pytest.raises(Told, match="the run sets method.insecure_keys: this party does not allow"):
+        settings_of(weak, Requirements())
+    with pytest.raises(Told, match="the run sets method.insecure_keys"):
+        settings_of(weak, required(tmp_path, "[require.method]\nname = 'encrypted-mmd'"))
+    for table, other in (("require", "local"), ("local", "require")):
+        text = f"[{table}.method]\ninsecure_keys = true\n[{other}.method]\nmin_batch = 64"
+        method: Any = settings_of(weak, required(tmp_path, text)).method
+        assert method.key_bits == 512
 
 
 def test_a_setting_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
