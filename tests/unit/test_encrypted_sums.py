@@ -19,7 +19,8 @@ from visard.crypto.envelope import TAG
 from visard.crypto.exchange import Plan
 from visard.crypto.paillier import PublicKey, generate
 from visard.crypto.session import Lattice, Session
-from visard.errors import VisardError
+from visard.errors import Told, VisardError
+from visard.methods.encrypted.messages import Cards
 from visard.ops import mmd
 from visard.ops.mmd import taylor
 
@@ -174,6 +175,52 @@ def test_a_smaller_sum_is_refused(step: str) -> None:
     net.before = before
     with pytest.raises(VisardError, match="not for the parties of this session"):
         how.round(server, net)
+
+
+@pytest.mark.parametrize("step", ["answer", "advance"])
+def test_other_roles_than_before_are_refused(step: str) -> None:
+    """A source that is told that it is the target would answer without masks."""
+
+    def before(at: str, client: str, message: Any) -> Any:
+        if at == step and client == "s0":
+            return replace(message, plan=replace(message.plan, target="s0", sources=("s1", "t")))
+        return message
+
+    net, how = wire(2, 4), method()
+    server = start(how, net)
+    net.before = before
+    with pytest.raises(Told, match="other roles than before"):
+        how.round(server, net)
+
+
+def test_the_target_of_the_settings_is_the_target() -> None:
+    net, how = wire(2, 4), method(target="s1")
+    plan = method().plan(start(method(), net), net)  # whose target is t
+    with pytest.raises(Told, match="another target than s1"):
+        how.introduce(net.parties["s0"], Cards(plan, dict.fromkeys(net.parties, b"")))
+
+
+def test_one_question_in_an_exchange() -> None:
+    """Answers about two draws, to one offer, have the same masks: their difference would tell of a single peer."""
+    lines, net, how = [], wire(2, 4), method()
+    server = start(how, net)
+    first: dict[str, Any] = {}
+
+    def before(step: str, client: str, message: Any) -> Any:
+        if step == "advance":
+            first.setdefault(client, message)
+        if step == "answer" and client == "s0":
+            party = copy.deepcopy(net.parties["s0"])
+            assert len({how.answer(party, message).letters["t"][:20] for _ in range(2)}) == 1  # the same again is fine
+            how.advance(party, replace(first["s0"], secrets={}, theta={}, head={}, received={}, more=True))
+            with pytest.raises(Told) as caught:
+                how.answer(party, message)
+            lines.append(str(caught.value))
+        return message
+
+    net.before = before
+    how.round(server, net)
+    assert lines == [f"exchange {i}: another question was answered before" for i in range(len(lines))] != []
 
 
 def test_masks_need_a_secret_with_every_fellow() -> None:

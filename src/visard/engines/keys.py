@@ -119,7 +119,7 @@ def add_node(server: Path, out: Path, roles: Iterable[str]) -> dict[Path, str]:
     """A key for one more party of a deployment, registered in the key folder of its server, which then restarts."""
     held = ServerKeys.load(server)
     _check_new(out)
-    number = 1 + max((int(n[5:]) for n in held.nodes if re.fullmatch(r"node-\d{1,9}", n)), default=0)
+    number = 1 + max((int(n[5:]) for n in {*held.nodes, *held.roles.of} if re.fullmatch(r"node-\d{1,9}", n)), default=0)
     bound = parse_roles([f"{number}={role}" for role in roles], number)
     all_roles = Roles({**held.roles.of, **bound.of})
     told = {out: _make_node(out, held.ca.parent, number, held.ca.read_bytes(), all_roles)}

@@ -151,8 +151,7 @@ class Party:
         """The world of a run; only the latest one is kept."""
         key = json.dumps(settings, sort_keys=True)
         if key not in self.worlds:
-            self.worlds.clear()
-            self.worlds[key] = self.make_world(settings)
+            self.worlds = {key: self.make_world(settings)}
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 

@@ -185,10 +185,10 @@ def failure_of(sent: Sent, reply: Reply) -> str | None:
         answer = unpack(reply.header, Answer)
     except WireError as error:
         return f"reply refused: {error}"
+    if answer.failure is not None:  # a party that could not read the request does not know its place
+        return answer.failure
     if answer.place != sent.request.place:
         return f"reply refused: it belongs to {answer.stage} round {answer.round}, ask {answer.ask}"
-    if answer.failure is not None:
-        return answer.failure
     if answer.state is not None and not _asked_for(answer.state, sent.request.new_state):
         return "reply refused: its state has another name than asked for"
     return None

@@ -17,7 +17,7 @@ from torch import Tensor
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import UsageError, VisardError
+from visard.errors import Told, UsageError
 from visard.heads import Head
 from visard.methods.domains import SOURCE, given_head, restore_head, targets
 from visard.methods.fitting import check_rounds
@@ -93,7 +93,7 @@ class Adapting(Method[Server]):
     def adapt(self, client: Client, msg: Down) -> Up:
         model, parts = client.network(), client.data.parts
         if SOURCE not in parts or len(parts) < 2:
-            raise VisardError("has no source and target pictures: partition.kind = domains is needed")
+            raise Told("has no source and target pictures: partition.kind = domains is needed")
         load_weights(model, msg.theta)
         source, rows = parts[SOURCE], [parts[c].index for c in targets(parts)]
         target = FaceView.of(source.faces, np.concatenate(rows))

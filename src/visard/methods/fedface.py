@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Leaves, Network, Setup, Stage, Weights, client_step
-from visard.errors import UsageError, VisardError
+from visard.errors import Told, UsageError
 from visard.heads import direction
 from visard.methods.fitting import Fit, Fitting, Supervised, check_rounds
 from visard.methods.looking import Looking
@@ -144,7 +144,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         """The class vectors of a client's people: those sent, or the first ones, from the network with theta."""
         view = client.data.train
         if not len(view):
-            raise VisardError("has no training pictures")
+            raise Told("has no training pictures")
         if msg.w is not None:
             return msg.w
         if self.init == "random":

@@ -7,6 +7,7 @@ Face Recognition, AAAI 2022. Lines are those of Algorithm 1 in its supplement.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -107,7 +108,9 @@ class FedFRJoint(WithProxies[Server]):
         down = self.down(s, net, self.training.lr_at(net.round, self.rounds))
         theta, Phi, told = RunningMean(), RunningMean(), []
         for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):  # line 5
-            n = {"local": up.n, "trained": up.n + up.figures.get("public", 0.0), "uniform": 1}[self.weighting]
+            public = up.figures.get("public", 0.0)
+            trained = up.n + (public if 0 <= public < math.inf else 0.0)
+            n = {"local": up.n, "trained": trained, "uniform": 1}[self.weighting]
             theta.add(up.theta, n)  # line 8, Eq. 2
             Phi.add({"Phi": up.Phi} if up.Phi is not None and self.public.used else {}, n)  # line 9, Eq. 4
             told.append((up.figures, up.n))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visard.core import Client
 from visard.data.augment import augment, to_float
-from visard.errors import VisardError
+from visard.errors import Told, VisardError
 from visard.ops.adam import Optimiser, new_optimiser
 from visard.ops.compare import Compare
 from visard.ops.mmd import Polynomial, within
@@ -57,7 +57,7 @@ class Learner:
         """Random batches of the fixed size; with each the seed of its random changes, so that it can be seen again."""
         n, rng = self.training.batch_size, self.client.rng
         if len(self.view) < n:
-            raise VisardError(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
+            raise Told(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
         order = [torch.randperm(len(self.view), generator=rng)[:n] for _ in range(count)]
         return [{"rows": rows, "seed": int(torch.randint(2**62, (), generator=rng))} for rows in order]
 
@@ -171,5 +171,5 @@ class Learner:
 def finite(loss: float) -> float:
     """The loss, if it is a number."""
     if not math.isfinite(loss):
-        raise VisardError(f"the loss became {loss} in training: lower method.training.lr")
+        raise Told(f"the loss became {loss} in training: lower method.training.lr")
     return loss

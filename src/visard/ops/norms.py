@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from visard.core import Weights
-from visard.errors import UsageError, VisardError
+from visard.errors import Told, UsageError
 from visard.ops.average import kept_local
 
 INSTEAD = "take a backbone without batch norm (model.name = tiny_nobn, spherenet20 or spherenet64)"
@@ -26,6 +26,4 @@ def check_frozen(theta: Weights, trained: bool) -> None:
 def check_not_alone(theta: Weights, identities: int) -> None:
     """Statistics of one person's pictures normalise away what tells this person from others."""
     if has_statistics(theta) and identities < 2:
-        raise VisardError(
-            f"one identity alone spoils batch norm's statistics: set method.batch_norm = frozen, or {INSTEAD}"
-        )
+        raise Told(f"one identity alone spoils batch norm's statistics: set method.batch_norm = frozen, or {INSTEAD}")

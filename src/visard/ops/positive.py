@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from visard.core import Weights
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import VisardError
+from visard.errors import Told, VisardError
 from visard.heads import Head, cosine, direction
 from visard.numerics import Numerics
 from visard.ops.training import Training, batches, freeze_norm
@@ -105,7 +105,7 @@ def one_step_together(
     nothing is clipped.
     """
     if not all(len(m.view) for m in members):
-        raise VisardError("has no training pictures")
+        raise Told("has no training pictures")
     pictures, labels, owner, first = [], [], [], 0
     for i, m in enumerate(members):
         rows = next(batches(len(m.view), training, m.rng))

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 
 from visard.core import Client, Weights
 from visard.data.augment import to_float
-from visard.errors import VisardError
+from visard.errors import Told
 from visard.ops.training import HeadSettings, load_weights
 
 BATCH = 512  # rows that are predicted at a time
@@ -59,7 +59,7 @@ def quality(client: Client, model: nn.Module, heads: Sequence[Any], everything: 
     data = client.data
     views = [view for view in ((data.train, data.val, data.test) if everything else (data.test,)) if len(view)]
     if not views:
-        raise VisardError("has no test data")
+        raise Told("has no test data")
     model.eval()
     outputs = []
     for view in views:

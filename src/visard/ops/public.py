@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from visard.core import Client, Setup, Weights
 from visard.data.faces import FaceView
-from visard.errors import UsageError, VisardError
+from visard.errors import Told, UsageError
 from visard.ops.features import shared_features
 from visard.ops.mining import hard_negatives
 
@@ -45,7 +45,7 @@ class PublicSettings:
         """D_HN as a view of the public pictures; `model` holds `theta`, `own` are its features of the client's."""
         public = client.public
         if public is None:
-            raise VisardError("has no public pictures")
+            raise Told("has no public pictures")
         rows = torch.arange(len(public))
         if self.use == "hard" and self.mining == "features":
             features = shared_features(model, theta, public, client.numerics.channels_last)

@@ -11,7 +11,7 @@ from visard.crypto.exchange import Plan
 from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, check_bits
 from visard.crypto.session import Scheme
-from visard.errors import UsageError, VisardError
+from visard.errors import Told, UsageError
 from visard.ops.compare import Compare
 from visard.ops.mmd import Polynomial
 from visard.ops.training import Training
@@ -67,6 +67,7 @@ class Align:
     def agreed(self, plan: Plan, embedding: int, source: ClientId) -> Plan:
         """The server's plan, if it is this run's: a client does not compute what its settings do not say."""
         mine = self.plan(embedding, source, plan.sources)
-        if not self.weight or plan != mine.with_kernel(plan.kernel) or plan.kernel.degree != 2:
-            raise VisardError("the server's plan of alignment differs from this client's settings")
+        twice = len({*plan.sources, source}) <= len(plan.sources)  # somebody masks an answer for itself
+        if not self.weight or plan != mine.with_kernel(plan.kernel) or plan.kernel.degree != 2 or twice:
+            raise Told("the server's plan of alignment differs from this client's settings")
         return plan

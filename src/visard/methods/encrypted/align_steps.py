@@ -14,11 +14,11 @@ from visard.crypto import exchange, session
 from visard.crypto.costs import counted
 from visard.crypto.exchange import Plan
 from visard.crypto.session import Session
-from visard.errors import VisardError
+from visard.errors import Told
 from visard.methods.domains import SOURCE
 from visard.methods.encrypted.align_settings import Align
 from visard.methods.encrypted.messages import Card, Cards, Draw, Drawn, Look, Mail, Post
-from visard.methods.encrypted.party import operations
+from visard.methods.encrypted.party import one_question, operations
 from visard.ops.alignment import Learner
 from visard.ops.mmd import within
 from visard.ops.training import Training
@@ -59,7 +59,7 @@ class AlignedSteps(Method[S]):
         else:
             met = Session.from_state(kept["session"])
         if msg.exchange < met.exchange:
-            raise VisardError(f"exchange {msg.exchange} is over: this client is at {met.exchange}")
+            raise Told(f"exchange {msg.exchange} is over: this client is at {met.exchange}")
         learner = self._learner(client, msg.theta)
         kept["batches"] = learner.draw(plan.batches)
         kept["features"] = features = learner.look(kept["batches"], apart=bool(plan.noise))
@@ -75,6 +75,7 @@ class AlignedSteps(Method[S]):
     def answer(self, client: Client, msg: Post) -> Mail:
         plan, kept = self._agreed(client, msg.plan), client.state["align"]
         met, none = Session.from_state(kept["session"]), torch.zeros(plan.batches, dtype=torch.float64)
+        one_question(kept, met, plan, kept["features"], msg.received)
         with counted() as costs:
             letters, tags = exchange.answer_packed(met, plan, kept["features"], msg.received, none)
         return Mail(letters, tags, operations(costs))

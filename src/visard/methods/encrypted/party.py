@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from visard.core import Client
+from visard.core import Client, State
 from visard.crypto import exchange
 from visard.crypto.costs import Costs
 from visard.crypto.exchange import Plan
 from visard.crypto.session import Mail, Session
+from visard.errors import Told
 from visard.ops.alignment import Learner
 from visard.ops.mmd import within
 
@@ -54,6 +56,7 @@ class Party:
     def answer(self, offers: Mapping[str, bytes]) -> Mail:
         """Compute with what the peers sent."""
         features: Tensor = self.state["features"]
+        one_question(self.state, self.session, self.plan, features, offers)
         if self.plan.variant == "packed":
             return exchange.answer_packed(self.session, self.plan, features, offers, self._extra(features))
         batches = self.state["batches"]
@@ -98,6 +101,18 @@ class Party:
             return torch.zeros(len(features), dtype=torch.float64)
         decay = self.learner.decay() / self.weight
         return torch.stack([within(v, self.plan.kernel) + decay for v in features])
+
+
+def one_question(
+    state: State, session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes]
+) -> None:  # fmt: skip
+    """Refuse a second question in one exchange, unless it is the same: masks cancel in the difference of answers."""
+    parts = [plan.name(), features.contiguous().numpy().tobytes(), *(offers[c] for c in sorted(offers))]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).digest()
+    exchange, before = state.get("answered", (-1, b""))
+    if exchange == session.exchange and before != digest:
+        raise Told(f"exchange {exchange}: another question was answered before")
+    state["answered"] = (session.exchange, digest)
 
 
 def operations(costs: Costs) -> dict[str, float]:

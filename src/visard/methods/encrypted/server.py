@@ -44,6 +44,6 @@ def log(net: Network, replies: Sequence[Mapping[ClientId, Mail | Moved | Drawn]]
                 mine[name] = mine.get(name, 0.0) + value
     names = dict.fromkeys(name for mine in operations.values() for name in mine)
     sums = {name: sum(mine.get(name, 0.0) for mine in operations.values()) for name in names}
-    net.log(**{name: sum(values) / len(values) for name, values in losses.items()}, **sums, **more)
+    net.log(**{name: sum(values) / len(values) for name, values in losses.items()} | sums | more)
     for party, mine in operations.items():
         net.log_client(party, **mine)

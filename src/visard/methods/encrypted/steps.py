@@ -17,7 +17,7 @@ from visard.crypto.exchange import Plan, Variant
 from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, check_bits
 from visard.crypto.session import Scheme, Session
-from visard.errors import UsageError, VisardError
+from visard.errors import Told, UsageError
 from visard.methods.encrypted.messages import (
     Begin,
     Card,
@@ -118,6 +118,7 @@ class EncryptedSteps(Method[S]):
     @client_step
     def introduce(self, client: Client, msg: Cards) -> Mail:
         peers = self._agreed(msg.plan, msg.hellos).partners(client.id)
+        client.state["roles"] = (*msg.plan.sources, msg.plan.target)
         letters, client.state["keys"] = session.introduce(
             client.id, client.state["keys"], msg.hellos, self.key_bits, peers, self.pins, self._block
         )
@@ -172,7 +173,10 @@ class EncryptedSteps(Method[S]):
     def _party(self, client: Client, plan: Plan, lr: float = 0.0) -> Party:
         learner = self._learner(client, client.id != plan.target, lr)
         end = Session.from_state(client.state["session"])
-        return Party(client, self._agreed(plan, end.keys), learner, end, self.weight)
+        agreed = self._agreed(plan, end.keys)
+        if tuple(client.state["roles"]) != (*plan.sources, plan.target):  # a target answers without masks
+            raise Told("the server's plan gives the parties other roles than before")
+        return Party(client, agreed, learner, end, self.weight)
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
         head = self.head if self.task == "classify" else None
@@ -189,10 +193,12 @@ class EncryptedSteps(Method[S]):
     def _agreed(self, plan: Plan, parties: Iterable[ClientId]) -> Plan:
         """The server's plan, if it is this run's: a party does not compute what its settings do not say."""
         if sorted((*plan.sources, plan.target)) != sorted(parties):  # a smaller sum would tell more of this party
-            raise VisardError("the server's plan is not for the parties of this session")
+            raise Told("the server's plan is not for the parties of this session")
+        if self.target not in ("", plan.target):
+            raise Told(f"the server's plan has another target than {self.target}")
         n = self.training.batch_size
         mine = (self.protocol, self.scheme, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums)
         said = (plan.variant, plan.scheme, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums)
         if (*said, plan.noise) != (*mine, self.noise):
-            raise VisardError("the server's plan differs from this party's settings")
+            raise Told("the server's plan differs from this party's settings")
         return plan
