@@ -19,6 +19,16 @@ from visard.engines.roles import Roles
 from visard.errors import UsageError, VisardError
 from visard.files import only_user
 
+pytestmark = pytest.mark.flower
+
+
+def test_a_number_that_has_roles_is_never_given_again(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 2, ["server.example"], Roles({"node-2": ("house-2",)}))
+    (tmp_path / "keys" / "server" / "nodes" / "node-2.pub").unlink()
+    told = add_node(tmp_path / "keys" / "server", tmp_path / "late", [])
+    assert "--node 3" in told[tmp_path / "late"]
+    assert "house-2" not in told[tmp_path / "late"]
+
 
 def test_a_party_that_comes_later_gets_the_next_number_and_its_roles(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2, ["server.example"], Roles({"node-1": ("house-1",)}))

@@ -129,6 +129,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         Requirements.load(tmp_path / "none.toml")
 
 
+@pytest.mark.flower
 def test_the_client_hands_it_to_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
     plans: list[Plan] = []
