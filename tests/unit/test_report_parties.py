@@ -7,9 +7,26 @@ from pathlib import Path
 
 from tests.unit.fake_run import write_run
 
-from visard.report import curves, tables
+from visard.report import curves, single, tables
+from visard.report.results import headline
 from visard.report.runs import read_run
-from visard.report.words import NBSP
+from visard.report.words import NBSP, count
+
+
+def test_samples_of_classes_are_not_called_faces(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", rounds=3))
+    data = {"kind": "widar", "name": "rooms", "pictures": 1440, "identities": 6, "size": 48}
+    figures = {"balanced_accuracy": 0.391, "weighted_f1": 0.402, "lr": 0.1}
+    changed = [
+        e | ({"data": data} if e["event"] == "run_started" else {"figures": figures} if e["event"] == "round" else {})
+        for e in run.events
+        if e["event"] != "evaluation"
+    ]
+    bare = replace(run, events=changed, metrics={})
+    assert f"on {count(1440)} samples of 6 classes (rooms)" in single.summary(bare)
+    shown = {card.figure.label: card.text for card in headline(bare, None)}
+    assert shown["Balanced accuracy"].startswith("39.1")
+    assert shown["Weighted F1"].startswith("40.2")
 
 
 def test_operations_and_time_of_every_party(tmp_path: Path) -> None:

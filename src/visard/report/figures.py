@@ -11,7 +11,7 @@ TAR = re.compile(r"^(?:tar|tpr|tmr)\W*(?:at|@)?\W*(?:far|fpr|fmr)?[\s_@=:<]*([0-
 RANK = re.compile(r"^rank[\s_@=-]*([0-9]+)$", re.I)
 TPIR = re.compile(r"^(?:tpir)\W*(?:at|@)?\W*(?:fpir)?[\s_@=:<]*([0-9.]+(?:e-?[0-9]+)?)$", re.I)
 LOWER = re.compile(r"loss|error|eer|fnmr|frr|fnir|\bfar\b|\bfmr\b", re.I)
-SHARES = re.compile(r"^(accuracy|acc|.*_accuracy|eer|auc|.*_auc|jain)$", re.I)
+SHARES = re.compile(r"^(accuracy|acc|.*_accuracy|eer|auc|.*_auc|.*_f1|jain)$", re.I)
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,14 @@ MEANINGS = {
     "auc": (
         "Area under the ROC",
         "The chance that a genuine pair scores higher than an impostor pair: 100 % is perfect, 50 % guessing.",
+    ),
+    "balanced_accuracy": (
+        "Balanced accuracy",
+        "Share of test samples whose class was predicted rightly, as the mean over the classes.",
+    ),
+    "weighted_f1": (
+        "Weighted F1",
+        "Harmonic mean of precision and recall of each class, weighted by how many samples it has.",
     ),
     "gradients": (
         "Gradient evaluations",

@@ -191,7 +191,7 @@ def doubt(rate: Rate, trials: int | None) -> str:
 
 def headline(run: Run, leaving: Leaving | None, every_rate: bool = False) -> list[Card]:
     """The figures at the top of the page; `every_rate`: not only the most telling false accept rates."""
-    cards = _verification_cards(run, every_rate) or _evaluation_cards(run) or client_cards(run)
+    cards = _verification_cards(run, every_rate) or _evaluation_cards(run) or client_cards(run) or _class_cards(run)
     cards += _traffic_cards(run, leaving)
     seconds = [r.seconds for r in run.rounds if r.seconds is not None]
     if seconds:
@@ -264,6 +264,13 @@ def _evaluation_cards(run: Run) -> list[Card]:
     known = [(describe(k), figures[k]) for k in sorted(figures, key=order)]
     flag = f"not final: after round {last.step + 1}"
     return [Card(f, v, f.text(v), flag=flag) for f, v in known if v is not None and f.meaning][:5]
+
+
+def _class_cards(run: Run) -> list[Card]:
+    """A run that predicts classes of samples: how well, after the last round."""
+    last = run.rounds[-1].figures if run.rounds else {}
+    known = [(describe(k), last.get(k)) for k in ("balanced_accuracy", "weighted_f1")]
+    return [Card(f, v, f.text(v, 1)) for f, v in known if v is not None]
 
 
 def client_cards(run: Run) -> list[Card]:

@@ -16,6 +16,8 @@ from visard.report.runs import Run
 from visard.report.samples import Samples, sample_figures
 from visard.report.words import count, duration, esc, listing, plural
 
+READINGS = ("sensors", "widar", "pamap2", "office-caltech")  # kinds of sets that hold no pictures
+
 
 def summary(run: Run) -> str:
     """One sentence: method, network, clients, data, rounds, time, machine."""
@@ -44,6 +46,8 @@ def _data(run: Run) -> str:
     if not pictures and not identities:
         return ""
     text = f" on {count(pictures)} " if pictures else " on "
+    if data.get("kind") in READINGS:
+        return text + f"samples of {plural(identities, 'class', 'classes')} ({data.get('name')})"
     text += "synthetic faces" if run.synthetic else "faces"
     text += f" of {plural(identities, 'identity', 'identities')}" if identities else ""
     text += f", {count(classes)} of them in training" if classes and identities and classes < identities else ""
