@@ -161,35 +161,28 @@ def lifted(answer: bytes, offer: bytes, key: PublicKey, shift: int) -> bytes:
     return answer[: -TAG - size] + forged + answer[-TAG:]
 
 
-@pytest.mark.parametrize("step", ["answer", "advance", "introduce"])
-def test_a_smaller_sum_is_refused(step: str) -> None:
-    """A server that tells a source that it answers alone would get an answer without masks."""
+@pytest.mark.parametrize(
+    ("step", "said", "words"),
+    [
+        *((step, {"sources": ("s0",)}, "not for the parties of this session") for step in ("answer", "advance")),
+        ("introduce", {"sources": ("s0",)}, "not for the parties of this session"),
+        *(
+            (step, {"target": "s0", "sources": ("s1", "t")}, "other roles than before")
+            for step in ("answer", "advance")
+        ),
+    ],
+)
+def test_a_plan_without_masks_is_refused(step: str, said: dict[str, Any], words: str) -> None:
+    """A source that is told that it answers alone, or that it is the target, would answer without masks."""
 
     def before(at: str, client: str, message: Any) -> Any:
-        if at == step and client == "s0":
-            return replace(message, plan=replace(message.plan, sources=("s0",)))
-        return message
+        lied_to = at == step and client == "s0"
+        return replace(message, plan=replace(message.plan, **said)) if lied_to else message
 
     net, how = wire(2, 4), method()
     server = start(how, net)
     net.before = before
-    with pytest.raises(VisardError, match="not for the parties of this session"):
-        how.round(server, net)
-
-
-@pytest.mark.parametrize("step", ["answer", "advance"])
-def test_other_roles_than_before_are_refused(step: str) -> None:
-    """A source that is told that it is the target would answer without masks."""
-
-    def before(at: str, client: str, message: Any) -> Any:
-        if at == step and client == "s0":
-            return replace(message, plan=replace(message.plan, target="s0", sources=("s1", "t")))
-        return message
-
-    net, how = wire(2, 4), method()
-    server = start(how, net)
-    net.before = before
-    with pytest.raises(Told, match="other roles than before"):
+    with pytest.raises(Told, match=words):
         how.round(server, net)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+from visard.data.sensor_files import READERS
 from visard.report import curves, scores, tables
 from visard.report.charts import Chart
 from visard.report.events import mapping, number, whole
@@ -16,7 +17,7 @@ from visard.report.runs import Run
 from visard.report.samples import Samples, sample_figures
 from visard.report.words import count, duration, esc, listing, plural
 
-READINGS = ("sensors", "widar", "pamap2", "office-caltech")  # kinds of sets that hold no pictures
+READINGS = ("sensors", *READERS)  # kinds of sets that hold no pictures
 
 
 def summary(run: Run) -> str:
