@@ -66,9 +66,8 @@ def peak() -> float:
 def child(what: str, file: str, threads: int) -> dict[str, Any]:
     """One measurement: seconds, peak memory above that of the features, and what was found."""
     torch.set_num_threads(threads)
-    from visard.ops.cluster import Clustering, cluster
-    from visard.ops.finch import finch
-    from visard.ops.neighbours import nearest
+    from visard.clustering.cluster import Clustering, cluster
+    from visard.clustering.finch import finch, nearest
 
     warnings.simplefilter("ignore")
     package = __import__("finch") if what == "theirs" else None

@@ -24,19 +24,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from visard.engines.flower import require
+from visard.deployment.flower import require
 
 require()
 
 import torch  # noqa: E402
 
 from benchmarks.engines import world_of  # noqa: E402
+from visard.deployment.flower.driver import DeploymentLink  # noqa: E402
+from visard.deployment.keys import make_keys  # noqa: E402
+from visard.deployment.remote import RemoteNetwork  # noqa: E402
 from visard.engines.checkpoint import Checkpoint  # noqa: E402
-from visard.engines.flower.driver import DeploymentLink  # noqa: E402
-from visard.engines.keys import make_keys  # noqa: E402
-from visard.engines.remote import RemoteNetwork  # noqa: E402
+from visard.engines.ledger import Ledger  # noqa: E402
 from visard.methods.fedavg import FedAvg  # noqa: E402
-from visard.privacy.ledger import Ledger  # noqa: E402
 
 APP = """
 [project]
@@ -157,7 +157,7 @@ def party_world(run: dict[str, Any], role: str) -> Any:
 def node(server: str, keys: str, number: str, state: str, role: str, poll: str) -> None:
     """A node of the visard side."""
     from visard.cli.deploy import take_part
-    from visard.engines.node import Plan
+    from visard.deployment.node import Plan
 
     plan = Plan("benchmarks.deployment:party_world", {"role": role}, Path(state))
     take_part(server, Path(keys), number, plan, float(poll))

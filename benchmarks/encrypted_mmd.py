@@ -29,12 +29,12 @@ from torch import Tensor
 
 from visard.crypto import ckks
 from visard.crypto.forward import Forward
+from visard.crypto.moments import moments
 from visard.crypto.packed import Packed
 from visard.crypto.packed_ckks import PackedCkks
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
-from visard.ops import mmd
-from visard.ops.mmd import Polynomial, taylor
-from visard.ops.moments import moments
+from visard.learning import mmd
+from visard.learning.mmd import Polynomial, taylor
 
 N = 64
 PARAMETERS = 1028  # of the extractor whose gradient `naive` and `compressed` encrypt, at L = 4

@@ -21,18 +21,17 @@ import torch
 from visard.config import parse
 from visard.core import Weights
 from visard.data.augment import augment, to_float
-from visard.data.locate import open_faces
+from visard.data.catalog import open_faces
 from visard.data.partition import partition
 from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.loop import Silent, run_rounds
-from visard.engines.seeds import generator
-from visard.engines.world import World
+from visard.engines.world import World, generator
+from visard.learning.train import batches
 from visard.methods.fedavg import FedAvg
-from visard.ops.training import batches
-from visard.privacy.ledger import Ledger
-from visard.report.events import EventLog
-from visard.runs import make_world
+from visard.report.run_folder import EventLog
+from visard.runs.run import make_world
 
 
 def bare_round(world: World, method: FedAvg, theta: Weights) -> Weights:

@@ -30,14 +30,14 @@ from visard.core import Method
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import PartitionSettings, partition
 from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
 from visard.engines.world import World
+from visard.learning.train import Training
 from visard.methods.fedavg import FedAvg
 from visard.numerics import Numerics
-from visard.ops.training import Training
-from visard.privacy.ledger import Ledger
 
 SIZE = 32
 PICTURES = 4
@@ -92,8 +92,8 @@ def open_engine(name: str, folder: Path, arguments: dict[str, Any], workers: int
         return LocalNetwork(world, states, ledger), method
     if name == "pool":
         return PoolNetwork(world, states, ledger, recipe, workers), method
-    from visard.engines.flower.simulation import SimulationLink
-    from visard.engines.remote import RemoteNetwork
+    from visard.deployment.flower.simulation import SimulationLink
+    from visard.deployment.remote import RemoteNetwork
 
     link = SimulationLink(world.clients, recipe, states.folder.absolute(), workers)
     return RemoteNetwork(world, states, ledger, link, "0" * 32), method

@@ -26,8 +26,8 @@ import psutil
 import torch
 
 from visard.evaluation import Limits, stream_roc
-from visard.evaluation.inputs import unit_rows
-from visard.evaluation.sweep import one_thread_each
+from visard.evaluation.arrays import unit_rows
+from visard.evaluation.bins import one_thread_each
 
 FAR = (1e-1, 1e-2, 1e-3, 1e-4)
 PICTURES = 20  # of each person, in each set

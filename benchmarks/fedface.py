@@ -27,14 +27,13 @@ from visard import models
 from visard.data.augment import to_float
 from visard.data.faces import ClientData, FaceSet, FaceSetWriter, FaceView
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.cohort import PICTURES
+from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.network import EngineNetwork
+from visard.engines.network import PICTURES, EngineNetwork
 from visard.engines.world import World
+from visard.learning.positive import OneStep, squared_hinge
 from visard.methods.fedface import FedFace, Server
 from visard.numerics import Numerics
-from visard.ops.positive import OneStep, squared_hinge
-from visard.privacy.ledger import Ledger
 
 SIZE = 64
 EACH = 7  # pictures of a person

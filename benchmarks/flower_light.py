@@ -20,7 +20,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from visard.engines.flower import require
+from visard.deployment.flower import require
 
 require()
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.func import functional_call
 
 from visard import models
-from visard.heads import build_head
+from visard.learning.heads import build_head
+from visard.learning.meta import Order, meta_step
+from visard.learning.objective import still_statistics
 from visard.numerics import Numerics
-from visard.ops.drift import still_statistics
-from visard.ops.meta import Order, meta_step
 
 Batch = tuple[Tensor, Tensor]
 ALPHA, BETA, DELTA = 0.01, 1e-4, 1e-3

@@ -18,8 +18,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from visard.evaluation.galleries import search_galleries
-from visard.evaluation.ijb import pool, template_scores, verify_templates
+from visard.evaluation.ijb import pool, search_galleries, template_scores, verify_templates
 
 FEATURES, TEMPLATES, MEDIA = 469_375, 23_124, 3
 GENUINE, IMPOSTORS = 19_557, 15_638_932

@@ -22,7 +22,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from visard.ops.mining import COLUMNS, ROWS, closest
+from visard.methods.fedfr_joint_client import COLUMNS, ROWS, closest
 
 SLACK = 64e6  # bytes for one block and what a maximum needs
 

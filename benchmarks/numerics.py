@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 
 from visard import models
-from visard.heads import build_head
+from visard.learning.heads import build_head
 from visard.numerics import Numerics, fast_bf16
 
 

@@ -30,8 +30,8 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from visard.data.augment import to_float
 from visard.data.faces import FaceSet
-from visard.data.synthetic import SyntheticSpec, make, render_rows
-from visard.heads import CosFace
+from visard.data.synthetic.sets import SyntheticSpec, make, render_rows
+from visard.learning.heads import CosFace
 from visard.models import build
 
 Floats = NDArray[np.float32]

@@ -15,11 +15,10 @@ from visard.core import PUBLIC
 from visard.data.augment import augment, to_float
 from visard.data.faces import ClientData, FaceSet
 from visard.data.partition import PartitionSettings, partition
-from visard.engines.seeds import generator
-from visard.engines.world import World
+from visard.engines.world import World, generator
+from visard.learning.train import batches
 from visard.methods.fedfr_joint import FedFRJoint
 from visard.numerics import Numerics
-from visard.ops.training import batches
 
 
 def joint_world(folder: Path, clients: int = 3, seed: int = 0) -> World:

@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import visard
 from tests.e2e.smoke import smoke
 from tests.engines.deployed import Deployment
-
-import visard
 from visard.methods import METHODS
 
 DEPLOYED = "fedavg"

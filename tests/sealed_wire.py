@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.vectors import VectorData
 from visard.core import BoundStep, Client, Replies, Setup
 from visard.data.augment import Augment
-from visard.data.vectors import VectorData
-from visard.engines.check import refusal
 from visard.engines.codec import decode, encode
+from visard.engines.network import refusal
+from visard.learning.mmd import Compare
+from visard.learning.train import HeadSettings, Training
 from visard.methods.encrypted_mmd import EncryptedMMD, Server
 from visard.numerics import Numerics
-from visard.ops.compare import Compare
-from visard.ops.training import HeadSettings, Training
 
 BITS = 512
 

@@ -17,11 +17,11 @@ from visard.core import Client, Leaves, Method, Network, Setup, Stage, Weights, 
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import PartitionSettings, partition
 from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World
 from visard.errors import Told, VisardError
 from visard.numerics import Numerics
-from visard.privacy.ledger import Ledger
 
 SIZE = 32
 

@@ -12,15 +12,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["FaceModel", "Run", "VisardError", "embed", "evaluate", "load_model", "resume", "run"]
+
+__all__ = ["FaceModel", "Run", "VisardError", "__version__", "embed", "evaluate", "load_model", "resume", "run"]
 
 if TYPE_CHECKING:
-    from visard.api import FaceModel, embed, evaluate, load_model
     from visard.errors import VisardError
-    from visard.runs import Run, resume, run
+    from visard.inference.model import FaceModel, embed, evaluate, load_model
+    from visard.runs.run import Run, resume, run
 
-_HOMES = {"FaceModel": "api", "embed": "api", "evaluate": "api", "load_model": "api", "VisardError": "errors",
-          "Run": "runs", "resume": "runs", "run": "runs"}  # fmt: skip
+_HOMES = {
+    "FaceModel": "inference.model",
+    "Run": "runs.run",
+    "VisardError": "errors",
+    "embed": "inference.model",
+    "evaluate": "inference.model",
+    "load_model": "inference.model",
+    "resume": "runs.run",
+    "run": "runs.run",
+}
 
 
 def __getattr__(name: str) -> Any:

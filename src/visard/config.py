@@ -16,27 +16,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from visard import methods
 from visard.core import Method
-from visard.core.tuning import Tuning
+from visard.data.catalog import DataSettings
 from visard.data.partition import PartitionSettings
-from visard.errors import UsageError
-from visard.names import did_you_mean
+from visard.errors import UsageError, did_you_mean
+from visard.methods.scoring import Tuning
 from visard.numerics import Numerics
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataSettings(Section):
-    """`[data]`: the faces of a run."""
-
-    source: str = "synthetic"  # or sensors, or the folder of a set, or its name in the data folder
-    # of the synthetic faces; of sensors: classes, rows of each class and user, numbers in a row, users
-    identities: int = Field(default=200, ge=1)
-    images_per_identity: int = Field(default=20, ge=1)
-    size: int = Field(default=64, ge=32, le=112)
-    domains: tuple[str, ...] = ("north",)
-    seed: int = 0
 
 
 class ModelSettings(Section):

@@ -1,5 +1,10 @@
 """Errors that end as one clear line for the user, never as a traceback."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class VisardError(Exception):
     """Something failed while working: one line that says what and where. Exit code 1."""
@@ -22,3 +27,15 @@ class Told(VisardError):
 
 class Interrupted(VisardError):
     """Somebody pressed Ctrl-C; what was done is safe on disk. Exit code 1."""
+
+
+# ----------
+# Help for people who mistype.
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` (did you mean 'x'?)`, or the known names if nothing is close and they are few."""
+    known = sorted(known)
+    if close := difflib.get_close_matches(name, known, n=1, cutoff=0.6):
+        return f" (did you mean {close[0]!r}?)"
+    return f" (known: {', '.join(known)})" if 0 < len(known) <= 20 else ""

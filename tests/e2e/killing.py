@@ -18,7 +18,7 @@ import torch
 from tests.e2e.smoke import smoke
 
 import visard
-from visard.runs import make_network  # noqa: F401  (everything is imported before the first fork)
+from visard.runs.run import make_network  # noqa: F401  (everything is imported before the first fork)
 
 # three of four clients a round: packs of client states die slowly and are compacted on the way
 PARTIAL = ["partition.clients=4", "method.participation=0.75"]

@@ -10,7 +10,7 @@ from tests.e2e.smoke import smoke
 from tests.e2e.test_methods import assert_same_results
 
 import visard
-from visard.report.events import read_events
+from visard.report.run_folder import read_events
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 from tests.e2e.smoke import SMOKE
 
-from visard.bench.execute import execute
-from visard.bench.jobs import jobs_of
-from visard.bench.plan import Plan, Row
 from visard.cli import main
+from visard.studies.execute import execute, jobs_of
+from visard.studies.plan import Plan, Row
 
 TINY = [*(s for s in SMOKE if not s.startswith("evaluation.every")), "evaluation.bootstrap=0"]
 

@@ -10,11 +10,11 @@ from tests.e2e.smoke import smoke
 from tests.toys import noise_faces
 
 import visard
-from visard.bench import fedface as bench
-from visard.bench.plan import SCALES, check
 from visard.config import load
 from visard.data.partition import partition
-from visard.report.events import read_events, rounds
+from visard.report.run_folder import read_events, rounds
+from visard.studies import fedface as bench
+from visard.studies.plan import SCALES, check
 
 LOGGED = [f"{which} class cosine {when} spread-out" for which in ("Mean", "Largest") for when in ("before", "after")]
 

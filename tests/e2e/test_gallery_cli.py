@@ -207,8 +207,8 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], int, str]] = {
 @pytest.fixture(scope="module")
 def gallery(desk: Path) -> Path:
     """A gallery of the photos, made once."""
-    from visard.api import load_model
-    from visard.enrolment import enrol_folder
+    from visard.inference.gallery import enrol_folder
+    from visard.inference.model import load_model
 
     path = desk / "g.gallery"
     enrol_folder(desk / "photos", load_model(desk / "m.safetensors"))[0].save(path)

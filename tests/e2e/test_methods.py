@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 from tests.e2e.smoke import smoke
@@ -14,7 +13,8 @@ import visard
 from visard.config import load, presets
 from visard.core import declared_kinds
 from visard.methods import METHODS
-from visard.report.events import read_events
+from visard.methods.scoring import steps_of
+from visard.report.run_folder import read_events
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods"
 
@@ -62,7 +62,7 @@ def test_a_run_leaves_everything_behind(finished: dict[str, visard.Run], name: s
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_complete(name: str) -> None:
     method = METHODS[name]
-    kinds = {k for s in method.steps().values() for k in declared_kinds(get_type_hints(s.function)["return"]).values()}
+    kinds = {k for step in steps_of(method).values() for k in declared_kinds(step.types[1]).values()}
     assert kinds <= method.leaves
     assert method.title
     assert name in presets(), "a preset"

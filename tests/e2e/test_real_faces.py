@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import visard
-from visard.api import open_data
 from visard.data.importing import import_faces
 from visard.evaluation.verification import verify_all
+from visard.inference.model import open_data
 
 
 @pytest.mark.shared

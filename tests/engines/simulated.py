@@ -27,11 +27,11 @@ def toy(folder: Path) -> None:
     """Three rounds with two bad clients; writes the sum and the problems of the last round to `toy.json`."""
     from tests.toys import Toy, toy_world
 
+    from visard.deployment.flower.simulation import SimulationLink
+    from visard.deployment.remote import RemoteNetwork
     from visard.engines.checkpoint import Checkpoint
-    from visard.engines.flower.simulation import SimulationLink
+    from visard.engines.ledger import Ledger
     from visard.engines.pool import Recipe
-    from visard.engines.remote import RemoteNetwork
-    from visard.privacy.ledger import Ledger
 
     world = toy_world(folder, 5)
     states = Checkpoint(folder / "flower", "toy")

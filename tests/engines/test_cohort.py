@@ -17,18 +17,15 @@ from visard.core import BoundStep, ClientId
 from visard.data.faces import FaceSet
 from visard.data.partition import PartitionSettings, partition
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.cohort import cohorts
+from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.network import EngineNetwork, Outcome
-from visard.engines.perform import Place
+from visard.engines.network import EngineNetwork, Outcome, cohorts
 from visard.engines.pool import PoolNetwork, Recipe
-from visard.engines.world import World
+from visard.engines.world import Place, World
 from visard.errors import UsageError, VisardError
+from visard.learning.positive import OneStep, SpreadOut
 from visard.methods.fedface import Down, FedFace, Server
 from visard.numerics import Numerics
-from visard.ops.positive import OneStep
-from visard.ops.spreadout import SpreadOut
-from visard.privacy.ledger import Ledger
 
 TRAINING = OneStep(lr=0.3, weight_decay=0.01, momentum=0.9)
 FEDFACE = FedFace(rounds=4, training=TRAINING, spread=SpreadOut(weight=1.0, margin=0.9))
@@ -43,7 +40,7 @@ def phones(folder: str, people: int = 14) -> World:
     )
     federation = partition(faces, settings, 0).federation(faces)
     assert federation.public is not None
-    from visard.runs import _parties
+    from visard.engines.build import _parties
 
     world = World(
         seed=0, clients=_parties(federation), training=tuple(federation.training), benchmarks={},
@@ -89,7 +86,7 @@ def assert_close(a: Server, b: Server) -> None:
 @pytest.fixture
 def small_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several cohorts of a few clients, so that their average matters."""
-    monkeypatch.setattr("visard.engines.cohort.cohorts.__defaults__", (15,))
+    monkeypatch.setattr("visard.engines.network.cohorts.__defaults__", (15,))
 
 
 @pytest.mark.usefixtures("small_cohorts")

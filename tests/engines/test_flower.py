@@ -40,14 +40,14 @@ from tests.toys import Toy, ToyServer, toy_engine, toy_world
 
 import visard
 from visard.cli import main
+from visard.deployment.flower.client import Fleet, Refused
+from visard.deployment.flower.driver import DeploymentLink
+from visard.deployment.keys import NodeKeys, make_keys
+from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.flower.driver import DeploymentLink
-from visard.engines.flower.fleet import Fleet, Refused
-from visard.engines.keys import NodeKeys, make_keys
+from visard.engines.ledger import Ledger
 from visard.engines.loop import Silent
-from visard.engines.remote import RemoteNetwork
 from visard.errors import VisardError
-from visard.privacy.ledger import Ledger
 
 pytestmark = [
     pytest.mark.flower,

@@ -20,16 +20,15 @@ if find_spec("flwr") is None:
 
 from flwr.app import Message
 
-from visard.engines.flower import driver, fetching, simulation
-from visard.engines.flower.door import MOST, fleet_only
-from visard.engines.flower.fleet import Fleet, clocks
-from visard.engines.flower.messages import parts, record
-from visard.engines.flower.superlink import serve
-from visard.engines.keys import ServerKeys, make_keys
+from visard.deployment.flower import driver, simulation
+from visard.deployment.flower import driver as fetching
+from visard.deployment.flower.client import Fleet, clocks
+from visard.deployment.flower.link import parts, record
+from visard.deployment.flower.server import MOST, fleet_only, serve
+from visard.deployment.keys import Roles, ServerKeys, make_keys, tell_nodes
+from visard.deployment.remote import Link, Reply
+from visard.deployment.wire import Answer, Request, pack, unpack
 from visard.engines.pool import Recipe
-from visard.engines.remote import Link, Reply
-from visard.engines.roles import Roles, tell_nodes
-from visard.engines.wire import Answer, Request, pack, unpack
 from visard.errors import UsageError
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
@@ -270,7 +269,7 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    monkeypatch.setattr("visard.engines.flower.fleet.PullMessagesRequest", lambda **_: None)
+    monkeypatch.setattr("visard.deployment.flower.client.PullMessagesRequest", lambda **_: None)
 
 
 @pytest.mark.usefixtures("identified")

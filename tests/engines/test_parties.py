@@ -16,14 +16,14 @@ from tests.toys import noise_faces
 
 import visard
 from visard.config import load
-from visard.core import Scores
+from visard.deployment.join import world_of_party
+from visard.deployment.party import OwnStates, Party
+from visard.deployment.remote import PartyLink
+from visard.deployment.wire import Answer, Request, pack, unpack
 from visard.engines.codec import decode, encode
 from visard.engines.loop import Silent
-from visard.engines.party import OwnStates, Party
-from visard.engines.remote import PartyLink
-from visard.engines.wire import Answer, Request, pack, unpack
 from visard.errors import UsageError, VisardError
-from visard.parties import world_of_party
+from visard.methods.scoring import Scores
 
 HOUSES = ("house-1", "house-2")
 
@@ -79,7 +79,7 @@ def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
             )
             for role in HOUSES
         }
-        monkeypatch.setattr("visard.runs.connect", lambda *_: link(at, forge))
+        monkeypatch.setattr("visard.runs.run.connect", lambda *_: link(at, forge))
         sets = [*mine, *own, "engine.server=x", f"data.source={homes / 'public'}", "evaluation.every=0", *more]
         heard = Heard()
         visard.run(method, out=tmp_path / "run", overrides=sets, watcher=heard)

@@ -11,11 +11,9 @@ import torch
 from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.line import Line, Pace
-from visard.engines.pool import AGAIN, DIED, LATE, PoolNetwork, Recipe
-from visard.engines.tasks import Task, pack_tasks
+from visard.engines.ledger import Ledger
+from visard.engines.pool import AGAIN, DIED, LATE, Line, Pace, PoolNetwork, Recipe, Task, pack_tasks
 from visard.errors import VisardError
-from visard.privacy.ledger import Ledger
 
 CLIENTS = 5
 

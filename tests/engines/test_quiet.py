@@ -16,7 +16,7 @@ if find_spec("flwr") is None:
 from tests.engines.deployed import ROOT, VISARD, Deployment
 from tests.toys import toy_world
 
-from visard.engines.flower import SILENCE
+from visard.deployment.flower import SILENCE
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
 
@@ -44,7 +44,7 @@ def test_the_watch_sees_what_flower_does_when_left_alone(tmp_path: Path) -> None
 
 def test_visard_switches_it_off_before_flower_is_imported(tmp_path: Path) -> None:
     code = (
-        "import os, visard.engines.flower\n"
+        "import os, visard.deployment.flower\n"
         "from flwr.supercore.telemetry import FLWR_TELEMETRY_ENABLED, EventType, event\n"
         "event(EventType.PING).result()\n"
         "assert FLWR_TELEMETRY_ENABLED == '0'\n"

@@ -13,13 +13,13 @@ import pytest
 import torch
 from tests.toys import Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
 
+from visard.deployment.party import OwnStates, Party
+from visard.deployment.remote import Link, RemoteNetwork, Reply
+from visard.deployment.wire import Answer, Request, WireError, check_names, pack, step_of, unpack
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import encode
-from visard.engines.party import OwnStates, Party
-from visard.engines.remote import Link, RemoteNetwork, Reply
-from visard.engines.wire import Answer, Request, WireError, check_names, pack, step_of, unpack
+from visard.engines.ledger import Ledger
 from visard.errors import VisardError
-from visard.privacy.ledger import Ledger
 
 CLIENTS = ("client-000", "client-001", "client-002")
 RUN = "ab" * 16
@@ -279,7 +279,7 @@ def test_a_reply_that_cannot_even_be_read_is_refused(tmp_path: Path, monkeypatch
         raise NotImplementedError("a bug in the codec")
 
     net = network(tmp_path, DictLink(parties(tmp_path)), min_replies=0.0)
-    monkeypatch.setattr("visard.engines.remote.decode", broken)
+    monkeypatch.setattr("visard.deployment.remote.decode", broken)
     with pytest.raises(VisardError, match="0 good replies of 3"):
         rounds(net, Toy(), 0, 1)
     assert [p["reason"] for p in net.traffic.problems] == ["reply refused: it cannot be read (NotImplementedError)"] * 3

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from visard.engines.turns import wait_in_turn
+from visard.engines.pool import wait_in_turn
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such policy")
 

@@ -6,14 +6,14 @@ import json
 import sys
 from pathlib import Path
 
-from visard.engines.flower import require
+from visard.deployment.flower import require
 
 require()
 
 from visard.cli.deploy import take_part  # noqa: E402
-from visard.engines import node  # noqa: E402
+from visard.deployment import node  # noqa: E402
+from visard.deployment.wire import Request, unpack  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
-from visard.engines.wire import Request, unpack  # noqa: E402
 
 
 class Forger(node.Front):

@@ -14,22 +14,20 @@ from tests.golden.test_fedfr_da_golden import HEAD, LR, TRAINING, domain_world, 
 from tests.toys import toy_engine, toy_network
 from torch import Tensor, nn
 
+from visard.clustering.cluster import Clustering
 from visard.core import Leaves
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
 from visard.engines.world import World, pooled
 from visard.errors import UsageError
-from visard.methods.adapting import Adapting
-from visard.methods.dan import DAN, bandwidths
-from visard.methods.dann import DANN
+from visard.learning.mmd import mmd2
+from visard.learning.objective import Critic, domain_loss, reverse, strength_at
+from visard.learning.train import Training, train
+from visard.methods.baselines import TargetOnly
+from visard.methods.domain_adaptation import DAN, DANN, Adapting, bandwidths
 from visard.methods.finetune import FineTune
-from visard.methods.target_only import TargetOnly
-from visard.ops.cluster import Clustering
-from visard.ops.mmd import mmd2
-from visard.ops.reversal import Critic, domain_loss, reverse, strength_at
-from visard.ops.training import Training, train
-from visard.report.events import read_events
-from visard.runs import run
+from visard.report.run_folder import read_events
+from visard.runs.run import run
 
 
 def test_reversal_is_minus_strength() -> None:

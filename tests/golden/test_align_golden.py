@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from visard.data.align import similarity, template
+from visard.data.pictures import similarity, template
 
 Array = npt.NDArray[np.float64]
 

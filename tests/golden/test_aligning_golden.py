@@ -20,15 +20,15 @@ from visard.crypto.exchange import take_packed
 from visard.crypto.session import Session
 from visard.data.augment import augment, to_float
 from visard.engines.local import LocalNetwork
-from visard.engines.seeds import derive, generator
+from visard.engines.world import derive, generator
 from visard.errors import UsageError, VisardError
-from visard.methods.domains import SOURCE
-from visard.methods.encrypted.align_settings import Align
-from visard.methods.encrypted.messages import Draw, Look
-from visard.methods.fedfr_da_messages import Down, Server
-from visard.ops import mmd
-from visard.ops.mmd import Polynomial
-from visard.ops.training import batches
+from visard.learning import mmd
+from visard.learning.mmd import Polynomial
+from visard.learning.train import batches
+from visard.methods.domain_adaptation import SOURCE
+from visard.methods.encrypted_alignment import Align
+from visard.methods.encrypted_mmd_party import Draw, Look
+from visard.methods.fedfr_da import Down, Server
 
 LR, WEIGHT = 0.05, 3.0
 ALIGN = Align(WEIGHT, length=4, batch_size=12, min_batch=4, key_bits=512, insecure_keys=True)

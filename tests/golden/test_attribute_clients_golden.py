@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from visard.data.attributes import expressions, matching
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import Manifest, PartitionSettings, partition
-from visard.data.synthetic import ATTRIBUTES
+from visard.data.partition_kinds import expressions, matching
+from visard.data.synthetic.sets import ATTRIBUTES
 from visard.errors import UsageError
 
 Hand = dict[str, bool]

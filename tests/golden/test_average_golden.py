@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from visard.errors import VisardError
-from visard.ops.average import RunningMean, kept_local, weighted_mean, without
+from visard.learning.average import RunningMean, kept_local, weighted_mean, without
 
 
 def test_literal_numbers() -> None:

@@ -14,17 +14,14 @@ from visard.core import Client
 from visard.data.augment import Augment
 from visard.data.faces import ClientData, FaceView
 from visard.data.partition import PartitionSettings, partition
-from visard.data.readings import Readings, write_readings
-from visard.data.sensors import draw
-from visard.methods.central_mmd import CentralMMD
-from visard.methods.encrypted.messages import Begin
-from visard.methods.encrypted.pool import SOURCES, party
+from visard.data.sensors import Readings, draw, write_readings
+from visard.learning.mmd import Compare, median_alpha
+from visard.learning.train import HeadSettings, Training, weights_of
+from visard.methods.central_mmd import SOURCES, CentralMMD, party
+from visard.methods.encrypted_mmd_party import Begin
+from visard.methods.mmd_learner import Learner
 from visard.models import build
 from visard.numerics import Numerics
-from visard.ops.alignment import Learner
-from visard.ops.compare import Compare
-from visard.ops.mmd import median_alpha
-from visard.ops.training import HeadSettings, Training, weights_of
 
 USERS = ("a", "b", "c")
 LR, LAMBDA = 0.1, 0.7

@@ -14,12 +14,13 @@ from torch import Tensor
 
 pytest.importorskip("tenseal", reason="needs the extra ckks")
 
-from visard.crypto import ckks, residues
+from visard.crypto import ckks
+from visard.crypto import ckks as residues
 from visard.crypto.ckks import PrivateKey, PublicKey
+from visard.crypto.moments import moments
 from visard.crypto.packed_ckks import PackedCkks
-from visard.ops import mmd
-from visard.ops.mmd import Polynomial, taylor
-from visard.ops.moments import moments
+from visard.learning import mmd
+from visard.learning.mmd import Polynomial, taylor
 
 KERNELS = [taylor(0.8, 1), taylor(0.8, 2), Polynomial((0.97, -0.7, 0.16))]
 TOLERANCE = 2.0**-24

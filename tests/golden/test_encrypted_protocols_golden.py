@@ -15,12 +15,12 @@ from torch import Tensor
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
 from visard.crypto.forward import Forward
+from visard.crypto.moments import moments
 from visard.crypto.packed import Packed
 from visard.crypto.paillier import PrivateKey, generate
 from visard.errors import VisardError
-from visard.ops import mmd
-from visard.ops.mmd import Polynomial, taylor
-from visard.ops.moments import moments
+from visard.learning import mmd
+from visard.learning.mmd import Polynomial, taylor
 
 BITS = 512
 KERNELS = [taylor(0.8, 1), taylor(0.8, 2), Polynomial((0.97, -0.7, 0.16))]

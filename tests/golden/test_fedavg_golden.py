@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from visard.core import Client
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
-from visard.engines.perform import Place, perform
-from visard.engines.seeds import derive, generator
+from visard.engines.world import Place, derive, generator, perform
+from visard.learning.average import sample_clients
+from visard.learning.train import HeadSettings, Training, batches
 from visard.methods.averaging import Down, Server
 from visard.methods.fedavg import FedAvg
-from visard.ops.sampling import sample_clients
-from visard.ops.training import HeadSettings, Training, batches
 
 TRAINING = Training(lr=0.05, batch_size=4, clip=0.0, augment=Augment(flip=True), weight_decay=0.01)
 

@@ -14,13 +14,22 @@ from torch import Tensor, nn
 from visard.core import Client
 from visard.data.augment import Augment, to_float
 from visard.engines.local import LocalNetwork
-from visard.engines.perform import Place, enter, perform
-from visard.engines.world import World
-from visard.heads import build_head
+from visard.engines.world import Place, World, enter, perform
+from visard.learning.features import class_means
+from visard.learning.heads import build_head
+from visard.learning.positive import (
+    OneStep,
+    Positive,
+    SpreadOut,
+    distance,
+    gradient,
+    off_diagonal,
+    regulariser,
+    spread_out,
+    squared_hinge,
+    variance,
+)
 from visard.methods.fedface import Down, FedFace, Server
-from visard.ops.features import class_means
-from visard.ops.positive import OneStep, Positive, squared_hinge, variance
-from visard.ops.spreadout import SpreadOut, distance, gradient, off_diagonal, regulariser, spread_out
 
 STILL = OneStep(lr=0.2, augment=Augment(flip=False))
 
@@ -116,7 +125,7 @@ def test_the_blocks_of_many_classes_give_the_same_as_one_block(monkeypatch: pyte
         how = SpreadOut(pairs=pairs, margin=0.9)  # type: ignore[arg-type]
         whole = gradient(W, how), regulariser(W, how), off_diagonal(W)
         with monkeypatch.context() as patch:
-            patch.setattr("visard.ops.spreadout.BLOCK", 16)
+            patch.setattr("visard.learning.positive.BLOCK", 16)
             torch.testing.assert_close(gradient(W, how), whole[0])
             torch.testing.assert_close(regulariser(W, how), whole[1])
             assert off_diagonal(W) == pytest.approx(whole[2])

@@ -13,24 +13,21 @@ from tests.property.test_finch_property import literal_cfinch
 from tests.toys import noise_faces, toy_engine, toy_network
 from torch import Tensor, nn
 
+from visard.clustering.cluster import Clustering
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet
 from visard.data.partition import PartitionSettings, partition
+from visard.deployment.join import refuse_oracle
 from visard.engines.local import LocalNetwork
-from visard.engines.seeds import derive, generator
-from visard.engines.world import World
+from visard.engines.world import World, derive, generator
 from visard.errors import UsageError, VisardError
-from visard.methods.dan import DAN
-from visard.methods.dann import DANN
-from visard.methods.domains import SOURCE
+from visard.learning.train import HeadSettings, Training, batches, train
+from visard.methods.domain_adaptation import DAN, DANN, SOURCE
 from visard.methods.fedfr_da import Down, FedFRDA, Server
 from visard.methods.finetune import FineTune
 from visard.numerics import Numerics
-from visard.ops.cluster import Clustering
-from visard.ops.training import HeadSettings, Training, batches, train
-from visard.parties import refuse_oracle
-from visard.report.events import read_events
-from visard.runs import run
+from visard.report.run_folder import read_events
+from visard.runs.run import run
 
 LAMBDA, E, LR, MOMENTUM, DECAY = 0.7, 5, 0.05, 0.9, 0.01
 TRAINING = Training(

@@ -24,14 +24,19 @@ from torch import Tensor
 from visard.core import Weights
 from visard.data.augment import Augment
 from visard.engines.local import LocalNetwork
-from visard.heads import SphereFace2, balanced_bias, spread
+from visard.learning.heads import SphereFace2, balanced_bias, spread
+from visard.learning.objective import ContrastSettings, model_contrastive
+from visard.learning.train import HeadSettings
 from visard.methods.fedfr_joint import FedFRJoint, Server
-from visard.ops.contrastive import ContrastSettings, model_contrastive
-from visard.ops.decoupled import Branch, BranchSettings
-from visard.ops.joint import JointHead, JointTraining
-from visard.ops.mining import closest, hard_negatives
-from visard.ops.public import PublicSettings
-from visard.ops.training import HeadSettings
+from visard.methods.fedfr_joint_client import (
+    Branch,
+    BranchSettings,
+    JointHead,
+    JointTraining,
+    PublicSettings,
+    closest,
+    hard_negatives,
+)
 
 TRAINING = JointTraining(lr=0.05, batch_size=4, amount=2, clip=0.0, augment=Augment(flip=True), schedule="constant")
 METHOD = FedFRJoint(

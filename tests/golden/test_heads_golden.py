@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visard.heads import ArcFace, CosFace, Head, Softmax, SphereFace2, balanced_bias, build_head
+from visard.learning.heads import ArcFace, CosFace, Head, Softmax, SphereFace2, balanced_bias, build_head
 
 B, K, D = 7, 5, 6
 M = 0.5

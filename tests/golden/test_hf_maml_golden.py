@@ -14,16 +14,15 @@ from torch import Tensor, nn
 
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
-from visard.engines.perform import Place, perform
-from visard.engines.seeds import derive, generator
+from visard.engines.world import Place, derive, generator, perform
 from visard.errors import UsageError
-from visard.heads import CosFace
+from visard.learning.heads import CosFace
+from visard.learning.meta import MetaTrained, MetaTraining, Order, meta_step, meta_train, three_batches
+from visard.learning.objective import Drift, still_statistics
+from visard.learning.train import HeadSettings
 from visard.methods.averaging import Down, Server
 from visard.methods.hf_maml import HFMaml
 from visard.numerics import Numerics
-from visard.ops.drift import Drift, still_statistics
-from visard.ops.meta import MetaTrained, MetaTraining, Order, meta_step, meta_train, three_batches
-from visard.ops.training import HeadSettings
 
 ALPHA, BETA = 0.3, 0.2
 Quadratic = tuple[Tensor, Tensor]

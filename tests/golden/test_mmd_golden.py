@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from visard.crypto import moments
+from visard.crypto.forward import expand
 from visard.errors import UsageError, VisardError
-from visard.ops import mmd, moments
-from visard.ops.mmd import Polynomial, fit_quadratic, mmd2, taylor
-from visard.ops.monomials import expand
+from visard.learning import mmd
+from visard.learning.mmd import Polynomial, fit_quadratic, mmd2, taylor
 
 TWO = torch.float64
 

@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from visard.evaluation import scores as scores_module
-from visard.evaluation.galleries import search_galleries, search_legacy
-from visard.evaluation.ijb import pool, template_scores, verify_templates
-from visard.evaluation.lfw import lfw, squared_distances, ten_folds
-from visard.evaluation.rfw import by_group
+from visard.evaluation.benchmarks import by_group, lfw, squared_distances, ten_folds
+from visard.evaluation.ijb import pool, search_galleries, search_legacy, template_scores, verify_templates
 from visard.evaluation.scores import roc_of
 
 # ---------------------------------------------------------------- ten folds
@@ -313,7 +311,7 @@ def test_search_in_each_gallery(ties: bool) -> None:
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("cells", [1 << 22, 40])  # at once, and two probes at a time
 def test_legacy_rule(ties: bool, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visard.evaluation.galleries.CELLS", cells)
+    monkeypatch.setattr("visard.evaluation.ijb.CELLS", cells)
     pooled, galleries, probes = search_data(ties)
     fpir = (0.01, 0.05, 0.3)
     found = search_legacy(pooled, galleries, probes, fpir=fpir)

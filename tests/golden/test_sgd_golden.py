@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from visard.ops.sgd import Sgd
+from visard.learning.train import Sgd
 
 
 def network() -> nn.Sequential:

@@ -10,9 +10,9 @@ import torch
 from tests.toys import noise_faces, toy_network
 
 from visard.errors import UsageError, VisardError
-from visard.heads import build_head
+from visard.learning.heads import build_head
+from visard.learning.train import Trained, Training, batches, load_weights, train, weights_of
 from visard.numerics import Numerics
-from visard.ops.training import Trained, Training, batches, load_weights, train, weights_of
 
 
 def rows(n: int, **settings: object) -> list[list[int]]:

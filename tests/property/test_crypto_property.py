@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
-from visard.crypto.fixed_base import FixedBase
-from visard.crypto.fixed_point import FixedPoint
-from visard.crypto.multiexp import linear_maps
-from visard.crypto.packing import Slots
-from visard.crypto.paillier import PrivateKey, generate
+from visard.crypto.packed import FixedPoint, Slots, linear_maps
+from visard.crypto.paillier import FixedBase, PrivateKey, generate
 from visard.errors import VisardError
 
 small = st.integers(-(2**60), 2**60)

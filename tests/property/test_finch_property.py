@@ -11,9 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from visard.ops import neighbours
-from visard.ops.finch import by_appearance, cfinch, components, finch, means
-from visard.ops.neighbours import Metric, nearest
+from visard.clustering import finch as neighbours
+from visard.clustering.finch import Metric, by_appearance, cfinch, components, finch, means, nearest
 
 METRICS: tuple[Metric, ...] = ("euclidean", "chord", "cosine")
 

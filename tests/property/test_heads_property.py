@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from visard.heads import HEADS, build_head
+from visard.learning.heads import HEADS, build_head
 
 KINDS = sorted(HEADS)
 seeds = st.integers(0, 2**31 - 1)

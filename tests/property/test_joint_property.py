@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from visard.evaluation.grid import Grid
+from visard.evaluation.bins import Grid
 from visard.evaluation.personal import personal_roc
-from visard.ops.contrastive import model_contrastive
-from visard.ops.mining import closest, hard_negatives
+from visard.learning.objective import model_contrastive
+from visard.methods.fedfr_joint_client import closest, hard_negatives
 
 seeds = st.integers(0, 2**31)
 sizes = st.integers(1, 40)

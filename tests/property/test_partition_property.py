@@ -10,11 +10,15 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from visard.data.attributes import evaluate
 from visard.data.faces import FaceSet, FaceSetWriter
-from visard.data.manifest import Manifest
-from visard.data.partition import PartitionSettings, partition
-from visard.data.shares import deal_by_dirichlet, lognormal_counts, proportional_counts, split_by_identity
+from visard.data.partition import Manifest, PartitionSettings, partition
+from visard.data.partition_kinds import (
+    deal_by_dirichlet,
+    evaluate,
+    lognormal_counts,
+    proportional_counts,
+    split_by_identity,
+)
 from visard.errors import UsageError
 
 ROOT = Path(tempfile.mkdtemp(prefix="visard-partition-"))

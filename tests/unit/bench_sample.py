@@ -6,10 +6,9 @@ from pathlib import Path
 
 from fake_run import write_run
 
-from visard.bench.execute import Outcome
-from visard.bench.jobs import Job
-from visard.bench.plan import Column, Curves, Figure, Plan, Row, Table, check
-from visard.bench.results import Results, collect
+from visard.studies.execute import Job, Outcome
+from visard.studies.plan import Column, Curves, Figure, Plan, Row, Table, check
+from visard.studies.results import Results, collect
 
 EVIL = "<script>alert(1)</script> | **b**"
 AUC = Column("AUC", "generic.unseen.verification.auc")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from visard.report.events import EventLog
+from visard.report.run_folder import EventLog
 
 CONFIG = """\
 # visard run fedavg

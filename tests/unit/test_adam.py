@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from visard.ops.adam import Adam, new_optimiser
-from visard.ops.sgd import Sgd
+from visard.learning.train import Adam, Sgd, new_optimiser
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])

@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 from tests.unit.pictures import encode, pixels
 
-from visard.data import align
-from visard.data.align import Haar, load_landmarks, similarity, template, warp, warp_with_pillow
+from visard.data import pictures
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
+from visard.data.pictures import Haar, load_landmarks, similarity, template, warp, warp_with_pillow
 from visard.errors import UsageError, VisardError
 
 FACE = np.array([(90.0, 80.0), (140.0, 95.0), (105.0, 120.0), (80.0, 140.0), (120.0, 152.0)])
@@ -39,7 +39,7 @@ def test_spots_land_where_the_transform_says(use: object, size: int) -> None:
     out = use(spots(FACE), matrix, size)  # type: ignore[operator]
     assert out.shape == (size, size, 3)
     assert out.dtype == np.uint8
-    for point in align.move(FACE, matrix):
+    for point in pictures.move(FACE, matrix):
         assert np.abs(brightest(out, point) - point).max() < 0.35
 
 
@@ -225,23 +225,23 @@ def test_haar_needs_a_cascade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         UsageError, match="no Haar cascade that OpenCV can read|has no Haar cascades any more|needs OpenCV"
     ):
         Haar(tmp_path / "bad.xml")
-    monkeypatch.setattr(align, "cv2", None)
+    monkeypatch.setattr(pictures, "cv2", None)
     with pytest.raises(UsageError, match=r"install visard\[align\]"):
         Haar()
     matrix = similarity(FACE, template(112))
     assert np.array_equal(warp(spots(FACE), matrix, 112), warp_with_pillow(spots(FACE), matrix, 112))
-    assert align.warp_engine() == "pillow"
+    assert pictures.warp_engine() == "pillow"
 
 
 def test_a_found_box_becomes_a_square(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The geometry without OpenCV: a detector that always answers the same box."""
-    monkeypatch.setattr(align, "Haar", lambda cascade: lambda picture: (90.0, 40.0, 60.0, 60.0))
+    monkeypatch.setattr(pictures, "Haar", lambda cascade: lambda picture: (90.0, 40.0, 60.0, 60.0))
     put(tmp_path / "src" / "a" / "1.png", encode(half_dark(90, 40, 60)))
     square = FaceSet.open(
         import_faces("folder", tmp_path / "src", tmp_path / "set", size=60, align="haar").path
     ).images[0]
     assert np.array_equal(square, half_dark(90, 40, 60)[40:100, 90:150])
-    monkeypatch.setattr(align, "Haar", lambda cascade: lambda picture: (180.0, 130.0, 60.0, 60.0))  # over the edge
+    monkeypatch.setattr(pictures, "Haar", lambda cascade: lambda picture: (180.0, 130.0, 60.0, 60.0))  # over the edge
     edge = FaceSet.open(import_faces("folder", tmp_path / "src", tmp_path / "edge", size=60, align="haar").path).images[
         0
     ]

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from visard.bench import find, paper
-from visard.bench.encrypted_mmd import COSTS, PROTOCOLS
-from visard.bench.figures import curve_of, figure_of
-from visard.bench.jobs import jobs_of
-from visard.bench.plan import SCALES
 from visard.config import load
 from visard.methods.central_mmd import CentralMMD
 from visard.methods.encrypted_mmd import EncryptedMMD
-from visard.report.events import EventLog
+from visard.report.run_folder import EventLog
+from visard.studies import find, paper
+from visard.studies.encrypted_mmd import COSTS, PROTOCOLS
+from visard.studies.execute import jobs_of
+from visard.studies.lookup import curve_of, figure_of
+from visard.studies.plan import SCALES
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -10,18 +10,17 @@ from typing import Any
 
 import pytest
 
-from visard.bench.execute import Outcome, execute
-from visard.bench.jobs import Job, jobs_of
-from visard.bench.plan import Plan, Row
-from visard.cli.many import Bars
+from visard.cli.bench import Bars
 from visard.config import load
 from visard.errors import Interrupted, UsageError, VisardError
+from visard.studies.execute import Job, Outcome, execute, jobs_of
+from visard.studies.plan import Plan, Row
 
 PLAN = Plan("t", (Row("tuned", "fedavg", ("model.weights={base}/model.safetensors",)), Row("base", "fedavg")))
 
 
 class Runs:
-    """Stands in for `visard.runs.run`: writes what the bench looks at, and notes how it was called."""
+    """Stands in for `visard.runs.run.run`: writes what the bench looks at, and notes how it was called."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, bool, bool]] = []
@@ -46,7 +45,7 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     fake = Runs()
-    monkeypatch.setattr("visard.runs.run", fake)
+    monkeypatch.setattr("visard.runs.run.run", fake)
     return fake
 
 

@@ -9,18 +9,17 @@ import numpy as np
 import pytest
 from tests.unit.test_rfw import rfw as rfw_folder
 
-from visard.api import embed, evaluate, load_model
-from visard.bench import find, paper
-from visard.bench.fedfr_da import f_score
-from visard.bench.figures import NoFigure, figure_of
-from visard.bench.jobs import jobs_of
-from visard.bench.plan import SCALES
-from visard.bench.rfw import columns
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
+from visard.inference.model import embed, evaluate, load_model
 from visard.methods.fedfr_da import FedFRDA
 from visard.models import build, save_model
-from visard.report.events import EventLog
+from visard.report.run_folder import EventLog
+from visard.studies import find, paper
+from visard.studies.execute import jobs_of
+from visard.studies.fedfr_da import f_score, rfw_columns
+from visard.studies.lookup import NoFigure, figure_of
+from visard.studies.plan import SCALES
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -83,7 +82,7 @@ def test_rfw_is_the_test_of_the_papers_scale(tmp_path: Path, monkeypatch: pytest
     run.mkdir()
     spec = {"model": "tiny", "embedding": "16", "size": "112"}
     save_model(run / "model.safetensors", build("tiny", embedding=16, size=112).state_dict(), spec)
-    column = {c.title: c for c in columns("target", "African")}
+    column = {c.title: c for c in rfw_columns("target", "African")}
     with pytest.raises(NoFigure, match=r"no face set 'rfw'.*visard data import rfw"):
         figure_of(column["target accuracy"], run)
     faces = FaceSet.open(import_faces("rfw", rfw_folder(tmp_path / "RFW"), tmp_path / "data" / "rfw").path)
@@ -99,7 +98,7 @@ def test_rfw_is_the_test_of_the_papers_scale(tmp_path: Path, monkeypatch: pytest
     (run / "model.safetensors").unlink()
     assert figure_of(column["target rank-1"], run) == np.mean(right)
     with pytest.raises(NoFigure, match="no domain Indian"):
-        figure_of(columns("source", "Indian")[0], run)
+        figure_of(rfw_columns("source", "Indian")[0], run)
 
 
 def test_the_papers_figures_are_those_of_its_tables() -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from visard.bench.hf_maml import PARTITIONS, plan
-from visard.bench.plan import SCALES, Scale
 from visard.config import load
+from visard.studies.hf_maml import PARTITIONS, plan
+from visard.studies.plan import SCALES, Scale
 
 
 def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:

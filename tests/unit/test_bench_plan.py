@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from visard import bench
-from visard.bench.figures import NoFigure, curve_of, digest, figure_of, look_up
-from visard.bench.plan import SCALES, Column, Curves, Figure, Plan, Row, Table, check, in_order
-from visard.bench.statistics import paired, spread
+from visard import studies
 from visard.config import load, presets
 from visard.errors import UsageError
-from visard.report.events import EventLog
+from visard.report.run_folder import EventLog
+from visard.studies.lookup import NoFigure, curve_of, digest, figure_of, look_up, paired, spread
+from visard.studies.plan import SCALES, Column, Curves, Figure, Plan, Row, Table, check, in_order
 
 METRICS: dict[str, Any] = {
     "generic": {
@@ -187,11 +186,11 @@ def test_a_plan_that_cannot_work_is_refused(plan: Callable[[], Plan], says: str)
 
 
 @pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", bench.BENCHES)
+@pytest.mark.parametrize("name", studies.BENCHES)
 def test_every_bench_has_a_plan_for_every_scale(name: str, scale: str) -> None:
-    plan = bench.find(name, scale)
+    plan = studies.find(name, scale)
     assert plan.tables or plan.figures
-    assert bench.titles()[name]
+    assert studies.titles()[name]
     known = presets()
     for row in plan.rows:
         assert row.preset in known, f"{row.name}: no preset {row.preset}"
@@ -204,6 +203,6 @@ def test_every_bench_has_a_plan_for_every_scale(name: str, scale: str) -> None:
 
 def test_unknown_bench_and_scale() -> None:
     with pytest.raises(UsageError, match="did you mean 'baselines'"):
-        bench.find("baseline", "smoke")
+        studies.find("baseline", "smoke")
     with pytest.raises(UsageError, match="--scale large: must be one of smoke, small, paper"):
-        bench.find("baselines", "large")
+        studies.find("baselines", "large")

@@ -13,13 +13,11 @@ from bench_sample import AUC, EVIL, sample
 from chromium import Browser, find
 from test_report_browser import FAINT, UNDRAWN
 
-from visard.bench.execute import Outcome
-from visard.bench.jobs import Job
-from visard.bench.page import page
-from visard.bench.plan import Column, Curves, Plan, Row, Table
-from visard.bench.render import differences, grid, markdown, seeds_line
-from visard.bench.results import Results, collect
 from visard.files import write_json
+from visard.studies.execute import Job, Outcome
+from visard.studies.page import differences, markdown, page, seeds_line, table_grid
+from visard.studies.plan import Column, Curves, Plan, Row, Table
+from visard.studies.results import Results, collect
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +71,7 @@ def test_results_json_has_it_all(results: Results, tmp_path: Path) -> None:
 
 
 def test_cells_show_mean_spread_paper_and_failure(results: Results) -> None:
-    head, rows = grid(results.tables[0])
+    head, rows = table_grid(results.tables[0])
     assert head == ["row", "AUC (%)", "paper", "TAR @ FAR 0.01 (%)", "paper", "sent, MB"]
     by_name = {row[0]: row for row in rows}
     assert re.fullmatch(r"\d\d\.\d\d ± \d\.\d\d", by_name["plain"][1])
@@ -89,13 +87,13 @@ def test_cells_show_mean_spread_paper_and_failure(results: Results) -> None:
 def test_one_seed_has_no_spread_and_says_so(tmp_path: Path) -> None:
     results = sample(tmp_path, seeds=(4,))
     assert seeds_line(results) == "One seed (4): no standard deviation and no interval."
-    assert "±" not in grid(results.tables[0])[1][0][1]
+    assert "±" not in table_grid(results.tables[0])[1][0][1]
     assert differences(results.tables[0])[1][0][3] == "one seed: no interval"
 
 
 def test_a_seed_that_failed_is_not_passed_over_in_silence(tmp_path: Path) -> None:
     results = sample(tmp_path, lost=(("plain", 1),))
-    row = grid(results.tables[0])[1][0]
+    row = table_grid(results.tables[0])[1][0]
     assert row[1].endswith(" (2 of 3 seeds)")
     assert results.tables[0].compared[0].summary.n == 2
     assert results.tables[0].cells["better"]["AUC"].lost == 0
@@ -138,7 +136,7 @@ def test_a_path_that_no_run_has_is_a_problem_and_one_that_some_have_is_a_dash(fo
     assert len(found.problems) == 2
     assert "table 'T': no figure generic.unsene.auc: generic has no 'unsene' (did you mean 'unseen'?)" in found.problems
     assert "did you mean 'rank1'" in found.problems[1]
-    assert [row[1:3] for row in grid(found.tables[0])[1]] == [["–", "100.00"], ["–", "–"]]
+    assert [row[1:3] for row in table_grid(found.tables[0])[1]] == [["–", "100.00"], ["–", "–"]]
 
 
 def test_nothing_on_the_page_is_taken_for_html(html: str) -> None:

@@ -13,10 +13,12 @@ pytest.importorskip("tenseal", reason="needs the extra ckks")
 
 from tests.sealed_wire import method
 
-from visard.crypto import ckks, residues, seal, seal_file, session
-from visard.crypto.ckks import PrivateKey, PublicKey
+from visard.crypto import ckks, session
+from visard.crypto import ckks as residues
+from visard.crypto import ckks as seal
+from visard.crypto import ckks as seal_file
+from visard.crypto.ckks import ANSWER, DEGREE, KEY, OFFER, PRIMES, SLOTS, PrivateKey, PublicKey
 from visard.crypto.packed import BOUND
-from visard.crypto.residues import ANSWER, DEGREE, KEY, OFFER, PRIMES, SLOTS
 from visard.errors import UsageError, VisardError
 
 RNG = np.random.default_rng(0)
@@ -73,7 +75,7 @@ def test_both_polynomials_of_an_answer_are_new_every_time() -> None:
     private, public = keys()
     turned = public.rotated(private.offer(RNG.uniform(-1, 1, SLOTS)), 1)
     terms, zero = {0: [(turned[0], np.ones(SLOTS))]}, np.zeros(SLOTS)
-    one, two = (residues.from_bytes(public.answer(terms, zero), 2, ANSWER, "") for _ in range(2))
+    one, two = (residues.residues_from_bytes(public.answer(terms, zero), 2, ANSWER, "") for _ in range(2))
     assert (one == two).mean() < 0.001
     assert private.offer(zero) != private.offer(zero)
 
@@ -90,10 +92,10 @@ def test_the_flood_is_uniform_down_to_the_lowest_bit() -> None:
 
 def test_residues_there_and_back() -> None:
     array = np.stack([np.stack([RNG.integers(0, p, DEGREE, np.uint64) for p in PRIMES]) for _ in range(2)])
-    data = residues.to_bytes(array)
-    assert len(data) == residues.size(2, KEY)
-    assert (residues.from_bytes(data, 2, KEY, "x") == array).all()
-    twice = residues.from_bytes(residues.add([data, data], 2, KEY, "x"), 2, KEY, "x")
+    data = residues.residues_to_bytes(array)
+    assert len(data) == residues.residues_size(2, KEY)
+    assert (residues.residues_from_bytes(data, 2, KEY, "x") == array).all()
+    twice = residues.residues_from_bytes(residues.add([data, data], 2, KEY, "x"), 2, KEY, "x")
     assert all(int(t) == 2 * int(a) % PRIMES[1] for t, a in zip(twice[0, 1, :50], array[0, 1, :50], strict=True))
 
 
@@ -130,8 +132,8 @@ def test_malformed_keys_are_refused() -> None:
 def test_a_random_seed_or_number_breaks_nothing_but_the_sender_s_own_result() -> None:
     private, public = keys()
     offer = private.offer(np.zeros(SLOTS))
-    noise = residues.from_bytes(offer[: -seal_file.SEED], 1, OFFER, "")[:, :, ::-1]
-    wrong = residues.to_bytes(noise) + bytes(seal_file.SEED)
+    noise = residues.residues_from_bytes(offer[: -seal_file.SEED], 1, OFFER, "")[:, :, ::-1]
+    wrong = residues.residues_to_bytes(noise) + bytes(seal_file.SEED)
     terms = {0: [(public.rotated(wrong, 1)[0], np.ones(SLOTS))]}
     assert np.abs(private.open(public.answer(terms, np.zeros(SLOTS)))).max() > 1e-3
 

@@ -14,17 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.toys import noise_faces
 
-from visard.api import embed, load_model
 from visard.cli import main
-from visard.clustering import Vectors, label, read_vectors
+from visard.clustering import finch
+from visard.clustering.cluster import Clustering, cluster, drop_small, prepare
+from visard.clustering.finch import Metric, nearest
+from visard.clustering.quality import bcubed, counts, nmi, overlap, pairwise, quality
 from visard.errors import UsageError, VisardError
-from visard.evaluation.clusters import counts, quality
-from visard.features import pieces
+from visard.inference.features import Vectors, label, pieces, read_vectors
+from visard.inference.model import embed, load_model
 from visard.models import build, save_model
-from visard.ops import neighbours
-from visard.ops.agreement import bcubed, nmi, overlap, pairwise
-from visard.ops.cluster import Clustering, cluster, drop_small, prepare
-from visard.ops.neighbours import Metric, nearest
 
 LABELS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=40)
 
@@ -153,14 +151,14 @@ def test_faiss_finds_nearly_all_neighbours(monkeypatch: pytest.MonkeyPatch) -> N
     assert (fast == exact).mean() > 0.95
     assert np.array_equal(nearest(x, "chord", "faiss")[0], fast)
     assert (distance > 0).all()
-    monkeypatch.setattr(neighbours, "EXACT", 100)
+    monkeypatch.setattr(finch, "EXACT", 100)
     assert np.array_equal(nearest(x, "chord")[0], fast)
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "chord"])
 def test_looking_into_all_lists_is_exact(metric: Metric, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("faiss")
-    monkeypatch.setattr(neighbours, "PROBES", 10**6)
+    monkeypatch.setattr(finch, "PROBES", 10**6)
     x = np.concatenate([people(60, 10)[0], np.ones((3, people(1, 1)[0].shape[1]), np.float32)])  # a tie
     assert np.array_equal(nearest(x, metric, "faiss")[0], nearest(x, metric, "exact")[0])
 
@@ -240,7 +238,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert stop.value.code == 2
         assert len(capsys.readouterr().err.splitlines()) == 1
     assert json.loads((tmp_path / "f.json").read_text()) == {"identity": identity.tolist()}
-    monkeypatch.setattr("visard.clustering.cluster", None)  # a place that cannot be is refused before the work
+    monkeypatch.setattr("visard.inference.features.cluster", None)  # a place that cannot be is refused before the work
     monkeypatch.setattr(sys, "argv", ["visard", "cluster", "f.npy", "--out", "f.csv"])
     with pytest.raises(SystemExit) as stop:
         main()
@@ -258,7 +256,7 @@ def test_embedding_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     save_model(tmp_path / "m.safetensors", build("tiny", embedding=8, size=faces.size).state_dict(),
                {"model": "tiny", "embedding": "8", "size": str(faces.size)})  # fmt: skip
     model = load_model(tmp_path / "m.safetensors")
-    monkeypatch.setattr("visard.features.ROWS", 4)
+    monkeypatch.setattr("visard.inference.features.ROWS", 4)
     heard: list[int] = []
     found = np.concatenate(list(pieces(model, faces.all(), progress=heard.append)))
     assert heard == [4, 8, 10]

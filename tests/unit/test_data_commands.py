@@ -10,11 +10,11 @@ import pytest
 from tests.unit.pictures import encode, pixels
 
 from visard.cli import main
-from visard.data.decoding import QUIET
-from visard.data.exporting import draw_pairs, export
+from visard.data.catalog import draw_pairs, export
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
+from visard.data.pictures import QUIET
 from visard.data.sources import SOURCES
 from visard.errors import UsageError
 

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from visard.crypto.audit import determined, guess_moments, recover_mean, recover_moments
+from visard.crypto.moments import SENSITIVITY, Moments, epsilon, gradient, moments, noisy, rows_of
 from visard.errors import UsageError
-from visard.ops import mmd
-from visard.ops.leaks import determined, guess_moments, recover_mean, recover_moments
-from visard.ops.mmd import Polynomial, taylor
-from visard.ops.moments import Moments, gradient, moments, rows_of
-from visard.ops.noise import SENSITIVITY, epsilon, noisy
+from visard.learning import mmd
+from visard.learning.mmd import Polynomial, taylor
 
 
 def own_gradient(a: Tensor, sides: list[Tensor], kernel: Polynomial) -> Tensor:
@@ -164,8 +163,8 @@ def test_fewer_samples_reveal_the_part_in_their_span() -> None:
 
 def test_the_audit_says_what_is_revealed() -> None:
     pytest.importorskip("gmpy2", reason="needs the extra crypto")
-    from visard.cli.audit import lines, verdict
-    from visard.privacy.moments_attack import audit
+    from visard.cli.models import lines, verdict
+    from visard.crypto.audit import audit
 
     one = audit(32, 4, 1, 0.0, 0)
     assert max(one["error_of_a_peer_s_mean"], one["error_of_the_second_moments"]) < 1e-2, "20 bits after the point"

@@ -14,11 +14,11 @@ pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
 from visard.core import Setup
 from visard.crypto import exchange
+from visard.crypto.moments import epsilon
 from visard.crypto.session import Session
 from visard.errors import UsageError, VisardError
-from visard.methods.encrypted.align_settings import Align
+from visard.methods.encrypted_alignment import Align
 from visard.methods.fedfr_da import FedFRDA
-from visard.ops.noise import epsilon
 
 LOUD = 1.0
 

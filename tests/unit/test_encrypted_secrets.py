@@ -11,13 +11,12 @@ from tests.sealed_wire import BITS, method, start, wire
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
-from visard.crypto.keys import key_to_bytes, load_key, save_key
-from visard.crypto.paillier import generate
+from visard.crypto.paillier import generate, key_to_bytes, load_key, save_key
 from visard.crypto.session import Session
+from visard.deployment.party import OwnStates
+from visard.deployment.wire import Request
+from visard.engines.checkpoint import Packs
 from visard.engines.codec import encode
-from visard.engines.packs import Packs
-from visard.engines.party import OwnStates
-from visard.engines.wire import Request
 from visard.errors import UsageError, VisardError
 
 

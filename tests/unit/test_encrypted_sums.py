@@ -14,15 +14,14 @@ from torch import Tensor
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
-from visard.crypto import ckks, exchange, masks, relay
-from visard.crypto.envelope import TAG
+from visard.crypto import ckks, exchange, packed, session
 from visard.crypto.exchange import Plan
 from visard.crypto.paillier import PublicKey, generate
-from visard.crypto.session import Lattice, Session
+from visard.crypto.session import TAG, Lattice, Session
 from visard.errors import Told, VisardError
-from visard.methods.encrypted.messages import Cards
-from visard.ops import mmd
-from visard.ops.mmd import taylor
+from visard.learning import mmd
+from visard.learning.mmd import taylor
+from visard.methods.encrypted_mmd_party import Cards
 
 SOURCES = ("s0", "s1", "s2")
 NONE = torch.zeros(1, dtype=torch.float64)
@@ -54,9 +53,9 @@ def plan_of(scheme: Any = "paillier", degree: int = 2, **changes: Any) -> Plan:
 
 def answered(plan: Plan, met: dict[str, Session], own: Tensor, others: dict[str, Tensor]) -> dict[str, bytes]:
     """What the target receives."""
-    offers = relay.deliver({"t": exchange.offer(met["t"], plan, own)})
+    offers = session.deliver({"t": exchange.offer(met["t"], plan, own)})
     post = {s: exchange.answer_packed(met[s], plan, b, offers[s], NONE) for s, b in others.items()}
-    return relay.deliver(post)["t"]
+    return session.deliver(post)["t"]
 
 
 @pytest.mark.parametrize("scheme", ["paillier", "ckks"])
@@ -81,7 +80,7 @@ def test_masks_cancel_and_are_new_for_every_question() -> None:
 
     def of(me: str, about: bytes) -> list[int]:
         mine = {o: pairs[frozenset((me, o))] for o in "abc" if o != me}
-        return masks.numbers(masks.seeds(me, mine, about), 3, int(n))
+        return packed.mask_numbers(packed.seeds(me, mine, about), 3, int(n))
 
     assert all(sum(m) % n == 0 for m in zip(*(of(c, b"one") for c in "abc"), strict=True))
     assert len({*of("a", b"one"), *of("b", b"one"), *of("a", b"two")}) == 9
@@ -98,7 +97,7 @@ def test_the_same_answer_to_another_offer_or_plan_has_other_masks() -> None:
     other_kernel = plan.with_kernel(taylor(0.7, 2))
     read = []
     for how in (plan, plan, other_kernel):
-        offers = relay.deliver({"t": exchange.offer(met["t"], plan, own)})
+        offers = session.deliver({"t": exchange.offer(met["t"], plan, own)})
         letters, _ = exchange.answer_packed(met["s0"], how, b, offers["s0"], NONE)
         ciphers = met["t"].keys["t"].cipher_bytes
         body = letters["t"]

@@ -13,16 +13,14 @@ from tests.sealed_wire import BITS, Wire, method, start, wire
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
-from visard.crypto.fixed_point import FixedPoint
-from visard.crypto.packed import FRACTION, HEADROOM, Packed
-from visard.crypto.packing import Slots
+from visard.crypto.moments import moments
+from visard.crypto.packed import FRACTION, HEADROOM, FixedPoint, Packed, Slots
 from visard.crypto.paillier import PublicKey, generate
 from visard.crypto.session import Session, introduce
 from visard.errors import UsageError, VisardError
-from visard.methods.encrypted.messages import Go
+from visard.learning.mmd import taylor
 from visard.methods.encrypted_mmd import EncryptedMMD
-from visard.ops.mmd import taylor
-from visard.ops.moments import moments
+from visard.methods.encrypted_mmd_party import Go
 
 
 def play(how: EncryptedMMD, net: Wire, before: Any = None) -> dict[str, torch.Tensor]:
@@ -196,7 +194,7 @@ def test_an_answer_of_the_wrong_exchange_is_refused() -> None:
 def test_replaced_keys_are_found_out_by_pins() -> None:
     """A server that puts its own key in the place of a party's is an active attacker; pins stop it."""
     mine, yours, servers = (generate(BITS, insecure=True) for _ in range(3))
-    from visard.crypto.keys import key_to_bytes
+    from visard.crypto.paillier import key_to_bytes
 
     hellos = {"a": mine.public.to_bytes() + b"n" * 16, "b": servers.public.to_bytes() + b"m" * 16}
     kept = {"private": key_to_bytes(mine)}

@@ -15,18 +15,13 @@ from tests.toys import toy_engine, toy_network, toy_world
 
 from visard.core import PUBLIC, Leaves, declared_kinds
 from visard.engines.local import LocalNetwork
-from visard.engines.seeds import generator
-from visard.engines.world import World
+from visard.engines.world import World, generator
 from visard.errors import UsageError
+from visard.learning.features import class_means, features_of, shared_features
+from visard.learning.objective import ContrastSettings, Pictures, distillation, untrained
+from visard.learning.train import load_weights, weights_of
 from visard.methods.fedfr_joint import FedFRJoint, Server, Up
-from visard.ops.contrastive import ContrastSettings
-from visard.ops.decoupled import BranchSettings
-from visard.ops.distil import distillation
-from visard.ops.features import class_means, features_of, shared_features
-from visard.ops.joint import JointHead, JointTraining, PersonalSettings
-from visard.ops.objective import Pictures, untrained
-from visard.ops.public import PublicSettings
-from visard.ops.training import load_weights, weights_of
+from visard.methods.fedfr_joint_client import BranchSettings, JointHead, JointTraining, PersonalSettings, PublicSettings
 
 TRAINING = JointTraining(lr=0.02, batch_size=8, amount=1, schedule="constant")
 NO_BRANCH = BranchSettings(weight=0.0)

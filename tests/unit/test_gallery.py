@@ -11,13 +11,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 from tests.unit.pictures import encode, pixels
 
-import visard.search as search_module
-from visard.api import load_model
-from visard.enrolment import enrol_folder, features_of, person_of
 from visard.errors import UsageError, VisardError
-from visard.gallery import PROBES, Gallery
+from visard.inference import gallery as search_module
+from visard.inference.gallery import PROBES, Exact, Gallery, Sketch, enrol_folder, features_of, person_of
+from visard.inference.model import load_model
 from visard.models import build, save_model
-from visard.search import Exact, Sketch
 
 ABOUT = {
     "model": "f00", "model_file": "/m", "order": "rgb", "mean": "0.5", "std": "0.5", "size": "32", "align": "none",
@@ -125,8 +123,8 @@ def test_a_threshold_with_ties_lets_no_more_through() -> None:
 
 
 def test_many_pictures_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visard.gallery.PROBES", 20)
-    monkeypatch.setattr("visard.gallery.COMPARISONS", 100)
+    monkeypatch.setattr("visard.inference.gallery.PROBES", 20)
+    monkeypatch.setattr("visard.inference.gallery.COMPARISONS", 100)
     names, features = crowd(30, 2)
     gallery = Gallery.enrol(names, features, ABOUT)
     assert gallery.probes.shape == (20, 16)

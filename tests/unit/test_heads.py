@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from visard.errors import UsageError, VisardError
-from visard.heads import HEADS, ArcFace, Softmax, SphereFace2, arc_margin, build_head
+from visard.learning.heads import HEADS, ArcFace, Softmax, SphereFace2, arc_margin, build_head
+from visard.learning.train import HeadSettings
 from visard.methods.fedavg import FedAvg
-from visard.ops.training import HeadSettings
 
 KINDS = sorted(HEADS)
 SETTINGS: dict[str, list[dict[str, object]]] = {

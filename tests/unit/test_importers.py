@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from visard.data import decoding
-from visard.data.decoding import CENTRE, Crop, decode
+from visard.data import pictures
 from visard.data.faces import FaceSet, list_sets
 from visard.data.importing import import_faces
+from visard.data.pictures import CENTRE, Crop, decode
 from visard.data.sources.lfw import load_pairs
 from visard.errors import UsageError, VisardError
 
@@ -230,7 +230,7 @@ def test_an_identity_left_with_too_few_is_taken_back(people: Path, tmp_path: Pat
 
 
 def test_too_many_bytes(people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding, "MAX_BYTES", 10)
+    monkeypatch.setattr(pictures, "MAX_BYTES", 10)
     with pytest.raises(VisardError, match=r"not one of 6 pictures could be used .* bytes are too many"):
         import_faces("folder", people, tmp_path / "set")
 

@@ -14,8 +14,7 @@ if find_spec("cryptography") is None:
 from cryptography import x509
 
 from visard.cli.deploy import _own_folder
-from visard.engines.keys import NodeKeys, ServerKeys, add_node, make_keys
-from visard.engines.roles import Roles
+from visard.deployment.keys import NodeKeys, Roles, ServerKeys, add_node, make_keys
 from visard.errors import UsageError, VisardError
 from visard.files import only_user
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from visard.engines.line import AHEAD, MOST, Line, Pace
-from visard.engines.tasks import Task
+from visard.engines.pool import AHEAD, MOST, Line, Pace, Task
 
 
 def tasks(sizes: list[int]) -> list[Task]:

@@ -13,8 +13,15 @@ from torch import Tensor, nn
 
 from visard import models
 from visard.errors import UsageError, VisardError
-from visard.models.convert import Architecture, guess, load_insightface, read_weights, start_weights
-from visard.models.files import read_model, save_model
+from visard.models.files import (
+    Architecture,
+    guess,
+    load_insightface,
+    read_model,
+    read_weights,
+    save_model,
+    start_weights,
+)
 from visard.models.spherenet import SphereNet
 
 # Parameters at size 112 and the default embedding, as recorded from these networks: a change must be meant.

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import visard
-from visard.api import FaceModel
-from visard.data.synthetic import SyntheticSpec, make
+from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError, VisardError
-from visard.exporting import export
+from visard.inference.export import export
+from visard.inference.model import FaceModel
 from visard.models import build
-from visard.models.export import check_against, export_onnx, quantise
-from visard.models.inputs import Inputs
-from visard.models.onnx import OnnxNetwork, load_onnx
+from visard.models.files import Inputs
+from visard.models.onnx import OnnxNetwork, check_against, export_onnx, load_onnx, quantise
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from visard.engines.checkpoint import Checkpoint
-from visard.engines.packs import MOST_PACKS, Packs
+from visard.engines.checkpoint import MOST_PACKS, Checkpoint, Packs
 from visard.errors import VisardError
 
 CLIENTS = [f"client-{i:03d}" for i in range(20)]

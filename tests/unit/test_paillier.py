@@ -11,11 +11,19 @@ import pytest
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
 from visard.crypto import paillier
-from visard.crypto.costs import counted
-from visard.crypto.envelope import Binding, check_tag, pair_secret, seal, session_of, tag, unseal
-from visard.crypto.fixed_base import FixedBase
-from visard.crypto.keys import key_from_bytes, key_to_bytes, load_key, load_or_make, save_key
-from visard.crypto.paillier import PrivateKey, PublicKey, generate
+from visard.crypto.paillier import (
+    FixedBase,
+    PrivateKey,
+    PublicKey,
+    counted,
+    generate,
+    key_from_bytes,
+    key_to_bytes,
+    load_key,
+    load_or_make,
+    save_key,
+)
+from visard.crypto.session import Binding, check_tag, make_tag, pair_secret, seal, session_of, unseal
 from visard.errors import UsageError, VisardError
 
 BITS = 512
@@ -153,7 +161,7 @@ def test_a_tag_shows_any_change() -> None:
     secret = pair_secret("session", {"a": b"1" * 32, "b": b"2" * 32})
     assert secret == pair_secret("session", {"b": b"2" * 32, "a": b"1" * 32})
     assert secret != pair_secret("other", {"a": b"1" * 32, "b": b"2" * 32})
-    sent = b"message" + tag(secret, b"message")
+    sent = b"message" + make_tag(secret, b"message")
     assert check_tag(secret, sent, "x") == b"message"
     for i in range(len(sent)):
         changed = sent[:i] + bytes([sent[i] ^ 1]) + sent[i + 1 :]

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from visard.data.attributes import evaluate, matching
 from visard.data.faces import FaceSet, FaceSetWriter, FaceView
-from visard.data.manifest import Manifest, check_disjoint
-from visard.data.partition import PartitionSettings, partition
-from visard.data.shares import deal_by_dirichlet, lognormal_counts, proportional_counts
+from visard.data.partition import Manifest, PartitionSettings, check_disjoint, partition
+from visard.data.partition_kinds import deal_by_dirichlet, evaluate, lognormal_counts, matching, proportional_counts
 from visard.errors import UsageError, VisardError
 
 ATTRIBUTES = ["Male", "Young", "Eyeglasses", "5_o_Clock"]

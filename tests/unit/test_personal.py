@@ -9,13 +9,8 @@ import numpy as np
 import pytest
 
 from visard.errors import VisardError
-from visard.evaluation.grid import Grid
-from visard.evaluation.personal import (
-    personal_figures,
-    personal_roc,
-    personal_search,
-    personal_search_legacy,
-)
+from visard.evaluation.bins import Grid
+from visard.evaluation.personal import personal_figures, personal_roc, personal_search, personal_search_legacy
 from visard.evaluation.scores import Limits
 
 STREAM = Limits(keep_all=0, exact_auc_pairs=0, tile=64)

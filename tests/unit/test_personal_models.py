@@ -11,12 +11,12 @@ from PIL import Image
 from tests.toys import noise_faces
 
 from visard import models
-from visard.api import embed, evaluate, load_model
 from visard.data.faces import FaceSet
-from visard.enrolment import enrol_folder
 from visard.errors import VisardError
-from visard.evaluation.inputs import unit_rows
-from visard.models.personal import split_transform, with_transform
+from visard.evaluation.arrays import unit_rows
+from visard.inference.gallery import enrol_folder
+from visard.inference.model import embed, evaluate, load_model
+from visard.models.files import split_transform, with_transform
 
 SPEC = {"model": "tiny", "embedding": "16", "size": "32"}
 
@@ -61,7 +61,7 @@ def test_eval_and_enroll_use_it(personal: tuple[Path, Path], tmp_path: Path) -> 
 
 def test_export_writes_it(personal: tuple[Path, Path], tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    from visard.exporting import export
+    from visard.inference.export import export
 
     export(load_model(personal[1]), tmp_path / "client.onnx")
     one, two = (embed(load_model(path), pictures(3)) for path in (personal[1], tmp_path / "client.onnx"))

@@ -11,23 +11,28 @@ import torch
 from tests.unit.pictures import encode, pixels
 
 import visard
-from visard.api import FaceModel, open_data
-from visard.cli.evaluate import ijb_rows, rfw_rows
+from visard.cli.models import ijb_rows, rfw_rows
 from visard.config import EvaluationSettings
-from visard.data.align import template
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
-from visard.data.pairs import load_pairs
+from visard.data.pairs import load_galleries, load_pairs, load_template_pairs, load_templates
+from visard.data.pictures import template
 from visard.data.sources.bin import write_bin
-from visard.data.templates import load_galleries, load_template_pairs, load_templates
 from visard.errors import UsageError, VisardError
-from visard.evaluation.galleries import search_galleries, search_legacy
-from visard.evaluation.ijb import Pooled, Switches, pool, template_scores, verify_templates
-from visard.evaluation.lfw import lfw, squared_distances, ten_folds
-from visard.evaluation.rfw import by_group, rfw
-from visard.features import manifest_path, read_features, write_features
+from visard.evaluation.benchmarks import by_group, lfw, rfw, squared_distances, ten_folds
+from visard.evaluation.ijb import (
+    Pooled,
+    Switches,
+    pool,
+    search_galleries,
+    search_legacy,
+    template_scores,
+    verify_templates,
+)
+from visard.inference.features import manifest_path, read_features, write_features
+from visard.inference.model import FaceModel, open_data
 from visard.models import build
-from visard.models.inputs import Inputs
+from visard.models.files import Inputs
 
 SIDE = 32
 QUICK = EvaluationSettings(bootstrap=10, pairs=40)
@@ -164,7 +169,7 @@ def test_switches() -> None:
 
 
 def test_features_on_disk(ijbc: FaceSet, model: FaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visard.features.ROWS", 7)
+    monkeypatch.setattr("visard.inference.features.ROWS", 7)
     view, seen = ijbc.all(), []
     manifest = write_features(model, view, tmp_path / "f.npy", flip=True, progress=seen.append)
     assert seen[-1] == len(ijbc)

@@ -15,9 +15,20 @@ from visard.cli import main
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.partition import PartitionSettings, partition
-from visard.data.readings import READINGS, Readings, write_readings
-from visard.data.sensor_files import FRAMES, HOP, READERS, WINDOW, office_caltech, pamap2, widar
-from visard.data.sensors import cached_sensors, draw
+from visard.data.sensors import (
+    FRAMES,
+    HOP,
+    READERS,
+    READINGS,
+    WINDOW,
+    Readings,
+    cached_sensors,
+    draw,
+    office_caltech,
+    pamap2,
+    widar,
+    write_readings,
+)
 from visard.errors import UsageError, VisardError
 
 USERS = ("u1", "u2", "u3")

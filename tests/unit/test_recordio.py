@@ -10,7 +10,7 @@ from tests.unit.pictures import pixels, png
 
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
-from visard.data.records import RecordFile, write_recordio
+from visard.data.sources.recordio import RecordFile, write_recordio
 from visard.errors import UsageError, VisardError
 
 MAGIC = b"\x0a\x23\xd7\xce"

@@ -18,16 +18,14 @@ from visard.core import Leaves
 from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
 from visard.evaluation.verification import verify_all, verify_pairs
-from visard.report import EventLog, build_report, curves, read_events
+from visard.report import EventLog, build_report, charts, read_events
 from visard.report.charts import line, thin
 from visard.report.compare import flat, labels
-from visard.report.events import evaluations, rounds
-from visard.report.figures import describe, order
-from visard.report.leaving import HARMLESS, PRIVATE, add_up, judge
-from visard.report.results import identification, measured, verification
-from visard.report.runs import Run, read_run
-from visard.report.samples import contact_sheet
-from visard.report.words import duration, esc, percent, plain, script_json, share, size, visible
+from visard.report.disclosure import HARMLESS, PRIVATE, add_up, judge
+from visard.report.html import contact_sheet
+from visard.report.metrics import describe, identification, measured, order, verification
+from visard.report.run_folder import Run, evaluations, read_run, rounds
+from visard.report.text import duration, esc, percent, plain, script_json, share, size, visible
 
 PROMISE = "Pictures, features and labels never left a client"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028\"'"
@@ -770,5 +768,5 @@ def test_a_figure_that_never_changes_is_not_drawn(tmp_path: Path) -> None:
     for r in range(3):
         figures = {"loss": 1.0, "gradients": 100.0, "drift": 0.1 * r}
         log.write("round", stage="train", round=r, step=r, seconds=1.0, asked=1, replied=1, figures=figures)
-    drawn = {chart.title for chart in curves.training(read_run(tmp_path))}
+    drawn = {chart.title for chart in charts.training(read_run(tmp_path))}
     assert drawn == {"Training loss", describe("drift").label}

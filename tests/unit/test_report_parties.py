@@ -7,10 +7,12 @@ from pathlib import Path
 
 from tests.unit.fake_run import write_run
 
-from visard.report import curves, single, tables
-from visard.report.results import headline
-from visard.report.runs import read_run
-from visard.report.words import NBSP, count
+from visard.report import charts
+from visard.report import page as single
+from visard.report import page as tables
+from visard.report.metrics import headline
+from visard.report.run_folder import read_run
+from visard.report.text import NBSP, count
 
 
 def test_samples_of_classes_are_not_called_faces(tmp_path: Path) -> None:
@@ -31,7 +33,7 @@ def test_samples_of_classes_are_not_called_faces(tmp_path: Path) -> None:
 
 def test_operations_and_time_of_every_party(tmp_path: Path) -> None:
     run = read_run(write_run(tmp_path / "run", rounds=3))
-    assert not tables.by_party(run), "losses are not added up"
+    assert not tables.party_table(run), "losses are not added up"
     counted = {
         f"c{i}": {"encryptions": 10.0 * i, "decryptions": 1.0, "multiplications": 0.0, "seconds": 60.0}
         for i in range(1, 5)
@@ -44,11 +46,11 @@ def test_operations_and_time_of_every_party(tmp_path: Path) -> None:
         for e in run.events
     ]
     shown = replace(run, events=changed)
-    page = tables.by_party(shown)
+    page = tables.party_table(shown)
     n = len(shown.rounds)
     assert "encryptions" in page
     assert "multiplications" not in page, "nothing but zeros"
     for text in (">c3<", f">{30 * n}<", f">{n}{NBSP}min"):
         assert text in page, page
-    (chart,) = (c for c in curves.training(shown) if "ncryptions" in c.title)
+    (chart,) = (c for c in charts.training(shown) if "ncryptions" in c.title)
     assert len(chart.data) == 1, "a sum over parties has no band of single ones"

@@ -10,12 +10,12 @@ import pytest
 
 from visard.cli import deploy
 from visard.config import load
-from visard.engines.node import Plan
-from visard.engines.party import OwnStates, Party
-from visard.engines.wire import Answer, Request, pack, unpack
+from visard.deployment.join import settings_of, told, world_of_party
+from visard.deployment.node import Plan
+from visard.deployment.party import OwnStates, Party
+from visard.deployment.requirements import Requirements
+from visard.deployment.wire import Answer, Request, pack, unpack
 from visard.errors import Told, UsageError
-from visard.parties import settings_of, told, world_of_party
-from visard.requirements import Requirements
 
 FILE = """
 [require.method]

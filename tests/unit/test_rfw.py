@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tests.unit.pictures import encode, pixels
 
-from visard.data.align import load_landmarks, template
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
+from visard.data.pictures import load_landmarks, template
 from visard.errors import UsageError, VisardError
 
 RACES = ("African", "Asian")

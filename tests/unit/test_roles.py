@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from visard.engines.roles import FILE, Roles, parse_roles, read_nodes, tell_nodes
+from visard.deployment.keys import FILE, Roles, parse_roles, read_nodes, tell_nodes
 from visard.errors import UsageError, VisardError
 
 BOUND = parse_roles(["1=house-1", "1=pool", "2=house-2"], 3)

@@ -17,10 +17,8 @@ from sklearn.metrics import roc_curve
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation import Limits, Roc, roc_of, stream_roc
-from visard.evaluation.bins import BINS, Tally, bin_of, edges
-from visard.evaluation.grid import Grid
+from visard.evaluation.bins import BINS, Grid, Tally, bin_of, edges, every_score
 from visard.evaluation.roc import Steps, allowed, area
-from visard.evaluation.sweep import every_score
 
 FAR = (0.5, 0.1, 0.01, 1e-3, 1e-4, 1e-6)
 STREAM = Limits(keep_all=0, chunk=60_000, tile=256)

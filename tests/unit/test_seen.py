@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from visard.core import Leaves
+from visard.engines.ledger import KINDS
 from visard.methods import METHODS
-from visard.privacy.ledger import KINDS
-from visard.privacy.seen import LEARNED, fields_of, page
+from visard.report.privacy_page import LEARNED, fields_of, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_page_is_up_to_date() -> None:
     text = (DOCS / "privacy.md").read_text()
-    assert page(text, METHODS) == text, "run: python -m visard.privacy.seen docs/privacy.md"
+    assert page(text, METHODS) == text, "run: python -m visard.report.privacy_page docs/privacy.md"
     assert all(f"[`{name}`](methods/{name}.md#" in text for name in METHODS)
 
 

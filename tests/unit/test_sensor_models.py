@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from visard.errors import UsageError
+from visard.learning.average import weighted_mean
 from visard.models import build, default_embedding
 from visard.models.sensors import SEEN, Standardise
-from visard.ops.average import weighted_mean
 
 
 def test_shapes() -> None:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from visard.engines import shared
+from visard.engines import shared_memory
 from visard.engines.codec import build
-from visard.engines.shared import Bundle, Mapped, memory_folder
+from visard.engines.shared_memory import Bundle, Mapped, memory_folder
 from visard.errors import VisardError
 
 
@@ -96,13 +96,13 @@ def test_folders_of_killed_processes_are_swept(tmp_path: Path, monkeypatch: pyte
     code = f"""
 import os, signal
 from pathlib import Path
-from visard.engines import shared
+from visard.engines import shared_memory as shared
 shared.MEMORY = Path({str(tmp_path)!r})
 shared.memory_folder()
 os.kill(os.getpid(), signal.SIGKILL)
 """
     subprocess.run([sys.executable, "-c", code], check=False)
-    monkeypatch.setattr(shared, "MEMORY", tmp_path)
+    monkeypatch.setattr(shared_memory, "MEMORY", tmp_path)
     mine = memory_folder()
     (left,) = (p for p in tmp_path.iterdir() if p != mine)
     for folder in (left, mine):

@@ -13,17 +13,16 @@ from scipy.fft import dctn, idctn
 from scipy.special import ndtri
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-from visard.data import synthetic
-from visard.data.drawing import pool, streams
-from visard.data.drawing.batch import textures, traits
-from visard.data.drawing.compression import compress
-from visard.data.drawing.head import meet, skull, view
-from visard.data.drawing.measures import measures
-from visard.data.drawing.person import BLACK, BLOND, BROWN, GRAY
-from visard.data.drawing.picture import draw
-from visard.data.drawing.shot import attributes
 from visard.data.faces import FaceSet
-from visard.data.synthetic import ATTRIBUTES, DOMAINS, SyntheticSpec, cached, make, render
+from visard.data.synthetic import people as streams
+from visard.data.synthetic import sets
+from visard.data.synthetic import workers as pool
+from visard.data.synthetic.geometry import meet, skull, view
+from visard.data.synthetic.people import BLACK, BLOND, BROWN, GRAY, measures
+from visard.data.synthetic.picture import compress, draw
+from visard.data.synthetic.render import textures, traits
+from visard.data.synthetic.sets import ATTRIBUTES, DOMAINS, SyntheticSpec, cached, make, render
+from visard.data.synthetic.shot import attributes
 from visard.errors import UsageError, VisardError
 
 BOTH = SyntheticSpec(identities=8, images_per_identity=6, size=32, domains=("north", "south"), seed=5)
@@ -59,7 +58,7 @@ def test_a_picture_does_not_depend_on_its_batch() -> None:
 def test_a_picture_does_not_depend_on_how_many_are_drawn_at_a_time(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = SyntheticSpec(identities=5, images_per_identity=10, size=48, domains=("north", "south"))
     expected = render(spec, *everyone(spec))[0]
-    monkeypatch.setattr("visard.data.drawing.batch.CHUNK", chunk)
+    monkeypatch.setattr("visard.data.synthetic.render.CHUNK", chunk)
     np.testing.assert_array_equal(render(spec, *everyone(spec))[0], expected)
 
 
@@ -78,7 +77,7 @@ def test_worker_processes_make_the_same_set(tmp_path: Path) -> None:
 
 def test_a_drawing_process_starts_with_little() -> None:
     heavy = "{'torch', 'scipy', 'pydantic', 'PIL'} & set(sys.modules)"
-    code = f"import sys, visard.data.drawing.worker; print({heavy})"
+    code = f"import sys, visard.data.synthetic.workers; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
@@ -103,7 +102,7 @@ def test_pixels_belong_to_the_version_of_the_renderer() -> None:
     """Block means of three pictures: if this fails, VERSION must go up, or old caches would be wrong."""
     spec = SyntheticSpec(identities=3, images_per_identity=1, size=32, seed=0)
     blocks = render(spec, *everyone(spec))[0].reshape(3, 2, 16, 2, 16, 3).mean(axis=(2, 4, 5))
-    assert synthetic.VERSION == "2"
+    assert sets.VERSION == "2"
     np.testing.assert_allclose(blocks.reshape(3, 4), EXPECTED_BLOCKS, atol=0.6)
 
 
@@ -444,7 +443,7 @@ def test_a_set_on_disk_says_what_it_is(tmp_path: Path) -> None:
     assert faces.domain.tolist() == [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
     assert faces.file(9) == "north-00002/0001"
     assert tuple(faces.attribute_names) == ATTRIBUTES
-    assert faces.info["renderer"] == synthetic.VERSION
+    assert faces.info["renderer"] == sets.VERSION
     assert SyntheticSpec(**faces.info["spec"]) == spec
 
 
@@ -453,12 +452,12 @@ def test_the_cache_draws_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     spec = SyntheticSpec(identities=2, images_per_identity=2, size=32)
     folder = cached(spec)
     assert folder.parent == tmp_path / "cache"
-    monkeypatch.setattr(synthetic, "make", lambda *args, **kwargs: pytest.fail("drawn again"))
+    monkeypatch.setattr(sets, "make", lambda *args, **kwargs: pytest.fail("drawn again"))
     assert cached(spec) == folder
-    monkeypatch.setattr(synthetic, "VERSION", "another")
-    assert synthetic.folder_name(spec) != folder.name
+    monkeypatch.setattr(sets, "VERSION", "another")
+    assert sets.folder_name(spec) != folder.name
     monkeypatch.undo()
-    names = {synthetic.folder_name(s) for s in (spec, SyntheticSpec(2, 2, 33), SyntheticSpec(2, 2, 32, seed=1))}
+    names = {sets.folder_name(s) for s in (spec, SyntheticSpec(2, 2, 33), SyntheticSpec(2, 2, 32, seed=1))}
     assert len(names) == 3
 
 
@@ -470,7 +469,7 @@ def test_two_who_draw_the_same_set_both_get_it(tmp_path: Path, monkeypatch: pyte
         real(spec, out)  # another process is done in the meantime
         return real(spec, out)
 
-    monkeypatch.setattr(synthetic, "make", slower)
+    monkeypatch.setattr(sets, "make", slower)
     assert len(FaceSet.open(cached(spec, tmp_path))) == 4
 
 

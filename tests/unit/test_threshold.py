@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from tests.unit.test_clusters import people
 
-from visard.ops import threshold
-from visard.ops.agreement import quality
-from visard.ops.cluster import Clustering, cluster, prepare
-from visard.ops.finch import cfinch
-from visard.ops.threshold import choose_d, separation
+from visard.clustering import finch
+from visard.clustering.cluster import Clustering, cluster, prepare
+from visard.clustering.finch import cfinch, choose_d, separation
+from visard.clustering.quality import quality
 
 
 def slow_separation(u: np.ndarray, labels: np.ndarray) -> float:
@@ -43,7 +42,7 @@ def test_separation_of_many_pictures_is_judged_by_a_sample(monkeypatch: pytest.M
     u = prepare(people(80, 10, noise=0.8, seed=1)[0])
     level = cfinch(u, 0.8, "chord")[-1]
     of_all = separation(u, level.labels, level.clusters)
-    monkeypatch.setattr(threshold, "JUDGED", 300)
+    monkeypatch.setattr(finch, "JUDGED", 300)
     sampled = separation(u, level.labels, level.clusters)
     assert sampled != of_all
     assert sampled == pytest.approx(of_all, abs=0.05)
@@ -72,8 +71,8 @@ def test_few_or_equal_vectors() -> None:
 MEMORY = """
 import re, numpy as np
 from pathlib import Path
-from visard.ops.cluster import prepare
-from visard.ops.threshold import separation
+from visard.clustering.cluster import prepare
+from visard.clustering.finch import separation
 peak = lambda: int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024
 u, labels = prepare(np.random.default_rng(0).standard_normal((16_000, 8), np.float32)), np.arange(16_000) // 2
 separation(u[:2000], labels[:2000], 1000)

@@ -12,19 +12,18 @@ import pytest
 import torch
 from tests.toys import noise_faces, toy_engine, toy_world
 
-from visard.core import Client, Method, ScoreRequest, Weights
-from visard.core.tuning import Tuning
+from visard.core import Client, Method, Weights
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet, FaceView
-from visard.engines.perform import Place, enter
+from visard.engines.world import Place, enter
 from visard.errors import UsageError
-from visard.evaluation.embedding import embed
-from visard.evaluation.rounds import _clients
-from visard.evaluation.tuned import draw_pairs, pair_figures, score_tuned, settle, tune
+from visard.evaluation.generic import embed
+from visard.learning.meta import MetaTraining
+from visard.learning.train import HeadSettings, Training, load_weights, weights_of
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml
-from visard.ops.meta import MetaTraining
-from visard.ops.training import HeadSettings, Training, load_weights, weights_of
+from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_figures, score_tuned, settle, steps_of, tune
+from visard.runs.evaluation import _clients
 
 TUNING = Tuning(batches=3, batch_size=4, lr=0.05, pairs=40, draws=2)
 
@@ -194,7 +193,7 @@ def test_statistics_alone_are_tuning_without_a_gradient(tmp_path: Path) -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_tuning_alone_is_the_only_test(tmp_path: Path, alone: bool) -> None:
     client, theta = client_and_weights(tmp_path)
-    scores = HFMaml().score(client, ScoreRequest(theta, tuning=replace(TUNING, alone=alone)))
+    scores = steps_of(HFMaml())["score"](client, ScoreRequest(theta, tuning=replace(TUNING, alone=alone)))
     assert scores.pictures == len(client.data.test)
     assert "tuned/tar@far=0.1" in scores.figures
     assert ("rank1" in scores.figures) == (not alone)

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import balanced_accuracy_score, f1_score
+from tests.vectors import VectorData, VectorView
 from torch import nn
 
 from visard.core import Client
 from visard.data.augment import to_float
-from visard.data.vectors import VectorData, VectorView
 from visard.errors import VisardError
+from visard.learning.train import HeadSettings
+from visard.methods.mmd_learner import Regressor, classification_figures, mean_output, new_head, quality
 from visard.numerics import Numerics
-from visard.ops.predictor import Regressor, classification_figures, mean_output, new_head, quality
-from visard.ops.training import HeadSettings
 
 
 def some(n: int = 20) -> VectorData:

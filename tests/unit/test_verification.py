@@ -10,8 +10,15 @@ import pytest
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation import jain_index, make_pairs, roc_of, summarise, verify_all, verify_pairs
-from visard.evaluation.bootstrap import bootstrap_share, draws, pair_weights, weighted_figures
-from visard.evaluation.verification import best_threshold, fold_accuracy, pair_scores
+from visard.evaluation.verification import (
+    best_threshold,
+    bootstrap_share,
+    draws,
+    fold_accuracy,
+    pair_scores,
+    pair_weights,
+    weighted_figures,
+)
 
 
 def faces(n: int = 400, people: int = 40, dim: int = 16, noise: float = 1.2, seed: int = 0):

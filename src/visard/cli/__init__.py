@@ -24,18 +24,20 @@ def commands(first: str) -> typer.Typer:
         rich_markup_mode="rich",
     )
     if first not in DEPLOYMENT:
-        from visard.cli import audit, bench, cluster, data, embed, evaluate, export, gallery, listing, report, run
+        from visard.cli import bench, data, gallery, models, run
+        from visard.cli import run as listing
+        from visard.cli import run as report
 
         app.command("methods")(listing.methods)
         app.command("presets")(listing.presets)
         app.add_typer(data.app, name="data")
         app.command("run")(run.run)
         app.command("bench")(bench.bench)
-        app.command("eval")(evaluate.evaluate)
-        app.command("embed")(embed.embed)
-        app.command("cluster")(cluster.cluster)
-        app.command("audit")(audit.audit)
-        app.command("export")(export.export)
+        app.command("eval")(models.evaluate)
+        app.command("embed")(models.embed)
+        app.command("cluster")(models.cluster)
+        app.command("audit")(models.audit)
+        app.command("export")(models.export)
         app.command("enroll")(gallery.enroll)
         app.command("identify")(gallery.identify)
         app.command("verify")(gallery.verify)

@@ -3,20 +3,92 @@
 from __future__ import annotations
 
 import shlex
+import time
 from pathlib import Path
-from typing import Annotated
+from types import TracebackType
+from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from visard import bench as benches
-from visard.bench.execute import execute
-from visard.bench.jobs import jobs_of
-from visard.bench.render import differences, grid, markdown, seeds_line
-from visard.bench.results import Results, collect
-from visard.cli.console import console, mark, table
-from visard.cli.many import Bars
+from visard import studies as benches
+from visard.cli.console import LINES_EVERY, console, mark, table
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically, write_json
+from visard.studies.execute import Job, Outcome, execute, jobs_of
+from visard.studies.page import differences, markdown, seeds_line, table_grid
+from visard.studies.results import Results, collect
+
+# ----------
+# Progress of several runs: a bar for each that is going on, or lines where there is no terminal.
+
+
+class Bars:
+    """A bar for the whole, and one for each run; see `bench.execute.Show`."""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.done = total, 0
+        self._tasks: dict[Job, TaskID] = {}
+        self._bars = Progress(
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("{task.fields[note]}", markup=False), console=console, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._all = self._bars.add_task("runs", total=total, note="")
+
+    def __enter__(self) -> Bars:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._bars.stop()
+
+    def begun(self, job: Job) -> Watch:
+        self._tasks[job] = self._bars.add_task(job.label, total=None, note="")
+        return Watch(self, job)
+
+    def update(self, job: Job, done: int, total: int, note: str) -> None:
+        """Move the bar of a run."""
+        self._bars.update(self._tasks[job], completed=done, total=total, note=note)
+
+    def ended(self, outcome: Outcome) -> None:
+        self.done += 1
+        if (task := self._tasks.pop(outcome.job, None)) is not None:
+            self._bars.remove_task(task)
+        self._bars.update(self._all, completed=self.done)
+        what = "kept" if outcome.reused else outcome.state
+        self.say(f"{self.done}/{self.total} {outcome.job.label}: {what} {outcome.reason}".rstrip())
+
+    def say(self, text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+
+class Watch:
+    """Watches one run of several; see `engines.loop.Watcher`."""
+
+    def __init__(self, bars: Bars, job: Job) -> None:
+        self._bars, self._job, self._last, self._note = bars, job, time.monotonic(), ""
+
+    def rendering(self, done: int, total: int) -> None:
+        self._show(done, total, "drawing synthetic faces")
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
+        self._show(step, steps, f"{stage}  {loss}  {self._note}".strip())
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        found = [
+            f"{k} accuracy {v['accuracy']:.3f}" for k, v in figures.get("generic", {}).items() if v.get("accuracy")
+        ]
+        self._note = "  ".join(found)
+
+    def problem(self, text: str) -> None:
+        self._bars.say(f"warning: {self._job.label}: {text}")
+
+    def _show(self, done: int, total: int, note: str) -> None:
+        self._bars.update(self._job, done, total, note)
+        if not console.is_terminal and time.monotonic() - self._last > LINES_EVERY:
+            self._last = time.monotonic()
+            self._bars.say(f"{self._job.label}: {done}/{total} {note}")
 
 
 def bench(
@@ -83,7 +155,7 @@ def _seeds(text: str) -> list[int]:
 def show(results: Results) -> None:
     """The tables at the end of a bench."""
     for t in results.tables:
-        table(t.title, *grid(t))
+        table(t.title, *table_grid(t))
         if t.compared:
             table("Differences, paired by seed", *differences(t), text=2)
     console.print(seeds_line(results), highlight=False)
@@ -96,7 +168,7 @@ def show(results: Results) -> None:
 
 
 def _write(results: Results, folder: Path) -> None:
-    from visard.bench.page import page
+    from visard.studies.page import page
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

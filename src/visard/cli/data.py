@@ -10,15 +10,14 @@ import typer
 from PIL import Image
 
 from visard.cli.console import bar, console, mark, table
-from visard.data.exporting import export
+from visard.data.catalog import data_folder, export, find_set
 from visard.data.faces import FaceSet, describe, list_sets
 from visard.data.importing import import_faces
-from visard.data.locate import data_folder, find_set
-from visard.data.sensor_files import READERS, import_readings
+from visard.data.sensors import READERS, import_readings
 from visard.data.sources import SOURCES
-from visard.data.synthetic import SyntheticSpec, make
+from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError
-from visard.report.samples import contact_sheet
+from visard.report.html import contact_sheet
 
 app = typer.Typer(help="Make, import and look at face sets.", no_args_is_help=True)
 

@@ -15,8 +15,8 @@ from visard.errors import UsageError
 from visard.files import only_user
 
 if TYPE_CHECKING:
-    from visard.engines.flower.fleet import Fleet
-    from visard.engines.node import Front
+    from visard.deployment.flower.client import Fleet
+    from visard.deployment.node import Front
 
 keys = typer.Typer(help="Make the keys of a deployment.", no_args_is_help=True)
 
@@ -41,8 +41,7 @@ def make(
     Example: visard keys make --out keys --nodes 2 --host server.example --role 1=house-1 --role 2=house-2
     """
     _require()
-    from visard.engines.keys import make_keys
-    from visard.engines.roles import parse_roles
+    from visard.deployment.keys import make_keys, parse_roles
 
     told = make_keys(out, nodes, host, parse_roles(role or [], nodes))
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
@@ -59,7 +58,7 @@ def add(
     Example: visard keys add --keys keys/server --out node-3 --role house-3
     """
     _require()
-    from visard.engines.keys import add_node
+    from visard.deployment.keys import add_node
 
     told = add_node(keys, out, role or [])
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
@@ -76,8 +75,8 @@ def server(
     Example: visard server --keys keys/server --port 9443 --state server-state
     """
     _require()
-    from visard.engines.flower.superlink import serve
-    from visard.engines.keys import ServerKeys
+    from visard.deployment.flower.server import serve
+    from visard.deployment.keys import ServerKeys
 
     loaded = ServerKeys.load(keys)
     state = _own_folder(state)
@@ -112,9 +111,9 @@ def client(
     Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
     """
     _require()
-    from visard.engines.node import Plan
-    from visard.engines.roles import NAME
-    from visard.requirements import Requirements
+    from visard.deployment.keys import NAME
+    from visard.deployment.node import Plan
+    from visard.deployment.requirements import Requirements
 
     for name in role:
         if not NAME.fullmatch(name):
@@ -125,15 +124,15 @@ def client(
         raise UsageError(f"no partition at {partition}")
     required = asdict(Requirements.load(require)) if require else None
     arguments = {"data": data, "file": file, "roles": role, "required": required}
-    plan = Plan("visard.parties:world_of_party", arguments, _own_folder(state))
+    plan = Plan("visard.deployment.join:world_of_party", arguments, _own_folder(state))
     take_part(server, keys, node, plan, poll)
 
 
 def take_part(server: str, keys: Path, node: str, plan: object, poll: float) -> None:
     """Answer requests until SIGINT or SIGTERM."""
-    from visard.engines.flower.fleet import Fleet
-    from visard.engines.keys import NodeKeys
-    from visard.engines.node import Front, Plan
+    from visard.deployment.flower.client import Fleet
+    from visard.deployment.keys import NodeKeys
+    from visard.deployment.node import Front, Plan
 
     assert isinstance(plan, Plan)
     host, _, port = server.rpartition(":")
@@ -174,7 +173,7 @@ def _own_folder(path: Path) -> Path:
 
 
 def _require() -> None:
-    from visard.engines import flower
+    from visard.deployment import flower
 
     flower.require()
 

@@ -14,7 +14,7 @@ from visard.cli.console import bar, console, mark, table
 from visard.errors import UsageError
 
 if TYPE_CHECKING:
-    from visard.gallery import Gallery, Threshold
+    from visard.inference.gallery import Gallery, Threshold
 
 Model = Annotated[Path | None, typer.Option(help="the model (default: the one that the gallery was made with)")]
 Far = Annotated[float, typer.Option(help="false accepts among comparisons with strangers that the threshold allows")]
@@ -40,8 +40,7 @@ def enroll(
 
     Example: visard enroll photos --model runs/demo/model.safetensors --gallery staff.gallery
     """
-    from visard.enrolment import enrol_folder
-    from visard.gallery import Gallery
+    from visard.inference.gallery import Gallery, enrol_folder
 
     if gallery.exists() and not add and not overwrite:
         raise UsageError(f"{gallery} exists: use --add to add people, --overwrite to replace it")
@@ -85,8 +84,7 @@ def identify(
 
     Example: visard identify photos/person-3/0.png --gallery staff.gallery
     """
-    from visard.enrolment import features_of
-    from visard.gallery import Gallery
+    from visard.inference.gallery import Gallery, features_of
 
     known = Gallery.load(gallery)
     limit = _limit(known, far, fpir, threshold)
@@ -127,9 +125,8 @@ def verify(
 
     Example: visard verify a.png b.png --model runs/demo/model.safetensors --threshold 0.4
     """
-    from visard.enrolment import features_of
-    from visard.evaluation.inputs import unit_rows
-    from visard.gallery import Gallery
+    from visard.evaluation.arrays import unit_rows
+    from visard.inference.gallery import Gallery, features_of
 
     if gallery is None and model is None:
         raise UsageError("name a model (--model) or a gallery (--gallery)")
@@ -165,7 +162,7 @@ def _limit(known: Gallery, far: float, fpir: float | None, threshold: float | No
 
 
 def _given(value: float) -> Threshold:
-    from visard.gallery import Threshold
+    from visard.inference.gallery import Threshold
 
     if not -1 <= value <= 1:
         raise UsageError(f"threshold {value}: a score lies between -1 and 1")

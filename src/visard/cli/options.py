@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from visard.api import FaceModel
+    from visard.inference.model import FaceModel
 
 Input = Annotated[
     str | None,
@@ -27,6 +27,6 @@ def open_model(
     path: Path, input: str | None, size: int | None, order: str | None, mean: str | None, std: str | None
 ) -> FaceModel:
     """The model in a file, with what the options say of its input."""
-    from visard.api import load_model
+    from visard.inference.model import load_model
 
     return load_model(path, input=input, size=size, order=order, mean=mean, std=std)

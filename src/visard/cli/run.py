@@ -8,10 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from visard.cli.console import RunWatcher, console, mark, share, size, table
+from visard.config import presets as all_presets
+from visard.engines.ledger import KINDS
 from visard.errors import UsageError
-from visard.runs import Run
-from visard.runs import resume as resume_run
-from visard.runs import run as run_settings
+from visard.methods import METHODS
+from visard.report.page import build_report
+from visard.runs.run import Run
+from visard.runs.run import resume as resume_run
+from visard.runs.run import run as run_settings
 
 
 def run(
@@ -80,3 +84,55 @@ def show(result: Run) -> None:
 
 def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [(f"{name}: {row['figure']}", share(row["value"]), row["interval"]) for row in test["headline"]]
+
+
+# ----------
+# `visard report`.
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="one or more run folders")],
+    out: Annotated[Path | None, typer.Option(help="the HTML file to write")] = None,
+) -> None:
+    """Write one HTML page about a run, or about several side by side. It opens offline.
+
+    Examples:
+
+      visard report runs/demo
+
+      visard report runs/fedavg runs/local runs/central --out comparison.html
+    """
+    console.print(f"report: {build_report(runs, out)}", highlight=False, soft_wrap=True)
+
+
+# ----------
+# `visard methods`, `visard presets`.
+
+
+def methods() -> None:
+    """List the methods, their papers, and what leaves a client in each.
+
+    Example: visard methods
+    """
+    rows = []
+    for name, method in METHODS.items():
+        leaves = [k.value for k in KINDS if k in method.leaves]
+        pooled = [k.value.upper() for k in KINDS if k in method.pools]
+        rows.append((name, method.title, method.paper or "-", ", ".join(pooled + leaves)))
+    table(
+        "Methods (what is pooled in one place stands in capitals)",
+        ("name", "what", "paper", "leaves a client"),
+        rows,
+    )
+
+
+def presets() -> None:
+    """List the presets that `visard run` knows.
+
+    Example: visard presets
+    """
+    rows = []
+    for name, text in all_presets().items():
+        lines = text.splitlines()
+        rows.append((name, lines[1].lstrip("# ") if len(lines) > 1 else "", lines[0].lstrip("# ")))
+    table("Presets", ("name", "what", "command"), rows)

@@ -4,11 +4,9 @@ A method talks to clients only through `Network.ask`. A client step is a functio
 of the client only `client.state` survives it. Every field of a reply carries the kind of thing that leaves.
 """
 
-from visard.core.client import PUBLIC, Client, ClientId, State, Weights
-from visard.core.leaves import Leaves, declared_kinds
-from visard.core.method import Method, ScoreRequest, Scores, Setup, Stage
-from visard.core.network import Network, Replies
-from visard.core.steps import BoundStep, ClientStep, M, R, client_step
+from visard.core.client import PUBLIC, BoundStep, Client, ClientId, ClientStep, M, R, State, Weights, client_step
+from visard.core.method import Method, Setup, Stage
+from visard.core.network import Leaves, Network, Replies, declared_kinds
 
 __all__ = [
     "PUBLIC",
@@ -22,8 +20,6 @@ __all__ = [
     "Network",
     "R",
     "Replies",
-    "ScoreRequest",
-    "Scores",
     "Setup",
     "Stage",
     "State",

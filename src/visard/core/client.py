@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from visard.data.faces import ClientData, FaceView
     from visard.numerics import Numerics
+
 
 ClientId = str
 Weights = dict[str, Tensor]
@@ -33,3 +35,67 @@ class Client:
     benchmarks: Mapping[str, FaceView] = field(default_factory=dict)  # public test sets that every party has
     public: FaceView | None = None  # training pictures that every party has
     others: FaceView | None = None  # for tests alone: the test pictures of all parties, its own among them
+
+
+# ----------
+# Client steps: the functions of a method that run at a client.
+
+M = TypeVar("M")
+R = TypeVar("R")
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class BoundStep(Generic[M, R]):
+    """A client step of one method, ready to be asked for."""
+
+    owner: Any  # the method
+    name: str
+    function: Callable[[Any, Client, M], R]
+    together: Callable[[Any, Sequence[Client], Sequence[M]], tuple[Weights, list[R]]] | None = None
+
+    def __call__(self, client: Client, message: M) -> R:
+        return self.function(self.owner, client, message)
+
+    @property
+    def types(self) -> tuple[type[M], type[R]]:
+        """The message type and the reply type, from the annotations."""
+        return _step_types(self.function)
+
+
+@functools.cache  # resolving annotations is slow, and a step is asked for thousands of times
+def _step_types(function: Callable[..., Any]) -> tuple[Any, Any]:
+    hints = get_type_hints(function)
+    return hints[list(hints)[-2]], hints["return"]
+
+
+class ClientStep(Generic[M, R]):
+    """Marks a method's function as a step that runs at a client (see `client_step`)."""
+
+    def __init__(self, function: Callable[[Any, Client, M], R]) -> None:
+        self.function = function
+        self._when: Callable[[Any], bool] = lambda owner: False
+        self._cohort: Callable[[Any, Sequence[Client], Sequence[M]], tuple[Weights, list[R]]] | None = None
+        functools.update_wrapper(self, function)  # type: ignore[arg-type]
+
+    def __get__(self, owner: Any, cls: type) -> BoundStep[M, R]:
+        together = self._cohort if owner is not None and self._when(owner) else None
+        return BoundStep(owner, self.function.__name__, self.function, together)
+
+    def together(self, when: Callable[[Any], bool]) -> Callable[[C], C]:
+        """Decorator of a function that does this step for many clients in one pass, where `when(method)` holds.
+
+        `(self, clients, messages) -> (mean, replies)`: the weighted mean of the field that `Network.reduce`
+        averages, and the clients' replies with {} in its place. An engine that simulates clients may use it.
+        """
+
+        def remember(cohort: C) -> C:
+            self._when, self._cohort = when, cohort
+            return cohort
+
+        return remember
+
+
+def client_step(function: Callable[[Any, Client, M], R]) -> ClientStep[M, R]:
+    """Decorator: `def local(self, client: Client, message: Down) -> Up` runs at the client."""
+    return ClientStep(function)

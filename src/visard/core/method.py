@@ -5,15 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from visard.core.client import Client, ClientId, State, Weights
-from visard.core.leaves import Leaves
-from visard.core.network import Network
-from visard.core.steps import ClientStep, client_step
-from visard.core.tuning import Tuning
+from visard.core.client import ClientId, ClientStep, State, Weights
+from visard.core.network import Leaves, Network
 
 S = TypeVar("S")
 
@@ -40,24 +37,6 @@ class Setup:
     public_classes: int = 0  # identities of the public pictures; 0 = there are none
     class_vectors: Tensor | None = field(default=None, repr=False)  # model.class_vectors: rows of the public identities
     biases: Tensor | None = field(default=None, repr=False)  # of the same file, where the head that left it has some
-
-
-@dataclass(frozen=True)
-class ScoreRequest:
-    """Test your own model, made from the generic one if there is one, also on these public test sets."""
-
-    theta: Weights | None
-    benchmarks: tuple[str, ...] = ()
-    tuning: Tuning | None = None  # test it also before and after tuning
-    W: Tensor | None = None  # the global head to tune with, where there is one
-
-
-@dataclass(frozen=True)
-class Scores:
-    """A client's test figures."""
-
-    figures: Annotated[dict[str, float], Leaves.metric]
-    pictures: Annotated[int, Leaves.count]
 
 
 class Method(ABC, Generic[S]):
@@ -122,22 +101,6 @@ class Method(ABC, Generic[S]):
     def alternatives(self, state: State, theta: Weights | None) -> dict[str, Weights | None]:
         """Other models to test at a client beside its own, by the name that their figures get."""
         return {}
-
-    @client_step
-    def score(self, client: Client, message: ScoreRequest) -> Scores:
-        """Test the client's own model where its pictures are; only figures leave."""
-        from visard.evaluation.clients import score_client
-        from visard.evaluation.tuned import score_tuned
-
-        theta = self.personal(client.state, message.theta)
-        if message.tuning is not None and message.tuning.alone:
-            return Scores(score_tuned(client, theta, message.tuning, self, message.W), len(client.data.test))
-        figures, pictures = score_client(client, theta, message.benchmarks)
-        if message.tuning is not None:
-            figures |= score_tuned(client, theta, message.tuning, self, message.W)
-        for name, other in self.alternatives(client.state, message.theta).items():
-            figures |= {f"{name}/{key}": value for key, value in score_client(client, other, ())[0].items()}
-        return Scores(figures, pictures)
 
     @classmethod
     def steps(cls) -> dict[str, ClientStep[Any, Any]]:

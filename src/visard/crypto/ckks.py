@@ -1,20 +1,17 @@
-r"""CKKS (Cheon, Kim, Kim, Song 2017) on TenSEAL's SEAL, for linear maps of a peer's encrypted numbers.
+"""Polynomials modulo the primes of the CKKS ring, as arrays and as bytes; no cipher library is needed here.
 
-    offer    numbers in slots under the owner's secret key, scale 2^105, three primes, second polynomial as a seed
-    answer   of scale 2^143 (values up to 64), flooded, then brought down to one prime
+    arrays (polynomials, primes, DEGREE) of uint64, each entry below its prime
 
-An answer's noise depends on the numbers that the responder multiplied with, and the owner, who has the key, sees it.
-So an answer gets a fresh encryption under the owner's public key (which hides the second polynomial) and uniform noise
-of 2^107, over 2^50 times what the linear map leaves (2^15 to 2^17 at scale 2^38, for the longest rows), added to
-integer coefficients: noise that is encoded from floating-point slots would have 53 bits and leave the lowest ones,
-where the map's own noise is, as they are. Values come out with an error below 2^-28. Decrypted numbers stay with
-their owner: shown to others they would tell about its key (Li and Micciancio 2021).
+What a peer sends is only this: numbers of fixed width, each checked against its prime before anything else sees it.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import secrets
+import struct
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,19 +19,236 @@ from typing import Any
 
 import numpy as np
 
-from visard.crypto import residues, seal_file
-from visard.crypto.costs import count
-from visard.crypto.residues import ANSWER, DEGREE, KEY, OFFER, PRIMES, SLOTS
-from visard.crypto.seal import library, ring
-from visard.crypto.seal_file import SEED
-from visard.errors import VisardError
+from visard.crypto.paillier import count
+from visard.errors import UsageError, VisardError
+
+DEGREE = 8192
+SLOTS = DEGREE // 2
+BITS = (60, 45, 45, 60)  # 210 of the 218 that a degree of 8192 allows at 128-bit security; the last is for keys alone
+PRIMES = (1152921504606748673, 35184371417089, 35184371613697, 1152921504606830593)
+OFFER, ANSWER, KEY = 3, 1, 4  # primes of an offer, of an answer, of a key
+
+
+def residues_size(polynomials: int, primes: int) -> int:
+    """Bytes of so many polynomials."""
+    return polynomials * DEGREE * sum(_width(i) for i in range(primes))
+
+
+def residues_to_bytes(residues: np.ndarray) -> bytes:
+    """Little-endian numbers, each as wide as its prime needs."""
+    words = np.ascontiguousarray(residues, dtype="<u8").view(np.uint8).reshape(*residues.shape, 8)
+    return b"".join(poly[i, :, : _width(i)].tobytes() for poly in words for i in range(residues.shape[1]))
+
+
+def residues_from_bytes(data: bytes, polynomials: int, primes: int, what: str) -> np.ndarray:
+    """The array, once length and ranges are right."""
+    if len(data) != residues_size(polynomials, primes):
+        raise VisardError(f"{what}: {len(data)} bytes, expected {residues_size(polynomials, primes)}")
+    found, at = np.zeros((polynomials, primes, DEGREE), np.uint64), 0
+    for poly in found:
+        for i in range(primes):
+            width = _width(i)
+            part = np.frombuffer(data, np.uint8, DEGREE * width, at).reshape(DEGREE, width)
+            words = np.zeros((DEGREE, 8), np.uint8)
+            words[:, :width] = part
+            poly[i] = words.view("<u8")[:, 0]
+            at += DEGREE * width
+            if int(poly[i].max()) >= PRIMES[i]:
+                raise VisardError(f"{what}: a number is not below its prime")
+        if not poly.any():
+            raise VisardError(f"{what}: a polynomial is zero")
+    return found
+
+
+def add(parts: Sequence[bytes], polynomials: int, primes: int, what: str) -> bytes:
+    """The sum of ciphertexts that were written by `to_bytes`."""
+    total = np.zeros((polynomials, primes, DEGREE), np.uint64)
+    modulus = np.array(PRIMES[:primes], np.uint64)[None, :, None]
+    for part in parts:
+        total = (total + residues_from_bytes(part, polynomials, primes, what)) % modulus
+    return residues_to_bytes(total)
+
+
+def shift(answer: bytes, by: np.ndarray, what: str) -> bytes:
+    """An answer with numbers (DEGREE,) below the first prime added to its first polynomial: to what it decrypts to."""
+    array = residues_from_bytes(answer, 2, ANSWER, what)
+    array[0, 0] = (array[0, 0] + by) % np.uint64(PRIMES[0])
+    return residues_to_bytes(array)
+
+
+def _width(prime: int) -> int:
+    return -(-BITS[prime] // 8)
+
+
+# ----------
+# The cipher library behind CKKS, or a clear line where it is not installed. The only place that imports it.
+
+
+@functools.cache
+def library() -> Any:
+    try:
+        import tenseal.sealapi as seal
+        import zstandard  # noqa: F401
+    except ImportError:
+        raise UsageError("CKKS needs tenseal: pip install 'visard[ckks]'") from None
+    return seal
+
+
+class Ring:
+    """The one set of parameters, 128-bit secure by the library's own table, and what works in it."""
+
+    def __init__(self) -> None:
+        seal = library()
+        parameters = seal.EncryptionParameters(seal.SCHEME_TYPE.CKKS)
+        parameters.set_poly_modulus_degree(DEGREE)
+        parameters.set_coeff_modulus(seal.CoeffModulus.Create(DEGREE, list(BITS)))
+        if tuple(m.value() for m in parameters.coeff_modulus()) != PRIMES:
+            raise UsageError("tenseal chooses other primes than visard expects: install the version of constraints.txt")
+        self.context = seal.SEALContext(parameters, True, seal.SEC_LEVEL_TYPE.TC128)
+        if not self.context.parameters_set():
+            raise UsageError(f"tenseal refuses the parameters: {self.context.parameters_error_message()}")
+        self.encoder, self.evaluator = seal.CKKSEncoder(self.context), seal.Evaluator(self.context)
+        self.parms = {
+            KEY: self.context.key_parms_id(),
+            OFFER: self.context.first_parms_id(),
+            ANSWER: self.context.last_parms_id(),
+        }
+
+    def encode(self, values: list[float], scale: float) -> Any:
+        plain = library().Plaintext()
+        self.encoder.encode(values, scale, plain)
+        return plain
+
+
+@functools.cache
+def ring() -> Ring:
+    return Ring()
+
+
+# ----------
+# Ciphertexts and keys in the file format of SEAL 4, so that its parser only ever reads headers that we wrote.
+#
+#     header of 16 bytes | parameters id | is_ntt | polynomials | degree | primes | scale | 1 | array (| seed)
+#
+# The library reads and writes files alone; here they are in memory. What it writes is compressed (zstd), what we write
+# is not. With a seed the second polynomial is left out: whoever knows the seed makes it again.
+
+HEADER = struct.Struct("<HBBBBHQ")  # magic, size of the header, version, compression, 0, size of all
+MEMBERS = struct.Struct("<4QBQQQdQ")
+COUNT = struct.Struct("<Q")
+MAGIC, VERSION, PLAIN, ZSTD = 0xA15E, (4, 3), 0, 2
+SEED = 64
+BLAKE2XB = b"\1"
+
+
+def seal_ciphertext(array: np.ndarray, parms: Sequence[int], ntt: bool, scale: float, seed: bytes = b"") -> bytes:
+    """A file of SEAL; `array` (polynomials, primes, degree), with a seed its first polynomial alone."""
+    polynomials = len(array) + bool(seed)
+    body = MEMBERS.pack(*parms, ntt, polynomials, array.shape[2], array.shape[1], scale, 1)
+    body += framed(COUNT.pack(array.size) + np.ascontiguousarray(array, "<u8").tobytes())
+    return framed(body + (framed(BLAKE2XB + seed) if seed else b""))
+
+
+def seal_galois_keys(keys: Mapping[int, Sequence[tuple[np.ndarray, bytes]]], parms: Sequence[int]) -> bytes:
+    """Keys for rotations by Galois elements, each of several seeded ciphertexts."""
+    body = [struct.pack("<4Q", *parms), COUNT.pack(DEGREE)]
+    parts = {(element - 1) // 2: key for element, key in keys.items()}
+    for index in range(DEGREE):
+        key = parts.get(index, ())
+        body += [COUNT.pack(len(key)), *(seal_ciphertext(array, parms, True, 1.0, seed) for array, seed in key)]
+    return framed(b"".join(body))
+
+
+def framed(body: bytes) -> bytes:
+    return HEADER.pack(MAGIC, HEADER.size, *VERSION, PLAIN, 0, HEADER.size + len(body)) + body
+
+
+def read_ciphertext(data: bytes, at: int = 0) -> tuple[np.ndarray, bytes, int]:
+    """(array, seed, where it ends) of a ciphertext without its header."""
+    *_, polynomials, degree, primes, _, _ = MEMBERS.unpack_from(data, at)
+    at += MEMBERS.size + HEADER.size
+    (count,) = COUNT.unpack_from(data, at)
+    array = np.frombuffer(data, "<u8", count, at + COUNT.size).reshape(-1, primes, degree)
+    at += COUNT.size + 8 * count
+    if len(array) == polynomials:
+        return array, b"", at
+    at += HEADER.size + len(BLAKE2XB)
+    return array, data[at : at + SEED], at + SEED
+
+
+def read_galois_keys(data: bytes) -> dict[int, list[tuple[np.ndarray, bytes]]]:
+    """Element -> its seeded ciphertexts, from what the library wrote."""
+    (indices,) = COUNT.unpack_from(data, 32)
+    at, found = 40, dict[int, list[tuple[np.ndarray, bytes]]]()
+    for index in range(indices):
+        (count,) = COUNT.unpack_from(data, at)
+        at += COUNT.size
+        for _ in range(count):
+            array, seed, at = read_ciphertext(data, at + HEADER.size)
+            found.setdefault(2 * index + 1, []).append((array, seed))
+    return found
+
+
+def seal_written(thing: Any) -> bytes:
+    """What the library writes, unpacked and without its header."""
+    data = seal_saved(thing)
+    magic, _, major, minor, compression, _, _ = HEADER.unpack_from(data)
+    if (magic, compression, major, minor) != (MAGIC, ZSTD, *VERSION):
+        raise UsageError(f"tenseal writes files of SEAL {major}.{minor}, which visard does not know")
+    import zstandard
+
+    return zstandard.ZstdDecompressor().decompressobj().decompress(data[HEADER.size :])
+
+
+def seal_saved(thing: Any) -> bytes:
+    """What the library writes, as it is."""
+    with _file(b"") as path:
+        thing.save(path)
+        with open(path, "rb") as f:
+            return f.read()
+
+
+def load_seal(thing: Any, context: Any, data: bytes) -> Any:
+    """Let the library read `data` into `thing`."""
+    with _file(data) as path:
+        thing.load(context, path)
+    return thing
+
+
+@contextmanager
+def _file(data: bytes) -> Iterator[str]:
+    """A path to a file in memory, or where the system has none to a private one."""
+    if hasattr(os, "memfd_create"):
+        with os.fdopen(os.memfd_create("visard"), "wb") as f:
+            f.write(data)
+            f.flush()
+            yield f"/proc/self/fd/{f.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as named:  # mode 600
+            named.write(data)
+            named.flush()
+            yield named.name
+
+
+# ----------
+# CKKS (Cheon, Kim, Kim, Song 2017) on TenSEAL's SEAL, for linear maps of a peer's encrypted numbers.
+#
+#     offer    numbers in slots under the owner's secret key, scale 2^105, three primes, second polynomial as a seed
+#     answer   of scale 2^143 (values up to 64), flooded, then brought down to one prime
+#
+# An answer's noise depends on the numbers that the responder multiplied with, and the owner, who has the key, sees it.
+# So an answer gets a fresh encryption under the owner's public key (it hides the second polynomial) and uniform noise
+# of 2^107, over 2^50 times what the linear map leaves (2^15 to 2^17 at scale 2^38, for the longest rows), added to
+# integer coefficients: noise that is encoded from floating-point slots would have 53 bits and leave the lowest ones,
+# where the map's own noise is, as they are. Values come out with an error below 2^-28. Decrypted numbers stay with
+# their owner: shown to others they would tell about its key (Li and Micciancio 2021).
 
 OFFERED, FACTOR = 2.0**105, 2.0**38  # scales of an offer and of what it is multiplied with
 PRODUCT = OFFERED * FACTOR
 ANSWERED = PRODUCT / PRIMES[2] / PRIMES[1]
 FLOOD = 107  # bits
-OFFER_BYTES, ANSWER_BYTES = residues.size(1, OFFER) + SEED, residues.size(2, ANSWER)
-ENCRYPTING, PART = residues.size(2, KEY), residues.size(1, KEY) + SEED  # bytes of keys
+OFFER_BYTES, ANSWER_BYTES = residues_size(1, OFFER) + SEED, residues_size(2, ANSWER)
+ENCRYPTING, PART = residues_size(2, KEY), residues_size(1, KEY) + SEED  # bytes of keys
 PUBLIC_BYTES = ENCRYPTING + 2 * OFFER * PART
 Terms = Mapping[int, Sequence[tuple[Any, np.ndarray]]]  # long steps -> (rotated offer, factors (SLOTS,))
 
@@ -53,7 +267,7 @@ class PublicKey:
 
     def rotated(self, offer: bytes, steps: int) -> list[Any]:
         """The offer, rotated by 0 .. steps - 1 blocks."""
-        array = residues.from_bytes(offer[:-SEED], 1, OFFER, "an offer")
+        array = residues_from_bytes(offer[:-SEED], 1, OFFER, "an offer")
         with explained("an offer"):
             turned = [_ciphertext(array, OFFER, OFFERED, seed=offer[-SEED:])]
             for _ in range(steps - 1):
@@ -107,13 +321,13 @@ class PrivateKey:
         """The numbers (SLOTS,), encrypted."""
         count("encryptions")
         sealed = self._loaded.encryptor.encrypt_symmetric(ring().encode(numbers.tolist(), OFFERED))
-        array, seed, _ = seal_file.read_ciphertext(seal_file.written(sealed))
-        return residues.to_bytes(array) + seed
+        array, seed, _ = read_ciphertext(seal_written(sealed))
+        return residues_to_bytes(array) + seed
 
     def open(self, answer: bytes) -> np.ndarray:
         """The numbers (SLOTS,) of an answer, or of a sum of answers."""
         count("decryptions")
-        array = residues.from_bytes(answer, 2, ANSWER, "an answer")
+        array = residues_from_bytes(answer, 2, ANSWER, "an answer")
         with explained("an answer"):
             plain = library().Plaintext()
             self._loaded.decryptor.decrypt(_ciphertext(array, ANSWER, ANSWERED), plain)
@@ -121,7 +335,7 @@ class PrivateKey:
 
     @functools.cached_property
     def _loaded(self) -> _Private:
-        return _Private(seal_file.load(library().SecretKey(), ring().context, self.data))
+        return _Private(load_seal(library().SecretKey(), ring().context, self.data))
 
 
 class _Private:
@@ -133,16 +347,16 @@ class _Private:
 class _Public:
     def __init__(self, key: PublicKey) -> None:
         what, parms, data = "a CKKS key", ring().parms[KEY], key.data
-        encrypting = residues.from_bytes(data[:ENCRYPTING], 2, KEY, what)
+        encrypting = residues_from_bytes(data[:ENCRYPTING], 2, KEY, what)
         parts = [data[at : at + PART] for at in range(ENCRYPTING, len(data), PART)]
-        arrays = [(residues.from_bytes(p[:-SEED], 1, KEY, what), p[-SEED:]) for p in parts]
+        arrays = [(residues_from_bytes(p[:-SEED], 1, KEY, what), p[-SEED:]) for p in parts]
         by_element = {e: arrays[i * OFFER : (i + 1) * OFFER] for i, e in enumerate(_elements(key.block))}
         with explained(what):
             public = library().PublicKey()
-            seal_file.load(public, ring().context, seal_file.ciphertext(encrypting, parms, True, 1.0))
+            load_seal(public, ring().context, seal_ciphertext(encrypting, parms, True, 1.0))
             self.encryptor = library().Encryptor(ring().context, public)
-            file = seal_file.galois_keys(by_element, parms)
-            self.galois = seal_file.load(library().GaloisKeys(), ring().context, file)
+            file = seal_galois_keys(by_element, parms)
+            self.galois = load_seal(library().GaloisKeys(), ring().context, file)
 
 
 @functools.lru_cache(maxsize=32)
@@ -156,11 +370,11 @@ def generate(block: int) -> tuple[PrivateKey, PublicKey]:
         raise VisardError(f"a block of {block} slots: must be a power of 2, at most {SLOTS // 4}")
     maker, public = library().KeyGenerator(ring().context), library().PublicKey()
     maker.create_public_key(public)
-    array, _, _ = seal_file.read_ciphertext(seal_file.written(public))
-    galois = seal_file.read_galois_keys(seal_file.written(maker.create_galois_keys(_elements(block))))
-    parts = [residues.to_bytes(a) + seed for e in _elements(block) for a, seed in galois[e]]
-    secret = seal_file.saved(maker.secret_key())
-    return PrivateKey(secret), PublicKey(block, residues.to_bytes(array) + b"".join(parts))
+    array, _, _ = read_ciphertext(seal_written(public))
+    galois = read_galois_keys(seal_written(maker.create_galois_keys(_elements(block))))
+    parts = [residues_to_bytes(a) + seed for e in _elements(block) for a, seed in galois[e]]
+    secret = seal_saved(maker.secret_key())
+    return PrivateKey(secret), PublicKey(block, residues_to_bytes(array) + b"".join(parts))
 
 
 def _elements(block: int) -> list[int]:
@@ -179,7 +393,7 @@ def _flooded(x: Any) -> bytes:
     """x plus noise on every coefficient, divided by its last two primes."""
     evaluator = ring().evaluator
     evaluator.transform_from_ntt_inplace(x)
-    array, _, _ = seal_file.read_ciphertext(seal_file.written(x))
+    array, _, _ = read_ciphertext(seal_written(x))
     array = array.copy()
     noise = flood()
     for row, prime in zip(array[0], PRIMES, strict=False):
@@ -189,13 +403,13 @@ def _flooded(x: Any) -> bytes:
     evaluator.transform_to_ntt_inplace(x)
     for _ in range(OFFER - ANSWER):
         evaluator.rescale_to_next_inplace(x)
-    array, _, _ = seal_file.read_ciphertext(seal_file.written(x))
-    return residues.to_bytes(array)
+    array, _, _ = read_ciphertext(seal_written(x))
+    return residues_to_bytes(array)
 
 
 def _ciphertext(array: np.ndarray, primes: int, scale: float, *, ntt: bool = True, seed: bytes = b"") -> Any:
-    file = seal_file.ciphertext(array, ring().parms[primes], ntt, scale, seed)
-    return seal_file.load(library().Ciphertext(), ring().context, file)
+    file = seal_ciphertext(array, ring().parms[primes], ntt, scale, seed)
+    return load_seal(library().Ciphertext(), ring().context, file)
 
 
 @contextmanager

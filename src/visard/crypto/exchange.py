@@ -16,14 +16,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from visard.crypto.envelope import TAG
 from visard.crypto.forward import FRACTION, Forward
+from visard.crypto.moments import moments, noisy
 from visard.crypto.packed import Packed
 from visard.crypto.packed_ckks import PackedCkks
-from visard.crypto.session import Letters, Mail, Scheme, Session
-from visard.ops.mmd import Polynomial
-from visard.ops.moments import moments
-from visard.ops.noise import noisy
+from visard.crypto.session import TAG, Letters, Scheme, SealedMail, Session
+from visard.learning.mmd import Polynomial
 
 Variant = Literal["packed", "both", "chain_rule", "compressed", "naive"]
 ByParameters = Callable[[int, Tensor], Tensor]  # batch, gradients by features (outputs, n, L) -> by parameters
@@ -101,7 +99,7 @@ class Plan:
         return self.batches * int(self.packed.answered(self.n, self.learns_loss(owner)))
 
 
-def offer(session: Session, plan: Plan, features: Tensor) -> Mail:
+def offer(session: Session, plan: Plan, features: Tensor) -> SealedMail:
     """Own batches (batches, n, L) for all peers."""
     how = plan.packed if plan.variant == "packed" else plan.forward
     key: Any = session.lattice.private if session.lattice else session.private.public
@@ -109,7 +107,9 @@ def offer(session: Session, plan: Plan, features: Tensor) -> Mail:
     return _seal(session, plan, "offer", session.me, ciphers, list(plan.weights(session.me)))
 
 
-def answer_packed(session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor) -> Mail:
+def answer_packed(
+    session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor
+) -> SealedMail:
     """To each peer, the own moments applied to its features; `extra` (batches,) is added to the loss it learns."""
     size, post = plan.packed.offered(plan.n), Posting()
     # once: all peers hear the same
@@ -149,7 +149,7 @@ def take_packed(
 
 def answer_forward(
     session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor, by: ByParameters | None
-) -> tuple[Mail, Letters]:
+) -> tuple[SealedMail, Letters]:
     """To each peer, the own masked gradient under its key (and the loss, where it learns it); and the masks to keep.
 
     With `by` the gradient is by the parameters of the extractor (no chain rule), else by the features.
@@ -177,7 +177,9 @@ def answer_forward(
     return post.done, masks
 
 
-def unveil(session: Session, plan: Plan, answers: Mapping[str, bytes], outputs: int) -> tuple[Mail, Tensor | None]:
+def unveil(
+    session: Session, plan: Plan, answers: Mapping[str, bytes], outputs: int
+) -> tuple[SealedMail, Tensor | None]:
     """Decrypt what the peers masked and send it back; `outputs` is the length of one batch's gradient."""
     post, losses, me = Posting(), None, session.me
     size = outputs * plan.batches
@@ -204,7 +206,7 @@ def take_forward(session: Session, plan: Plan, unveiled: Mapping[str, bytes], ma
     return total
 
 
-def _seal(session: Session, plan: Plan, kind: str, owner: str, ciphers: list[Any], to: list[str]) -> Mail:
+def _seal(session: Session, plan: Plan, kind: str, owner: str, ciphers: list[Any], to: list[str]) -> SealedMail:
     if plan.scheme == "ckks":
         return session.seal_parts(kind, owner, ciphers, plan.packed.cipher_bytes(kind), to)
     return session.seal(kind, owner, ciphers, to)
@@ -220,8 +222,8 @@ class Posting:
     """Gathers what goes to several receivers."""
 
     def __init__(self) -> None:
-        self.done: Mail = ({}, {})
+        self.done: SealedMail = ({}, {})
 
-    def add(self, post: Mail) -> None:
+    def add(self, post: SealedMail) -> None:
         for mine, more in zip(self.done, post, strict=True):
             mine.update(more)

@@ -1,4 +1,4 @@
-r"""The reversed protocol: a party's own features under its own key, many samples in one ciphertext.
+"""The reversed protocol: a party's own features under its own key, many samples in one ciphertext.
 
 The owner sends Enc(a) packed along samples, one ciphertext for a feature. The peer multiplies by its plaintext moments
 (`ops.moments.rows_of`: the same factor for all slots, so packing survives), adds constants, refreshes and returns; the
@@ -8,22 +8,188 @@ kernel of degree 1 the peer's mean is all that is needed: the peer sends it unde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import hmac
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from visard.crypto import masks
-from visard.crypto.fixed_point import FixedPoint
-from visard.crypto.masks import Seeds
-from visard.crypto.multiexp import linear_maps
-from visard.crypto.packing import Slots
-from visard.crypto.paillier import BITS, PrivateKey, PublicKey
+from visard.crypto import moments
+from visard.crypto.moments import Moments, Rows
+from visard.crypto.paillier import BITS, PrivateKey, PublicKey, count, gmp
 from visard.errors import VisardError
-from visard.ops import moments
-from visard.ops.mmd import Polynomial
-from visard.ops.moments import Moments, Rows
+from visard.learning.mmd import Polynomial
+
+# ----------
+# Many small signed integers in one plaintext: slots that add and scale together.
+#
+#     plaintext = sum of v_i 2^(width i),  |v_i| < 2^(width - 1)
+#
+# A negative slot borrows from the one above it; `unpack` carries the sign back, so sums stay exact as long as no
+# slot leaves its range. An overflow would corrupt the neighbour in silence: both ends check their bounds.
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slots of `width` bits in plaintexts of a key of `key_bits` bits."""
+
+    width: int
+    key_bits: int
+
+    def __post_init__(self) -> None:
+        if self.width < 2 or self.capacity < 1:
+            raise VisardError(f"slots of {self.width} bits do not fit a key of {self.key_bits} bits")
+
+    @property
+    def capacity(self) -> int:
+        """Slots of one plaintext; two bits stay free, so that the packed number is between -n/2 and n/2."""
+        return (self.key_bits - 2) // self.width
+
+    def plaintexts(self, count: int) -> int:
+        """How many plaintexts `count` values need."""
+        return -(-count // self.capacity)
+
+    def pack(self, values: Sequence[int]) -> list[int]:
+        """Plaintexts of the values in order; the last one may be part full."""
+        half = 1 << (self.width - 1)
+        if any(not -half < v < half for v in values):
+            raise VisardError(f"a value does not fit a slot of {self.width} bits")
+        size = self.capacity
+        return [
+            sum(v << (self.width * i) for i, v in enumerate(values[start : start + size]))
+            for start in range(0, len(values), size)
+        ]
+
+    def unpack(self, plaintexts: Sequence[int], count: int) -> list[int]:
+        """The `count` values; refused if anything is left over, which only an overflow or a lie can cause."""
+        if len(plaintexts) != self.plaintexts(count):
+            raise VisardError(f"{len(plaintexts)} packed numbers where {self.plaintexts(count)} are expected")
+        mask, half = (1 << self.width) - 1, 1 << (self.width - 1)
+        values: list[int] = []
+        for number in plaintexts:
+            rest = int(number)
+            for _ in range(min(self.capacity, count - len(values))):
+                v = rest & mask
+                v = v - (mask + 1) if v >= half else v
+                values.append(v)
+                rest = (rest - v) >> self.width
+            if rest:
+                raise VisardError("a packed number overflows its slots")
+        return values
+
+    def ones(self, count: int) -> list[int]:
+        """Plaintexts with 1 in each of `count` slots: times v, they add v to all of them."""
+        return self.pack([1] * count)
+
+
+# ----------
+# Many linear maps of the same ciphertexts: $\mathrm{Enc}(\sum_l k_{rl} m_l)$ for every row r at once.
+#
+# The powers 0 .. 2^w - 1 of each ciphertext are computed once and shared by all rows (Straus). Exponents are shifted by
+# 2^t to be non-negative, which one inverse for all rows undoes:
+# $\prod c_l^{k_l} = \prod c_l^{k_l + 2^t} (\prod c_l)^{-2^t}$.
+
+
+def linear_maps(key: PublicKey, ciphers: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+    """One ciphertext for each row of integer coefficients; not refreshed."""
+    count("multiplications", len(rows) * len(ciphers))
+    n2 = gmp.mpz(key.n2)
+    t = max((abs(k).bit_length() for row in rows for k in row), default=0)
+    digits, window = _windows(t + 1, len(rows))
+    mask = (1 << window) - 1
+    tables = [_powers(gmp.mpz(c), 1 << window, n2) for c in ciphers]
+    shift = gmp.mpz(1)
+    for c in ciphers:
+        shift = shift * c % n2
+    shift = gmp.invert(gmp.powmod(shift, 1 << t, n2), n2)
+    results = []
+    for row in rows:
+        exponents = [k + (1 << t) for k in row]
+        result = gmp.mpz(1)
+        for digit in reversed(range(digits)):
+            if result != 1:
+                result = gmp.powmod(result, 1 << window, n2)
+            at = digit * window
+            for table, e in zip(tables, exponents, strict=True):
+                if d := (e >> at) & mask:
+                    result = result * table[d] % n2
+        results.append(int(result * shift % n2))
+    return results
+
+
+def _powers(base: int, n: int, modulus: int) -> list[int]:
+    powers = [gmp.mpz(1), base]
+    while len(powers) < n:
+        powers.append(powers[-1] * base % modulus)
+    return powers
+
+
+def _windows(bits: int, rows: int) -> tuple[int, int]:
+    """(digits, window) with the fewest multiplications for each ciphertext: 2^w for the table, a digit a row."""
+    window = min(range(1, 9), key=lambda w: 2**w + rows * -(-bits // w))
+    return -(-bits // window), window
+
+
+# ----------
+# Real numbers as integers with one fixed exponent: nothing about a value shows in its encoding's form.
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """x -> round(x 2^bits), refused where |x| exceeds `limit`."""
+
+    bits: int
+    limit: float = math.inf
+
+    def encode(self, values: Tensor) -> list[int]:
+        """Integers of the values in row-major order."""
+        x = values.detach().double().flatten()
+        if not bool(torch.isfinite(x).all()):
+            raise VisardError("a value to encrypt is not finite")
+        if len(x) and float(x.abs().max()) > self.limit:
+            raise VisardError(f"a value to encrypt is {float(x.abs().max()):.4g}, above the limit of {self.limit:g}")
+        return [int(v) for v in torch.round(x * 2.0**self.bits).tolist()]
+
+    def decode(self, numbers: Iterable[int], shape: Sequence[int]) -> Tensor:
+        """float64 values of the integers."""
+        unit = 1 << self.bits
+        return torch.tensor([int(v) / unit for v in numbers], dtype=torch.float64).reshape(tuple(shape))
+
+
+# ----------
+# Masks that cancel: of the answers that several parties send to one owner, it can read the sum and no part.
+#
+#     masked answer of s = m_s + sum over the others r of  +F(k_sr) if s < r, -F(k_sr) if s > r
+#
+# F expands the secret of two parties, known to neither the owner nor the server, to uniform numbers in the range of the
+# owner's plaintexts (Bonawitz et al. 2017, without drop-outs: an exchange needs every answer). So the owner can add up
+# sealed answers itself, and whoever relays them can neither alter one nor hand out a part that could be read.
+
+Seeds = list[tuple[int, bytes]]  # sign and seed, for each other party
+SPARE = 16  # bytes more than a number has: reduced, it is uniform to 2^-128
+
+
+def seeds(me: str, secrets: Mapping[str, bytes], about: bytes) -> Seeds:
+    """For the parties with these common secrets; `about` is what all of them know that they answer."""
+    found = {
+        other: hmac.new(secret, b"visard mask" + about, hashlib.sha256).digest() for other, secret in secrets.items()
+    }
+    return [(1 if me < other else -1, seed) for other, seed in found.items()]
+
+
+def mask_numbers(seeds: Seeds, count: int, modulus: int) -> list[int]:
+    """So many masks modulo `modulus`, summed over the others."""
+    width = (modulus.bit_length() + 7) // 8 + SPARE
+    total = [0] * count
+    for sign, seed in seeds:
+        stream = hashlib.shake_256(seed).digest(width * count)
+        for i in range(count):
+            total[i] += sign * int.from_bytes(stream[i * width : (i + 1) * width], "big")
+    return [m % modulus for m in total]
+
 
 FRACTION = 20  # bits after the point, of a feature and of a moment
 HEADROOM = 7  # bits before the point with the sign: sums of weighted answers stay below 64
@@ -141,7 +307,7 @@ class Packed(Reversed):
 
     def mask(self, key: PublicKey, answer: Sequence[int], seeds: Seeds) -> list[int]:
         """The answer plus masks that cancel in the sum over all who answer."""
-        added = masks.numbers(seeds, len(answer), int(key.n))
+        added = mask_numbers(seeds, len(answer), int(key.n))
         return [key.add_plain(c, m) for c, m in zip(answer, added, strict=True)]
 
     def total(self, key: PublicKey, answers: Sequence[Sequence[int]]) -> list[int]:

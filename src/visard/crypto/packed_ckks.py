@@ -17,13 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.crypto import ckks, masks, residues
-from visard.crypto.ckks import PrivateKey, PublicKey, stride
-from visard.crypto.masks import Seeds
-from visard.crypto.packed import HEADROOM, Reversed
-from visard.crypto.residues import ANSWER, DEGREE, SLOTS
+from visard.crypto import ckks, packed
+from visard.crypto import ckks as residues
+from visard.crypto.ckks import ANSWER, DEGREE, SLOTS, PrivateKey, PublicKey, stride
+from visard.crypto.moments import Moments
+from visard.crypto.packed import HEADROOM, Reversed, Seeds
 from visard.errors import UsageError, VisardError
-from visard.ops.moments import Moments
 
 
 def block_of(n: int) -> int:
@@ -104,7 +103,7 @@ class PackedCkks(Reversed):
     def mask(self, key: PublicKey, answer: Sequence[bytes], seeds: Seeds) -> list[bytes]:
         """The answer plus masks that cancel in the sum over all who answer."""
         size, prime = len(answer), residues.PRIMES[0]
-        added = np.array(masks.numbers(seeds, size * DEGREE, prime), np.uint64).reshape(size, DEGREE)
+        added = np.array(packed.mask_numbers(seeds, size * DEGREE, prime), np.uint64).reshape(size, DEGREE)
         return [residues.shift(c, m, "an answer") for c, m in zip(answer, added, strict=True)]
 
     def total(self, key: PublicKey, answers: Sequence[Sequence[bytes]]) -> list[bytes]:

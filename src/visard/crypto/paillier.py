@@ -1,4 +1,4 @@
-r"""Paillier's cryptosystem with the fast encryption of Damgard, Jurik and Nielsen (2010).
+"""Paillier's cryptosystem with the fast encryption of Damgard, Jurik and Nielsen (2010).
 
     n = p q                modulus; plaintexts live modulo n, ciphertexts modulo n^2
     Enc(m) = (1 + n m) h_n^x mod n^2      x random of |n| / 2 bits, h_n = h^n mod n^2
@@ -11,17 +11,111 @@ Numbers here are plain integers; ciphertexts are validated when they enter (`Pub
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
+import json
 import math
+import os
 import secrets
-from collections.abc import Sequence
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from visard.crypto.costs import count
-from visard.crypto.fixed_base import FixedBase
-from visard.crypto.gmp import gmp
 from visard.errors import UsageError, VisardError
+
+# ----------
+# gmpy2, or a clear line where it is not installed. The only place that imports it.
+
+
+class _Absent:
+    def __getattr__(self, name: str) -> Any:
+        raise UsageError("encryption needs gmpy2: pip install 'visard[crypto]'")
+
+
+def _load() -> Any:
+    try:
+        import gmpy2
+    except ImportError:
+        return _Absent()
+    return gmpy2
+
+
+gmp = _load()
+
+
+# ----------
+# Powers of one fixed number: a table turns an exponentiation into a few multiplications.
+
+WINDOW = 8  # bits of the exponent a table row covers; 40 MB a key at 3072 bits, built once in half a second
+
+
+class FixedBase:
+    """base^x mod m for 0 <= x < 2^bits: row j holds base^(d 2^(8j)) for every digit d."""
+
+    def __init__(self, base: int, modulus: int, bits: int) -> None:
+        self.modulus, self.bits = gmp.mpz(modulus), bits
+        self._rows = []
+        power = gmp.mpz(base)
+        for _ in range(-(-bits // WINDOW)):
+            row = [gmp.mpz(1)]
+            for _ in range(2**WINDOW - 1):
+                row.append(row[-1] * power % self.modulus)
+            self._rows.append(row)
+            power = row[-1] * power % self.modulus
+
+    def power(self, exponent: int) -> int:
+        """base^exponent mod m."""
+        if not 0 <= exponent < 1 << self.bits:
+            raise ValueError("the exponent is outside the table")
+        result = gmp.mpz(1)
+        digits = exponent.to_bytes(len(self._rows), "little")  # a digit is a byte
+        for row, digit in zip(self._rows, digits, strict=True):
+            if digit:
+                result = result * row[digit] % self.modulus
+        return int(result)
+
+
+# ----------
+# Counters of what encryption costs a party: operations, never contents.
+
+
+@dataclass
+class Costs:
+    """Operations inside one `counted()` block."""
+
+    encryptions: int = 0
+    decryptions: int = 0
+    multiplications: int = 0  # of a ciphertext by a number
+    refreshes: int = 0  # re-randomised ciphertexts
+    cpu_seconds: float = 0.0
+
+
+_current: ContextVar[Costs | None] = ContextVar("costs", default=None)
+
+
+@contextmanager
+def counted() -> Iterator[Costs]:
+    """Count the operations of this block, whichever keys do them."""
+    costs, begun = Costs(), time.process_time()
+    token = _current.set(costs)
+    try:
+        yield costs
+    finally:
+        _current.reset(token)
+        costs.cpu_seconds = time.process_time() - begun
+
+
+def count(name: str, amount: int = 1) -> None:
+    """Add to a counter of the surrounding block, if there is one."""
+    if (costs := _current.get()) is not None:
+        setattr(costs, name, getattr(costs, name) + amount)
+
 
 BITS = 3072  # 128-bit security; 2048 gives 112
 INSECURE_BELOW = 2048
@@ -180,3 +274,74 @@ def _prime(bits: int) -> int:
         candidate = secrets.randbits(bits) | top | 3
         if gmp.is_prime(candidate, 40):
             return candidate
+
+
+# ----------
+# Private keys as files that only their owner can read.
+
+FORMAT = "visard paillier key 1"
+
+
+def save_key(path: Path, key: PrivateKey) -> None:
+    """Write a new key file with mode 600; an existing one is never overwritten."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{path} exists already: a key is never overwritten") from None
+    except OSError as error:
+        raise VisardError(f"cannot write {path}: {error.strerror}") from None
+    with os.fdopen(handle, "wb") as f:
+        f.write(key_to_bytes(key))
+        f.flush()
+        os.fsync(f.fileno())
+
+
+def load_key(path: Path, bits: int, *, trusted: bool = False) -> PrivateKey:
+    """Read a key file; refused if others can read it, if it is damaged or of another size."""
+    try:
+        mode = path.stat().st_mode
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise UsageError(f"{path} can be read by others (mode {stat.S_IMODE(mode):o}): chmod 600 it")
+    try:
+        return key_from_bytes(data, bits, trusted=trusted)
+    except VisardError as error:
+        raise UsageError(f"{path}: {error}") from None
+
+
+def load_or_make(path: Path, bits: int, *, insecure: bool = False) -> PrivateKey:
+    """The key in `path`, made on first use."""
+    if not path.exists():
+        key = generate(bits, insecure=insecure)
+        with contextlib.suppress(UsageError):  # another process may have been faster
+            save_key(path, key)
+    return load_key(path, bits)
+
+
+def key_to_bytes(key: PrivateKey) -> bytes:
+    content = {"format": FORMAT, "bits": key.public.bits, "p": f"{int(key.p):x}", "q": f"{int(key.q):x}"}
+    return json.dumps(content).encode()
+
+
+def key_from_bytes(data: bytes, bits: int, *, trusted: bool = False) -> PrivateKey:
+    """The key in `data`; one clear line if it is none or not of `bits` bits.
+
+    `trusted`: of the party itself, whose primes were tested before: every step would test them again.
+    """
+    try:
+        content = json.loads(data)
+        if content["format"] != FORMAT:
+            raise ValueError(content["format"])
+        p, q = int(content["p"], 16), int(content["q"], 16)
+    except (ValueError, KeyError, TypeError):
+        raise VisardError("is not a key file of visard") from None
+    if (p * q).bit_length() != bits:
+        raise VisardError(f"holds a key of {(p * q).bit_length()} bits, not {bits}")
+    if trusted:
+        return PrivateKey(p, q, PublicKey(p * q, bits))
+    if not (gmp.is_prime(p) and gmp.is_prime(q)):
+        raise VisardError("holds a damaged key")
+    return PrivateKey(p, q, PublicKey.from_bytes((p * q).to_bytes(bits // 8, "big"), bits))

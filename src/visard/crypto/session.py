@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,18 +14,124 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from visard.crypto import ckks, envelope, masks
-from visard.crypto.envelope import Binding
-from visard.crypto.keys import key_from_bytes, key_to_bytes, load_key, load_or_make
-from visard.crypto.masks import Seeds
-from visard.crypto.paillier import PrivateKey, PublicKey, generate
+from visard.crypto import ckks, packed
+from visard.crypto.packed import Seeds
+from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_from_bytes, key_to_bytes, load_key, load_or_make
 from visard.errors import VisardError
+
+# ----------
+# Ciphertexts on their way: bound to a session, an exchange, a direction and a key, and sealed between two parties.
+#
+#     header length u32 | header (JSON) | ciphertexts of fixed length | tag of 32 bytes
+#
+# The header says what the ciphertexts are; the receiver states what it expects and refuses anything else, so a
+# message of another batch, direction or run is not accepted again. The tag is an HMAC with a secret of the two parties,
+# so that the server that relays cannot alter or mix messages.
+
+TAG = 32
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a message is: which run, which exchange of batches, what it carries, from whom, under whose key."""
+
+    session: str
+    exchange: int
+    kind: str
+    sender: str
+    key: str  # fingerprint of the public key
+
+
+def seal(binding: Binding, key: PublicKey, ciphers: Sequence[int]) -> bytes:
+    """The message without its tag."""
+    return seal_numbers(binding, ciphers, key.cipher_bytes)
+
+
+def seal_numbers(binding: Binding, numbers: Sequence[int], length: int) -> bytes:
+    """As `seal`, for numbers of `length` bytes each."""
+    return seal_parts(binding, [int(c).to_bytes(length, "big") for c in numbers], length)
+
+
+def seal_parts(binding: Binding, parts: Sequence[bytes], length: int) -> bytes:
+    """As `seal`, for anything of `length` bytes each."""
+    header = json.dumps(asdict(binding) | {"count": len(parts), "length": length}, sort_keys=True).encode()
+    return _LENGTH.pack(len(header)) + header + b"".join(parts)
+
+
+def unseal(data: bytes, expected: Binding, key: PublicKey, count: int) -> list[int]:
+    """The ciphertexts of a message, after every check; without its tag (see `check_tag`)."""
+    ciphers = unseal_numbers(data, expected, key.cipher_bytes, count)
+    try:
+        key.check(ciphers)
+    except VisardError as error:
+        raise VisardError(f"{expected.kind} from {expected.sender}: {error}") from None
+    return ciphers
+
+
+def unseal_numbers(data: bytes, expected: Binding, length: int, count: int) -> list[int]:
+    """As `unseal`, for numbers of `length` bytes each that are not ciphertexts."""
+    return [int.from_bytes(part, "big") for part in unseal_parts(data, expected, length, count)]
+
+
+def unseal_parts(data: bytes, expected: Binding, length: int, count: int) -> list[bytes]:
+    """As `unseal`, for anything of `length` bytes each; what is in them is not checked."""
+    where = f"{expected.kind} from {expected.sender}"
+    header, body = _split(data, where)
+    for name, value in (asdict(expected) | {"count": count, "length": length}).items():
+        if header.get(name) != value:
+            raise VisardError(f"{where}: its {name} is {header.get(name)!r}, expected {value!r}")
+    if len(body) != count * length:
+        raise VisardError(f"{where}: {len(body)} bytes, expected {count * length}")
+    return [body[i : i + length] for i in range(0, len(body), length)]
+
+
+def _split(data: bytes, where: str) -> tuple[dict[str, object], bytes]:
+    try:
+        (size,) = _LENGTH.unpack_from(data)
+        header = json.loads(data[_LENGTH.size : _LENGTH.size + size])
+        if not isinstance(header, dict):
+            raise ValueError
+    except (struct.error, ValueError):
+        raise VisardError(f"{where}: is not a sealed message") from None
+    return header, data[_LENGTH.size + size :]
+
+
+def make_tag(secret: bytes, data: bytes) -> bytes:
+    """The seal of a message between two parties."""
+    return hmac.new(secret, data, hashlib.sha256).digest()
+
+
+def check_tag(secret: bytes, data: bytes, where: str) -> bytes:
+    """The message without its tag, if the tag is right."""
+    body, end = data[:-TAG], data[-TAG:]
+    if not hmac.compare_digest(make_tag(secret, body), end):
+        raise VisardError(f"{where}: its seal is broken")
+    return body
+
+
+def session_of(hellos: Mapping[str, bytes]) -> str:
+    """The name of a run that all parties compute from everybody's key and nonce."""
+    digest = hashlib.sha256()
+    for party in sorted(hellos):
+        for part in (party.encode(), hellos[party]):
+            digest.update(_LENGTH.pack(len(part)) + part)
+    return digest.hexdigest()[:32]
+
+
+def pair_secret(session: str, parts: Mapping[str, bytes]) -> bytes:
+    """The secret of two parties from the random part that each sent to the other under encryption."""
+    digest = hashlib.sha256(b"visard pair " + session.encode())
+    for party in sorted(parts):
+        digest.update(hashlib.sha256(party.encode()).digest() + parts[party])
+    return digest.digest()
+
 
 NONCE = 16
 PART = 31  # bytes of each party's part of a common secret
 EVERYONE = "*"
 Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message
-Mail = tuple[Letters, Letters]  # messages and tags
+SealedMail = tuple[Letters, Letters]  # messages and tags
 Scheme = Literal["paillier", "ckks"]
 
 
@@ -58,40 +165,40 @@ class Session:
     lattice: Lattice | None = None  # keys for CKKS, where it carries the features
     file: str = ""  # of the private key; "" = it is in the party's state
 
-    def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> Mail:
+    def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> SealedMail:
         """One message under `owner`'s key for one or more receivers, and the tag for each."""
-        return self._tagged(envelope.seal(self._binding(kind, self.me, owner), self.keys[owner], ciphers), to)
+        return self._tagged(seal(self._binding(kind, self.me, owner), self.keys[owner], ciphers), to)
 
     def open(self, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[int]:
         """The ciphertexts of a received message under `owner`'s key, after every check."""
         body = self._untagged(kind, sender, data)
-        return envelope.unseal(body, self._binding(kind, sender, owner), self.keys[owner], count)
+        return unseal(body, self._binding(kind, sender, owner), self.keys[owner], count)
 
-    def seal_plain(self, kind: str, owner: str, numbers: Sequence[int], to: str) -> Mail:
+    def seal_plain(self, kind: str, owner: str, numbers: Sequence[int], to: str) -> SealedMail:
         """As `seal`, for masked plaintexts modulo the own n."""
         binding = self._binding(kind, self.me, owner)
-        return self._tagged(envelope.seal_numbers(binding, numbers, self.keys[owner].bits // 8), [to])
+        return self._tagged(seal_numbers(binding, numbers, self.keys[owner].bits // 8), [to])
 
     def open_plain(self, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[int]:
         """As `open`, for masked plaintexts."""
         body = self._untagged(kind, sender, data)
-        return envelope.unseal_numbers(body, self._binding(kind, sender, owner), self.keys[owner].bits // 8, count)
+        return unseal_numbers(body, self._binding(kind, sender, owner), self.keys[owner].bits // 8, count)
 
-    def seal_parts(self, kind: str, owner: str, parts: Sequence[bytes], length: int, to: Sequence[str]) -> Mail:
+    def seal_parts(self, kind: str, owner: str, parts: Sequence[bytes], length: int, to: Sequence[str]) -> SealedMail:
         """As `seal`, for CKKS ciphertexts of `length` bytes."""
-        return self._tagged(envelope.seal_parts(self._binding(kind, self.me, owner), parts, length), to)
+        return self._tagged(seal_parts(self._binding(kind, self.me, owner), parts, length), to)
 
     def open_parts(self, kind: str, sender: str, owner: str, data: bytes, length: int, count: int) -> list[bytes]:
         """As `open`, for CKKS ciphertexts, whose numbers are checked where they are used."""
         body = self._untagged(kind, sender, data)
-        return envelope.unseal_parts(body, self._binding(kind, sender, owner), length, count)
+        return unseal_parts(body, self._binding(kind, sender, owner), length, count)
 
     def masks(self, owner: str, fellows: Sequence[str], about: bytes) -> Seeds:
         """For an answer to `owner` in this exchange, which the fellows answer too; `about` is what they all answer."""
         if unknown := sorted(set(fellows) - set(self.secrets)):
             raise VisardError(f"answer to {owner}: {unknown[0]} is not in this session")
         place = json.dumps(asdict(self._binding("mask", "", owner)), sort_keys=True).encode()
-        return masks.seeds(self.me, {f: self.secrets[f] for f in fellows}, place + about)
+        return packed.seeds(self.me, {f: self.secrets[f] for f in fellows}, place + about)
 
     def noise_key(self, batch: int, features: Tensor) -> bytes:
         """For the noise on an answer about these features: nobody else can make it, and asked again it is the same."""
@@ -106,14 +213,14 @@ class Session:
     def _binding(self, kind: str, sender: str, owner: str) -> Binding:
         return Binding(self.name, self.exchange, kind, sender, self.keys[owner].fingerprint())
 
-    def _tagged(self, body: bytes, to: Sequence[str]) -> Mail:
+    def _tagged(self, body: bytes, to: Sequence[str]) -> SealedMail:
         letters = {to[0]: body} if len(to) == 1 else {EVERYONE: body}
-        return letters, {other: envelope.tag(self.secrets[other], body) for other in to}
+        return letters, {other: make_tag(self.secrets[other], body) for other in to}
 
     def _untagged(self, kind: str, sender: str, data: bytes) -> bytes:
         if sender not in self.secrets:
             raise VisardError(f"{kind} from {sender}, who is not in this session")
-        return envelope.check_tag(self.secrets[sender], data, f"{kind} from {sender}")
+        return check_tag(self.secrets[sender], data, f"{kind} from {sender}")
 
     def to_state(self) -> dict[str, Any]:
         keys = {who: k.to_bytes() for who, k in self.keys.items()}
@@ -183,7 +290,7 @@ def introduce(
             ckks.PublicKey(block, rest).check(f"the CKKS key of {who}")
         elif rest:
             raise VisardError(f"the hello of {who} is {len(rest)} bytes too long")
-    parts, name = {peer: secrets.token_bytes(PART) for peer in peers}, envelope.session_of(hellos)
+    parts, name = {peer: secrets.token_bytes(PART) for peer in peers}, session_of(hellos)
     letters = {p: _part(keys[p], name, me, p, part).to_bytes(keys[p].cipher_bytes, "big") for p, part in parts.items()}
     more = {"keys": {w: k.to_bytes() for w, k in keys.items()}, "rests": rests, "block": block}
     return letters, dict(kept) | {"parts": parts, "name": name} | more
@@ -202,7 +309,7 @@ def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits
         theirs = (number if 0 <= number < 1 << 8 * PART else 0).to_bytes(PART, "big")
         if _part(private.public, kept["name"], peer, me, theirs) != cipher:
             raise VisardError(f"the secret of {peer} is not one that it sent")
-        secret[peer] = envelope.pair_secret(kept["name"], {me: part, peer: theirs})
+        secret[peer] = pair_secret(kept["name"], {me: part, peer: theirs})
     keys = {who: PublicKey(int.from_bytes(k, "big"), bits) for who, k in kept["keys"].items()}
     lattice = None
     if kept.get("block"):
@@ -219,3 +326,17 @@ def _part(key: PublicKey, name: str, sender: str, receiver: str, part: bytes) ->
     """
     seed = json.dumps([name, sender, receiver, part.hex()]).encode()
     return key.encrypt_from(int.from_bytes(part, "big"), seed)
+
+
+# ----------
+# What the server does with sealed messages: hand them on. It can neither read nor alter them.
+
+
+def deliver(sent: Mapping[str, tuple[Letters, Letters]]) -> dict[str, Letters]:
+    """receiver -> sender -> message with its tag, from what each sender posted (messages, tags)."""
+    post: dict[str, Letters] = {}
+    for sender, (letters, tags) in sent.items():
+        for receiver, tag in tags.items():
+            body = letters.get(receiver, letters.get(EVERYONE, b""))
+            post.setdefault(receiver, {})[sender] = body + tag
+    return post

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from visard.data import decoding
+from visard.data import pictures
 from visard.errors import UsageError
 
 
@@ -40,7 +40,7 @@ class Stream(ABC):
 
 def check_length(length: int) -> None:
     """Refuse a picture of no or of too many bytes, before it is read."""
-    if length > decoding.MAX_BYTES:
+    if length > pictures.MAX_BYTES:
         raise ValueError(f"{length} bytes are too many")
     if length == 0:
         raise ValueError("the file is empty")

@@ -9,18 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.layout import (
-    FILES,
-    HEADER,
-    array_path,
-    canonical_json,
-    digest,
-    map_array,
-    read_header,
-)
-from visard.data.writing import FaceSetWriter
-from visard.errors import UsageError, VisardError
-from visard.names import did_you_mean
+from visard.data.storage import FILES, HEADER, FaceSetWriter, array_path, canonical_json, digest, map_array, read_header
+from visard.errors import UsageError, VisardError, did_you_mean
 
 __all__ = ["ClientData", "FaceSet", "FaceSetWriter", "FaceView", "Federation", "describe", "list_sets"]
 

@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data import align as alignment
+from visard.data import pictures as alignment
 from visard.data.containers import Stream, check_length
-from visard.data.decoding import why_not
 from visard.data.faces import FaceSetWriter
-from visard.data.framing import ALIGNMENTS, Framing
+from visard.data.pictures import ALIGNMENTS, Framing, why_not
 from visard.data.sources import SOURCES, Listing
-from visard.errors import UsageError
-from visard.names import did_you_mean
+from visard.errors import UsageError, did_you_mean
 
 CHUNK = 64  # pictures a thread decodes at a time
 LISTED = 1000  # skipped files that the set itself remembers

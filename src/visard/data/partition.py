@@ -1,20 +1,168 @@
 """Share the pictures of a face set out to clients, with test sets of identities that no client has."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from visard.data import dealing
-from visard.data.attributes import expressions
-from visard.data.dealing import Ints
-from visard.data.domains import domain_groups, home_domain, identities_in
-from visard.data.faces import FaceSet
-from visard.data.manifest import ClientRows, Content, Manifest, check_disjoint
-from visard.data.shares import split_by_identity
-from visard.errors import UsageError
+from visard.data import partition_kinds
+from visard.data.faces import ClientData, FaceSet, FaceView, Federation
+from visard.data.partition_kinds import Ints, domain_groups, expressions, home_domain, identities_in, split_by_identity
+from visard.data.storage import canonical_json, digest, first_problem, flush_to_disk
+from visard.errors import UsageError, VisardError
 
-__all__ = ["Manifest", "PartitionSettings", "check_disjoint", "partition"]
+# ----------
+# A partition as a JSON file: which picture belongs to which client, with a hash over all of it.
+
+PARTS = ("train", "val", "test")
+Rows = list[Annotated[int, Field(ge=0)]]
+
+
+class ClientRows(BaseModel):
+    """Rows of one client's pictures in the set."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    train: Rows
+    val: Rows
+    test: Rows
+
+
+class Content(BaseModel):
+    """All of a manifest but its hash."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: Literal[1] = 1
+    kind: str
+    settings: dict[str, Any]
+    seed: int
+    faces: str  # fingerprint of the set
+    count: int = Field(ge=1)  # pictures of the set
+    clients: dict[str, ClientRows]
+    unseen: dict[str, Rows]
+    hold_out: list[str]
+    public: Rows = []
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A checked partition of one face set; make it with `partition` or `Manifest.load`."""
+
+    content: Content
+
+    def __post_init__(self) -> None:
+        owner = np.full(self.content.count, -1, np.int64)
+        groups = self._groups()
+        for number, (name, rows) in enumerate(groups):
+            if len(rows) and rows.max() >= self.content.count:
+                raise VisardError(f"partition: row {rows.max()} of {name} is beyond {self.content.count} pictures")
+            if len(np.unique(rows)) != len(rows):
+                raise VisardError(f"partition: {name} has a picture twice")
+            taken = rows[owner[rows] >= 0]
+            if len(taken):
+                other = groups[owner[taken[0]]][0]
+                raise VisardError(f"partition: picture {taken[0]} is in {other} and in {name}")
+            owner[rows] = number
+        for client in self.content.hold_out:
+            if client not in self.content.clients:
+                raise VisardError(f"partition: {client!r} is held out but is no client")
+
+    def _groups(self) -> list[tuple[str, np.ndarray[Any, np.dtype[np.int64]]]]:
+        clients = self.content.clients.items()
+        lists = [(f"{name} ({part})", getattr(rows, part)) for name, rows in clients for part in PARTS]
+        lists += [(f"test set {name}", rows) for name, rows in self.content.unseen.items()]
+        lists.append(("public pictures", self.content.public))
+        return [(name, np.array(rows, np.int64)) for name, rows in lists]
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 over the canonical JSON of the content, in hexadecimal."""
+        return digest(canonical_json(self.content.model_dump(mode="json")))
+
+    def save(self, path: Path | str) -> Path:
+        """Write the manifest beside `path`, then rename, so that no half-written one is ever seen."""
+        path = Path(path)
+        beside = path.with_name(f"{path.name}.partial-{os.getpid()}")
+        text = canonical_json({**self.content.model_dump(mode="json"), "sha256": self.hash})
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(text + b"\n")
+            flush_to_disk(beside)
+            beside.replace(path)
+            flush_to_disk(path.parent)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            raise VisardError(f"cannot write {path}: {error.strerror}") from None
+        return path
+
+    @classmethod
+    def load(cls, path: Path | str) -> Manifest:
+        """Read a manifest and check its form, its hash and its rows."""
+        try:
+            stored = _Stored.model_validate_json(Path(path).read_bytes())
+        except FileNotFoundError:
+            raise UsageError(f"no partition at {path}") from None
+        except OSError as error:
+            raise VisardError(f"cannot read {path}: {error.strerror}") from None
+        except ValidationError as error:
+            raise VisardError(f"{path} is no partition: {first_problem(error)}") from None
+        content = Content(**{name: getattr(stored, name) for name in Content.model_fields})
+        try:
+            manifest = cls(content)
+        except VisardError as error:
+            raise VisardError(f"{path}: {error}") from None
+        if manifest.hash != stored.sha256:
+            raise VisardError(f"{path} was changed after it was made: its hash does not fit")
+        return manifest
+
+    def federation(self, faces: FaceSet) -> Federation:
+        """The clients and test sets over the pictures of `faces`, which must be the set it was made for."""
+        if faces.fingerprint() != self.content.faces or len(faces) != self.content.count:
+            raise VisardError(
+                f"the partition was made for face set {self.content.faces}, not for {faces.fingerprint()}"
+            )
+        clients = {name: _client(faces, rows) for name, rows in self.content.clients.items()}
+        unseen = {name: FaceView.of(faces, rows) for name, rows in self.content.unseen.items()}
+        public = FaceView.of(faces, self.content.public) if self.content.public else None
+        known = [view for data in clients.values() for view in (data.train, data.val, data.test)]
+        check_disjoint(known if public is None else [*known, public], unseen)
+        return Federation(clients, unseen, tuple(self.content.hold_out), len(faces.names), self.hash, public)
+
+
+class _Stored(Content):
+    sha256: str
+
+
+def _client(faces: FaceSet, rows: ClientRows) -> ClientData:
+    own = np.array([*rows.train, *rows.val, *rows.test], np.int64)
+    classes = np.unique(faces.identity[own]).astype(np.int64)
+    train, val, test = (FaceView.of(faces, getattr(rows, part), classes) for part in PARTS)
+    return ClientData(train, val, test)
+
+
+def check_disjoint(training: Iterable[FaceView], tests: Mapping[str, FaceView]) -> None:
+    """Refuse test sets with an identity that is in training, also across face sets (by identity name)."""
+    known = {name for view in training for name in identity_names(view)}
+    for test, view in tests.items():
+        shared = sorted(known & identity_names(view))
+        if shared:
+            some = ", ".join(shared[:5]) + (", ..." if len(shared) > 5 else "")
+            what = "identity is" if len(shared) == 1 else "identities are"
+            raise VisardError(f"{len(shared)} {what} in training and in test set {test!r}: {some}")
+
+
+def identity_names(view: FaceView) -> set[str]:
+    """The names of the identities with a picture in the view."""
+    return {view.faces.names[number] for number in np.unique(view.identity)}
+
 
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -60,7 +208,7 @@ class PartitionSettings(BaseModel):
         return expressions(given) if isinstance(given, str) else given
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "PartitionSettings":
+    def _fits_together(self) -> PartitionSettings:
         if abs(sum(self.split) - 1) > 1e-6:
             raise ValueError(f"split {self.split} must sum to 1")
         if self.kind == "attribute":
@@ -107,7 +255,7 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     public = np.zeros(0, np.int64)
     if settings.public_identities:
         rng = np.random.default_rng([seed, PUBLIC_STREAM])
-        public = dealing.pick(target, settings.public_identities, rng, "public_identities")
+        public = partition_kinds.pick(target, settings.public_identities, rng, "public_identities")
         target = np.setdiff1d(target, public)
     target = target[pictures[target] >= settings.client_images]
 
@@ -125,16 +273,16 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         faces=faces.fingerprint(),
         count=len(faces),
         clients={name: _split(faces, rows, settings.split, rng) for name, rows in owned.items()},
-        unseen={name: dealing.rows_of(faces, group).tolist() for name, group in unseen.items()},
+        unseen={name: partition_kinds.rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(owned)[len(owned) - settings.hold_out :],
-        public=dealing.rows_of(faces, public).tolist(),
+        public=partition_kinds.rows_of(faces, public).tolist(),
     )
     return Manifest(content)
 
 
 def _only_tests(faces: FaceSet, settings: PartitionSettings, seed: int, groups: dict[str, Ints]) -> Manifest:
     """A partition without clients: every picture is in the test set of its domain."""
-    unseen = {name: dealing.rows_of(faces, group).tolist() for name, group in groups.items()}
+    unseen = {name: partition_kinds.rows_of(faces, group).tolist() for name, group in groups.items()}
     plain = settings.model_dump(mode="json")
     return Manifest(
         Content(
@@ -199,23 +347,25 @@ def _deal(
     kind, wanted = settings.kind, settings.identities
     if kind == "one_identity":
         wanted = wanted or settings.clients
-    given = dealing.pick(target, wanted, rng, "identities" if wanted == settings.identities else "clients")
+    given = partition_kinds.pick(target, wanted, rng, "identities" if wanted == settings.identities else "clients")
     clients = settings.clients or len(given)
     if kind == "equal" or kind == "one_identity":
-        return dealing.named(dealing.equal(faces, given, clients))
+        return partition_kinds.named(partition_kinds.equal(faces, given, clients))
     if kind == "lognormal":
-        return dealing.named(
-            dealing.lognormal(faces, given, clients, settings.mu, settings.sigma, rng, settings.shares)
+        return partition_kinds.named(
+            partition_kinds.lognormal(faces, given, clients, settings.mu, settings.sigma, rng, settings.shares)
         )
     if kind == "one_domain":
-        return dealing.by_domain(faces, settings.source_domain, settings.target_domain)
+        return partition_kinds.by_domain(faces, settings.source_domain, settings.target_domain)
     if kind == "dirichlet":
-        return dealing.named(dealing.dirichlet(faces, given, clients, settings.alpha, rng))
+        return partition_kinds.named(partition_kinds.dirichlet(faces, given, clients, settings.alpha, rng))
     if kind == "attribute":
-        return dealing.named(dealing.by_attribute(faces, given, settings.attributes, settings.cap, rng, settings.least))
-    origin = dealing.pick(source, settings.source_identities, rng, "source_identities")
-    targets = dealing.equal(faces, given, clients)
-    return {"source": dealing.rows_of(faces, origin)} | {f"target-{i}": rows for i, rows in enumerate(targets)}
+        return partition_kinds.named(
+            partition_kinds.by_attribute(faces, given, settings.attributes, settings.cap, rng, settings.least)
+        )
+    origin = partition_kinds.pick(source, settings.source_identities, rng, "source_identities")
+    targets = partition_kinds.equal(faces, given, clients)
+    return {"source": partition_kinds.rows_of(faces, origin)} | {f"target-{i}": rows for i, rows in enumerate(targets)}
 
 
 def _split(faces: FaceSet, rows: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> ClientRows:

@@ -1,22 +1,134 @@
-r"""A synthetic multi-user sensor set: what several users' motion sensors might say of the same activities.
+"""Sets of sensor readings or feature vectors with classes and users, behind the interface of a face set.
 
-    z = c_k + e        an execution of activity k in a latent space: its centre, and what varies each time
-    x = G_u tanh(A z + B_u z) + o_u + noise
-
-A is common, B_u (how user u moves), G_u (gain of each channel) and o_u (offset) are the user's own: a shift between
-users that a network trained on some of them meets at another.
+A class stands where an identity stands and a user (a room, a camera) where a domain stands, so that partitions, views
+and engines work on them as they are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.readings import write_readings
-from visard.data.synthetic import cache_folder
+from visard.data.faces import FaceSet
+from visard.data.storage import array_path, map_array
+from visard.data.synthetic.sets import cache_folder
+from visard.errors import UsageError, VisardError
+from visard.files import fsync_folder, read_json, write_json
+
+READINGS = "readings.json"
+KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}
+
+
+class Readings(FaceSet):
+    """values (N, ...) float32, identity (N,): the class, domain (N,): the user; `size`: how many numbers a row has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path).absolute()
+        header = _header(self.path)
+        arrays = {name: map_array(self.path, name, None).view(np.ndarray) for name in KINDS}
+        for name, array in arrays.items():
+            if array.dtype != KINDS[name] or len(array) != header["count"] or not array.flags.c_contiguous:
+                raise VisardError(f"{self.path} is broken: {name}.npy does not fit {READINGS}")
+        self.images = arrays["values"]
+        self.identity, self.domain = arrays["identity"], arrays["domain"]
+        self.attributes = np.zeros((len(self.identity), 0), np.int8)
+        self.names, self.domains, self.attribute_names = header["classes"], header["users"], []
+        self.info = header["info"]
+        self.size = int(np.prod(self.images.shape[1:]))
+        for name, numbers, names in (("identity", self.identity, self.names), ("domain", self.domain, self.domains)):
+            if numbers.min() < 0 or numbers.max() >= len(names):
+                raise VisardError(f"{self.path} is broken: a number in {name}.npy has no name in {READINGS}")
+
+    def __reduce__(self) -> tuple[Callable[[Path], FaceSet], tuple[Path]]:
+        return Readings, (self.path,)
+
+    def __repr__(self) -> str:
+        return f"Readings({str(self.path)!r}: {len(self)} rows of {len(self.names)} classes)"
+
+    @property
+    def synthetic(self) -> bool:
+        """There are no pictures to show."""
+        return False
+
+    def file(self, row: int) -> str:
+        """Readings come from no file of their own."""
+        return f"{self.domains[self.domain[row]]}/{row}"
+
+
+def is_readings(path: Path) -> bool:
+    return (path / READINGS).is_file()
+
+
+def write_readings(
+    out: Path,
+    values: npt.ArrayLike,
+    classes: Sequence[str],
+    identity: npt.ArrayLike,
+    users: Sequence[str],
+    domain: npt.ArrayLike,
+    info: dict[str, Any],
+    overwrite: bool = False,
+) -> Path:
+    """Write a set beside `out`, then rename it."""
+    arrays = {"values": values, "identity": identity, "domain": domain}
+    typed = {name: np.ascontiguousarray(array, KINDS[name]) for name, array in arrays.items()}
+    count = len(typed["values"])
+    if not count or any(len(array) != count for array in typed.values()):
+        raise VisardError(f"{out}: {count} rows, {len(typed['identity'])} classes, {len(typed['domain'])} users")
+    if not np.isfinite(typed["values"]).all():
+        raise VisardError(f"{out}: a reading is not finite")
+    if out.exists() and not overwrite:
+        raise UsageError(f"{out} exists already: choose another place or overwrite it explicitly")
+    if out.exists() and not is_readings(out):
+        raise UsageError(f"{out} holds no readings, so it is not overwritten")
+    beside = out.with_name(f"{out.name}.partial-{os.getpid()}")
+    try:
+        beside.mkdir(parents=True)
+        for name, array in typed.items():
+            np.save(array_path(beside, name), array, allow_pickle=False)
+        write_json(
+            beside / READINGS,
+            {"version": 1, "count": count, "classes": list(classes), "users": list(users), "info": info},
+        )
+        if out.exists():
+            shutil.rmtree(out)
+        beside.rename(out)
+        fsync_folder(out.parent)
+    except OSError as error:
+        if out.is_dir():  # another process made the same set first
+            return out
+        raise VisardError(f"cannot write {out}: {error.strerror}") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return out
+
+
+def _header(folder: Path) -> dict[str, Any]:
+    header = read_json(folder / READINGS)
+    fits = isinstance(header, dict) and header.get("version") == 1 and isinstance(header.get("count"), int)
+    names = [header.get(k) for k in ("classes", "users")] if fits else []
+    if not fits or not all(isinstance(n, list) and n and all(isinstance(s, str) for s in n) for n in names):
+        raise VisardError(f"{folder / READINGS} is broken: it needs version 1, count, classes and users")
+    return {**header, "info": dict(header.get("info") or {})}
+
+
+# ----------
+# A synthetic multi-user sensor set: what several users' motion sensors might say of the same activities.
+#
+#     z = c_k + e        an execution of activity k in a latent space: its centre, and what varies each time
+#     x = G_u tanh(A z + B_u z) + o_u + noise
+#
+# A is common, B_u (how user u moves), G_u (gain of each channel) and o_u (offset) are the user's own: a shift between
+# users that a network trained on some of them meets at another.
 
 VERSION = "1"
 LATENT = 12
@@ -55,3 +167,133 @@ def cached_sensors(classes: int, rows: int, size: int, users: tuple[str, ...], s
         names = [f"activity-{k}" for k in range(classes)]
         write_readings(out, values, names, labels, users, owners, {"kind": "sensors", "synthetic": True})
     return out
+
+
+# ----------
+# Importers of sensor readings and feature vectors: Widar3.0, Office-Caltech10, PAMAP2.
+
+GESTURES = ("push-pull", "sweep", "clap", "slide", "circle", "zigzag")  # of Widar3.0, 1 to 6
+FRAMES = 16  # to which every gesture is brought
+OFFICE = ("amazon", "caltech", "dslr", "webcam")
+# of PAMAP2: activity -> how intense it is (Reiss and Stricker 2012, by metabolic equivalents)
+INTENSITY = {1: 0, 2: 0, 3: 0, 17: 0, 4: 1, 6: 1, 7: 1, 13: 1, 16: 1, 5: 2, 12: 2, 24: 2}
+WINDOW, HOP = 512, 256  # rows of 100 Hz in one reading of PAMAP2, and between two readings
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an importer read: values (N, ...), the class and the user of each row, and their names."""
+
+    values: npt.NDArray[Any]
+    classes: tuple[str, ...]
+    identity: npt.NDArray[np.int64]
+    users: tuple[str, ...]
+    domain: npt.NDArray[np.int64]
+
+
+def widar(source: Path) -> Found:
+    """Body-coordinate velocity profiles from bvp.npz: frames (sum of lengths, 20, 20), length, room, user, gesture.
+
+    Every gesture becomes FRAMES frames, evenly picked in time, each of sum 1 (the power of a frame depends on the
+    distance, not on the gesture), then scaled to values of about 1.
+    """
+    file = _npz(source / "bvp.npz" if source.is_dir() else source)
+    length = _array(file, "length", source).astype(np.int64)
+    begin, rows = np.cumsum(length) - length, np.flatnonzero(length > 0)
+    steps = np.round(np.linspace(0, 1, FRAMES)[None] * (length[rows, None] - 1)).astype(np.int64)
+    values = _array(file, "frames", source)[begin[rows, None] + steps].astype(np.float32)
+    values /= values.sum((2, 3), keepdims=True) + 1e-6
+    values = values * 100 - 0.25
+    room, user = (_array(file, name, source)[rows].tolist() for name in ("room", "user"))
+    who = list(zip(room, user, strict=True))
+    pairs = sorted(set(who))
+    domain = np.array([pairs.index(pair) for pair in who], np.int64)
+    names = tuple(f"room-{room}-user-{user}" for room, user in pairs)
+    return Found(values, GESTURES, _array(file, "gesture", source)[rows].astype(np.int64) - 1, names, domain)
+
+
+def office_caltech(source: Path) -> Found:
+    """SURF bags of words, `<domain>.npz` with fts (n, 800) and labels 1 to 10.
+
+    Rows have mean 1: how often each word occurs, whatever the size of the picture.
+    """
+    values, identity, domain = [], [], []
+    for number, name in enumerate(OFFICE):
+        file = _npz(source / f"{name}.npz")
+        counts = _array(file, "fts", source).astype(np.float64)
+        values.append(counts / counts.mean(1, keepdims=True).clip(1 / counts.shape[1]))
+        identity.append(_array(file, "labels", source).reshape(-1).astype(np.int64) - 1)
+        domain.append(np.full(len(counts), number))
+    together = np.concatenate(identity)
+    classes = tuple(f"class-{k}" for k in range(int(together.max()) + 1))
+    return Found(np.concatenate(values), classes, together, OFFICE, np.concatenate(domain))
+
+
+def pamap2(source: Path) -> Found:
+    """`subject1NN.dat` files of the protocol: means and deviations of each sensor over windows of five seconds.
+
+    Columns: time, activity, heart rate, and three inertial units of 17, of which the first 13 (temperature,
+    accelerations, rotation, magnetic field) are used. Gaps (nan) take the last value before them.
+    """
+    files = sorted(source.glob("**/subject1*.dat"))
+    if not files:
+        raise UsageError(f"{source}: there is no subject1NN.dat of PAMAP2")
+    columns = [2, *(3 + 17 * unit + k for unit in range(3) for k in range(13))]
+    values, identity, domain = [], [], []
+    for number, file in enumerate(files):
+        try:
+            rows = np.loadtxt(file)
+        except (ValueError, OSError) as error:
+            raise UsageError(f"{file} cannot be read: {error}") from None
+        if rows.ndim != 2 or rows.shape[1] != 54:
+            raise UsageError(f"{file} has not the 54 columns of PAMAP2")
+        signal = _filled(rows[:, columns])
+        for start in range(0, len(rows) - WINDOW + 1, HOP):
+            activity = np.unique(rows[start : start + WINDOW, 1].astype(np.int64))
+            if len(activity) == 1 and int(activity[0]) in INTENSITY:
+                part = signal[start : start + WINDOW]
+                values.append(np.concatenate([part.mean(0), part.std(0)]))
+                identity.append(INTENSITY[int(activity[0])])
+                domain.append(number)
+    if not values:
+        raise UsageError(f"{source}: no window of {WINDOW} rows with one activity")
+    x = np.array(values)
+    users = tuple(f"user-{file.stem.removeprefix('subject')}" for file in files)
+    x = np.clip((x - x.mean(0)) / (x.std(0) + 1e-6), -10, 10)
+    return Found(x, ("light", "moderate", "vigorous"), np.array(identity), users, np.array(domain))
+
+
+READERS: dict[str, Callable[[Path], Found]] = {"widar": widar, "office-caltech": office_caltech, "pamap2": pamap2}
+
+
+def import_readings(kind: str, source: Path, out: Path, overwrite: bool = False) -> tuple[Path, int]:
+    """Read `source` with the importer of that name and write it to `out`; how many rows there are."""
+    found = READERS[kind](source)
+    info = {"kind": kind, "source": source.name}
+    write_readings(out, found.values, found.classes, found.identity, found.users, found.domain, info, overwrite)
+    return out, len(found.values)
+
+
+def _npz(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"{path} is not there")
+    try:
+        return np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
+def _array(file: Any, name: str, source: Path) -> npt.NDArray[Any]:
+    if name not in file:
+        raise UsageError(f"{source}: a file has no array {name!r}")
+    array: npt.NDArray[Any] = file[name]
+    return array
+
+
+def _filled(signal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Each gap takes the last value before it, or at the start the first after it; a column of gaps is 0."""
+    known = ~np.isnan(signal)
+    last = np.maximum.accumulate(np.where(known, np.arange(len(signal))[:, None], -1), axis=0)
+    first = np.where(known.any(0), known.argmax(0), 0)
+    filled = np.take_along_axis(signal, np.where(last < 0, first, last), axis=0)
+    return np.nan_to_num(filled)

@@ -6,9 +6,8 @@ import traceback
 from collections.abc import Iterator, Mapping
 
 from visard.core import BoundStep, ClientId, M, R
-from visard.engines.cohort import cohorts, perform_together, with_mean
-from visard.engines.network import EngineNetwork, Outcome
-from visard.engines.perform import Place, perform
+from visard.engines.network import EngineNetwork, Outcome, cohorts, perform_together, with_mean
+from visard.engines.world import Place, perform
 from visard.errors import VisardError
 
 

@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Protocol, TypeVar, get_type_hints
 
 from visard.core import Method, Network, Stage
 from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork, Traffic
-from visard.engines.stopping import Stop
-from visard.privacy.ledger import Ledger
+
+# ----------
+# Ctrl-C: the first one lets the round end and be checkpointed, the second one stops at once.
+
+
+class Stop:
+    """Whether somebody asked for the run to end after this round."""
+
+    wanted = False
+
+    def check(self) -> None:
+        """Stop here if that was asked for: the round is safe on disk."""
+        if self.wanted:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Stop]:
+    """Catch Ctrl-C for the length of a run; outside the main thread signals are left alone."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if stop.wanted:
+            raise KeyboardInterrupt
+        stop.wanted = True
+        say("interrupted: this round is finished and saved first (Ctrl-C again stops at once)")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
 
 S = TypeVar("S")
 
@@ -29,7 +67,7 @@ class Watcher(Protocol):
 
 
 class Events(Protocol):
-    """Where events go; see `visard.report.events.EventLog`."""
+    """Where events go; see `visard.report.run_folder.EventLog`."""
 
     def write(self, event: str, **fields: Any) -> None: ...
 

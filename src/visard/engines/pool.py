@@ -7,6 +7,7 @@ memory grows with the workers, not with the clients.
 from __future__ import annotations
 
 import json
+import math
 import os
 import selectors
 import socket
@@ -14,24 +15,180 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from visard.core import BoundStep, ClientId, M, R
-from visard.engines.checkpoint import Checkpoint
-from visard.engines.codec import size_of
-from visard.engines.cohort import cohorts
-from visard.engines.line import Line, Pace
-from visard.engines.network import EngineNetwork, Outcome
-from visard.engines.perform import Place
-from visard.engines.shared import Bundle, Mapped, memory_folder, receive, remove_folder, send
-from visard.engines.tasks import Task, pack_tasks, read_outcomes, together
-from visard.engines.turns import wait_in_turn
-from visard.engines.world import World
+from visard.engines.checkpoint import Checkpoint, StateFile
+from visard.engines.codec import CodecError, build, size_of
+from visard.engines.ledger import Ledger
+from visard.engines.network import EngineNetwork, Outcome, cohorts, with_mean
+from visard.engines.shared_memory import Bundle, Mapped, memory_folder, receive, remove_folder, send
+from visard.engines.world import Place, World
 from visard.errors import VisardError
-from visard.privacy.ledger import Ledger
+
+# ----------
+# The pool's tasks: a client's step or that of a cohort on its way to a worker, and the answer on its way back.
+
+
+@dataclass
+class Task:
+    """A client's step on its way, or that of a whole cohort."""
+
+    clients: list[ClientId]
+    position: int
+    size: int
+    request: dict[str, Any] = field(repr=False)
+    tries: int = 0
+    area: int = 0  # of its worker's two areas for replies
+
+
+def together(tasks: list[Task], position: int, mean: str) -> Task:
+    """One task for a cohort, whose replies have the average of the field `mean`."""
+    request = {"cohort": [task.request for task in tasks], "mean": mean}
+    return Task([c for task in tasks for c in task.clients], position, sum(task.size for task in tasks), request)
+
+
+def pack_tasks(tasks: list[Task], area: int) -> bytes:
+    """A hand-over: the tasks, with each message's header once however many of them share it."""
+    numbers: dict[int, int] = {}
+    trees: list[Any] = []
+
+    def numbered(request: dict[str, Any]) -> dict[str, Any]:
+        if "cohort" in request:
+            return {**request, "cohort": [numbered(one) for one in request["cohort"]]}
+        if id(tree := request["message"]) not in numbers:
+            numbers[id(tree)] = len(trees)
+            trees.append(tree)
+        return {**request, "message": numbers[id(tree)]}
+
+    requests = [numbered(task.request) for task in tasks]
+    return json.dumps({"tasks": requests, "messages": trees, "area": area}, separators=(",", ":")).encode()
+
+
+def read_outcomes(step: BoundStep[Any, Any], task: Task, answer: dict[str, Any], tensors: Mapped) -> list[Outcome]:
+    """What came back for a task, one outcome for each of its clients."""
+    tensors.forget()
+    if "mean" in answer:
+        return _together(step, task, answer, tensors)
+    if "alone" in answer:  # something was wrong with one of a cohort: each has its own answer
+        each = zip(task.clients, answer["alone"], strict=True)
+        return [_alone(step, client, one, tensors) for client, one in each]
+    return [_alone(step, task.clients[0], answer, tensors)]
+
+
+def _alone(step: BoundStep[Any, Any], client: ClientId, answer: dict[str, Any], tensors: Mapped) -> Outcome:
+    if "failure" in answer:
+        return Outcome(client, failure=answer["failure"], traceback=answer.get("traceback"))
+    try:
+        reply = build(answer["reply"], step.types[1], tensors)
+    except CodecError as error:
+        return Outcome(client, failure=f"reply refused: {error}")
+    return Outcome(client, reply, _state(answer), answer["seconds"])
+
+
+def _together(step: BoundStep[Any, Any], task: Task, answer: dict[str, Any], tensors: Mapped) -> list[Outcome]:
+    try:
+        value = build(answer["mean"], dict, tensors)
+        replies = [build(one["reply"], step.types[1], tensors) for one in answer["replies"]]
+    except CodecError as error:
+        return [Outcome(c, failure=f"reply refused: {error}") for c in task.clients]
+    each = zip(task.clients, replies, answer["replies"], strict=True)
+    mean = task.request["mean"]
+    return [Outcome(c, with_mean(reply, mean, value), _state(a), a["seconds"]) for c, reply, a in each]
+
+
+def _state(answer: dict[str, Any]) -> StateFile | None:
+    return StateFile(*answer["state"]) if answer["state"] else None
+
+
+# ----------
+# Who is next in a pool: tasks waiting for a worker, and how many of them one hand-over takes.
+#
+# A hand-over costs two context switches, so light tasks go out several at a time. Heavy ones go out one by one, of the
+# next in line the largest first, so that the workers finish together.
+
+AHEAD = 8  # tasks for each worker that may overtake one another: this bounds the replies that wait for their turn
+SECONDS = 0.1  # of work in one hand-over
+BYTES = 1 << 24  # of replies of one hand-over
+MOST = 64
+
+
+class Pace:
+    """How long a task of one kind takes and how much it replies, from those seen."""
+
+    def __init__(self) -> None:
+        self.seconds = math.inf
+        self.bytes = 0
+
+    def heard(self, seconds: float) -> None:
+        """A task took so long."""
+        self.seconds = seconds if math.isinf(self.seconds) else 0.8 * self.seconds + 0.2 * seconds
+
+    def batch(self) -> int:
+        """Tasks for one hand-over."""
+        fits = min(SECONDS / max(self.seconds, 1e-6), BYTES / max(self.bytes, 1), MOST)
+        return max(1, int(fits))
+
+
+class Line:
+    """The tasks of one ask that no worker has at the moment."""
+
+    def __init__(self, tasks: Iterable[Task], pace: Pace, workers: int) -> None:
+        self._waiting = deque(tasks)
+        self._again: list[Task] = []
+        self.pace, self._workers = pace, max(1, workers)
+
+    def next(self, given: int) -> list[Task]:
+        """What a free worker gets, when `given` tasks have been handed on in order; nothing if it has to wait."""
+        if self._again:
+            return [self._again.pop()]
+        # towards the end hand-overs get smaller, so that no worker sits on much while others are done
+        batch = max(1, min(self.pace.batch(), len(self._waiting) // (2 * self._workers)))
+        reach = given + max(AHEAD, 4 * batch) * self._workers
+        near = [t for t in islice(self._waiting, max(AHEAD * self._workers, batch)) if t.position < reach]
+        if batch == 1 and near:
+            largest = max(near, key=lambda t: t.size)
+            self._waiting.remove(largest)
+            return [largest]
+        return [self._waiting.popleft() for _ in near[:batch]]
+
+    def back(self, tasks: list[Task]) -> None:
+        """Tasks that a lost worker had not begun."""
+        self._waiting.extendleft(reversed(tasks))
+
+    def once_more(self, task: Task) -> None:
+        """A task whose worker died gets another worker, and that one nothing else."""
+        self._again.append(task)
+
+
+# ----------
+# How the coordinator of a pool shares the cores with its workers.
+
+
+def wait_in_turn(policy: int | None = None) -> int | None:
+    """Let this thread no longer interrupt others when it wakes up; returns how it was, which the next call restores.
+
+    Woken by every reply, the coordinator would take a core from a worker each time and clear its cache; like this it
+    runs when a core is free or its turn has come, and finds several replies. Only Linux has this, elsewhere nothing
+    happens; a thread that is scheduled in a special way is left alone. A worker that is replaced meanwhile inherits
+    it, which does no harm: it computes, and hardly ever wakes up.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        now = os.sched_getscheduler(0)
+        if policy is not None:
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+        elif now == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        return None
+    return now if now == os.SCHED_OTHER else None
+
 
 DIED = "its worker process died"
 LATE = "no reply before the time limit"

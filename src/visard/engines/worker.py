@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from visard.core import Method
+from visard.engines.checkpoint import Packs, StateFile
 from visard.engines.codec import build
-from visard.engines.cohort import perform_together
-from visard.engines.packs import Packs, StateFile
-from visard.engines.perform import Place, perform
-from visard.engines.shared import Bundle, Mapped, receive, send
-from visard.engines.world import World
+from visard.engines.network import perform_together
+from visard.engines.shared_memory import Bundle, Mapped, receive, send
+from visard.engines.world import Place, World, perform
 from visard.errors import VisardError
+from visard.methods.scoring import steps_of
 
 
 class Desk:
@@ -80,7 +80,7 @@ def serve(channel: socket.socket) -> None:
 def answer(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
     """Do one step; failures come back as one line."""
     try:
-        step = getattr(desk.method, task["step"])
+        step = steps_of(desk.method)[task["step"]]
         before = StateFile(*task["state"]) if task["state"] else None
         message = desk.message(task, step.types[0])
         state, place = desk.packs.read(before), Place(*task["place"])
@@ -104,7 +104,7 @@ def answer_together(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
     """Do the steps of a cohort in one pass; if anything is wrong, one by one."""
     tasks: list[dict[str, Any]] = task["cohort"]
     try:
-        step, place = getattr(desk.method, tasks[0]["step"]), Place(*tasks[0]["place"])
+        step, place = steps_of(desk.method)[tasks[0]["step"]], Place(*tasks[0]["place"])
         before = {one["client"]: StateFile(*one["state"]) if one["state"] else None for one in tasks}
         messages = [desk.message(one, step.types[0]) for one in tasks]
         states = {client: desk.packs.read(file) for client, file in before.items()}

@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import PUBLIC, ClientId, Leaves, Method, Setup, Weights
+from visard.core import PUBLIC, BoundStep, Client, ClientId, Leaves, M, Method, R, Setup, State, Weights
 from visard.data.faces import ClientData, FaceView
-from visard.engines.seeds import derive, seed_default
+from visard.engines.codec import own
 from visard.errors import UsageError
 from visard.numerics import Numerics
+
+# ----------
+# Random streams that depend on what is computed, never on where or in which order.
+
+
+def derive(seed: int, *parts: str | int) -> int:
+    """A 63-bit seed from the run's seed and a path such as (stage, round, ask, client)."""
+    text = "\x1f".join([str(seed), *map(str, parts)])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def generator(seed: int, *parts: str | int) -> torch.Generator:
+    """A torch generator seeded by `derive`."""
+    return torch.Generator().manual_seed(derive(seed, *parts))
+
+
+def seed_default(seed: int) -> None:
+    """Seed the default generator of the CPU, and no other: `torch.manual_seed` also keeps a traceback for each
+    call until a GPU is first used, which thousands of steps would feel."""
+    torch.default_generator.manual_seed(seed)
+
 
 POOL: ClientId = "pool"  # where a method that pools puts everybody's pictures: what leaves it has left before
 
@@ -109,3 +132,56 @@ def pooled_bytes(data: ClientData, kinds: frozenset[Leaves]) -> dict[Leaves, int
     picture = data.train.faces.pixels[0].nbytes
     each = {Leaves.pictures: picture, Leaves.labels: 8}
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}
+
+
+# ----------
+# One client step, the same on every engine: a fresh client, its own random streams, nothing shared.
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a run a step stands; its random streams depend on this and on nothing else."""
+
+    stage: str
+    round: int
+    ask: int
+
+
+@dataclass(frozen=True)
+class Done(Generic[R]):
+    """What a step gave."""
+
+    reply: R
+    state: State
+    seconds: float
+
+
+def perform(
+    world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place, sent: bool = False
+) -> Done[R]:
+    """Run `step` at `client`; reply and state share no memory with anything that lives on.
+
+    A reply that is `sent` elsewhere before the next step is copied there, and not here.
+    """
+    party = enter(world, client, state, place)
+    begun = time.perf_counter()
+    reply = step(party, own(message))
+    return Done(reply if sent else own(reply), party.state, time.perf_counter() - begun)
+
+
+def enter(world: World, client: ClientId, state: State, place: Place) -> Client:
+    """The client of a step, with random streams of its own."""
+    path = (place.stage, place.round, place.ask, client)
+    seed_default(derive(world.seed, *path, "default"))  # for layers that draw by themselves
+    return Client(
+        id=client,
+        data=world.clients[client],
+        state=state,
+        rng=generator(world.seed, *path),
+        network=world.network,
+        embedding=world.embedding,
+        numerics=world.numerics,
+        benchmarks=world.benchmarks,
+        public=world.public,
+        others=world.others,
+    )

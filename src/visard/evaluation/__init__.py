@@ -1,18 +1,10 @@
 """Evaluation of face features: verification, identification, per-client figures."""
 
-from visard.evaluation.bootstrap import Interval
-from visard.evaluation.identification import (
-    FpirPoint,
-    GallerySplit,
-    Identification,
-    identify,
-    split_gallery,
-)
-from visard.evaluation.pairs import PairList, make_pairs
+from visard.evaluation.identification import FpirPoint, GallerySplit, Identification, identify, split_gallery
+from visard.evaluation.personal import ClientSummary, jain_index, summarise
 from visard.evaluation.roc import Curve, FarPoint
 from visard.evaluation.scores import Histogram, Limits, Roc, roc_of, stream_roc
-from visard.evaluation.summary import ClientSummary, jain_index, summarise
-from visard.evaluation.verification import Verification, verify_all, verify_pairs
+from visard.evaluation.verification import Interval, PairList, Verification, make_pairs, verify_all, verify_pairs
 
 __all__ = [
     "ClientSummary",

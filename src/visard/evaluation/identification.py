@@ -16,11 +16,9 @@ import numpy as np
 import torch
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation.grid import PAD
-from visard.evaluation.inputs import Floats, Ints, labels, matrix, shares, unit_rows
-from visard.evaluation.results import Result
+from visard.evaluation.arrays import Floats, Ints, Result, labels, matrix, shares, unit_rows
+from visard.evaluation.bins import PAD, one_thread_each
 from visard.evaluation.roc import Steps, conservative
-from visard.evaluation.sweep import one_thread_each
 
 TEMPLATES = ("mean", "max")
 CELLS = 1 << 22  # scores held at a time

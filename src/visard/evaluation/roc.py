@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visard.errors import UsageError
-from visard.evaluation.inputs import Doubles, Ints
-from visard.evaluation.results import Result
+from visard.evaluation.arrays import Doubles, Ints, Result
 
 RULES = ("conservative", "nearest")
 LOOK_AROUND = 1 << 22  # scores that one more look for the nearest rule may ask for

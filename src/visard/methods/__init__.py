@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from visard.core import Method
-from visard.errors import UsageError
-from visard.methods.central import Central
+from visard.errors import UsageError, did_you_mean
+from visard.methods.baselines import Central, Local, Pretrain, TargetOnly
 from visard.methods.central_mmd import CentralMMD
-from visard.methods.dan import DAN
-from visard.methods.dann import DANN
+from visard.methods.domain_adaptation import DAN, DANN
 from visard.methods.encrypted_mmd import EncryptedMMD
 from visard.methods.fedavg import FedAvg
 from visard.methods.fedface import FedFace
@@ -17,10 +16,6 @@ from visard.methods.fedfr_da import FedFRDA
 from visard.methods.fedfr_joint import FedFRJoint
 from visard.methods.finetune import FineTune
 from visard.methods.hf_maml import HFMaml
-from visard.methods.local import Local
-from visard.methods.pretrain import Pretrain
-from visard.methods.target_only import TargetOnly
-from visard.names import did_you_mean
 
 METHODS: dict[str, type[Method[Any]]] = {
     m.name: m

@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from visard.core import Client, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
-from visard.heads import Head
-from visard.methods.fitting import check_rounds
-from visard.ops.average import BatchNormPolicy, RunningMean, kept_local, without
-from visard.ops.client_head import HeadStart, client_head
-from visard.ops.drift import Drift
-from visard.ops.sampling import sample_clients
-from visard.ops.training import HeadSettings, load_weights, weights_in
+from visard.learning.average import BatchNormPolicy, RunningMean, kept_local, sample_clients, without
+from visard.learning.features import HeadStart, client_head
+from visard.learning.heads import Head
+from visard.learning.objective import Drift
+from visard.learning.train import HeadSettings, load_weights, weights_in
+from visard.methods.supervised import check_rounds
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-r"""Domain adaptation by MMD with all data in one place: the centralised references of Kang, Li, Zhang 2022.
+"""Domain adaptation by MMD with all data in one place: the centralised references of Kang, Li, Zhang 2022.
 
     theta_p    extractor of party p, with its own weights after pre-training
     lambda     `weight`, of MMD in the loss (Eq. 2)           S    number of sources (Eqs. 16, 18)
@@ -8,6 +8,7 @@ The same loss and optimiser as in `encrypted-mmd`, without ciphers and, by defau
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -16,17 +17,40 @@ import torch
 from torch import Tensor
 
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
-from visard.errors import UsageError
-from visard.methods.domains import check_start
-from visard.methods.encrypted.messages import Begin, begun
-from visard.methods.encrypted.pool import SOURCES, party
-from visard.methods.encrypted.server import head_of
-from visard.ops import mmd
-from visard.ops.adam import Optimiser
-from visard.ops.alignment import Learner
-from visard.ops.compare import Compare
-from visard.ops.predictor import quality
-from visard.ops.training import HeadSettings, Training
+from visard.data.faces import ClientData, FaceView
+from visard.errors import UsageError, VisardError
+from visard.learning import mmd
+from visard.learning.mmd import Compare
+from visard.learning.train import HeadSettings, Optimiser, Training
+from visard.methods.domain_adaptation import check_start
+from visard.methods.encrypted_mmd_party import Begin, begun, head_of
+from visard.methods.mmd_learner import Learner, quality
+
+# ----------
+# Parties inside a pool: what centralised training holds of each.
+
+SOURCES: ClientId = "sources"  # all of them as one party
+
+
+def party(pool: Client, name: ClientId, target: ClientId, state: State) -> Client:
+    """A party of the pool as a client with a network of its own."""
+    own = copy.deepcopy(pool.network())
+    return Client(name, _data(pool, name, target), state, pool.rng, lambda: own, pool.embedding, pool.numerics)
+
+
+def _data(pool: Client, name: ClientId, target: ClientId) -> ClientData:
+    parts = pool.data.parts
+    if target not in parts or len(parts) < 2:
+        raise VisardError(f"has no party {target!r} beside others: partition.kind = one_domain is needed")
+    members = [c for c in parts if c != target] if name == SOURCES else [name]
+    views = [parts[c] for c in members]
+    domains = np.unique(np.concatenate([view.domain for view in views]))
+
+    def of(view: FaceView) -> FaceView:
+        return FaceView.of(view.faces, view.index[np.isin(view.domain, domains)], pool.data.train.classes)
+
+    train = FaceView.of(views[0].faces, np.concatenate([view.index for view in views]), pool.data.train.classes)
+    return ClientData(train, of(pool.data.val), of(pool.data.test))
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,27 @@ import torch
 from torch import Tensor
 
 from visard.core import BoundStep, ClientId, M, Network, R, Replies, Setup, Stage, State, Weights
-from visard.crypto import relay
+from visard.crypto import session
 from visard.crypto.exchange import Plan
+from visard.crypto.moments import check_apart, epsilon
 from visard.crypto.session import Letters
 from visard.errors import UsageError
-from visard.methods.encrypted.messages import Begin, Cards, Go, Heads, Look, Mail, Moved, Post
-from visard.methods.encrypted.server import head_of, log, mean, posts
-from visard.methods.encrypted.steps import EncryptedSteps
-from visard.ops.mmd import Polynomial
-from visard.ops.noise import check_apart, epsilon
+from visard.learning.mmd import Polynomial
+from visard.methods.encrypted_mmd_party import (
+    Begin,
+    Cards,
+    EncryptedSteps,
+    Go,
+    Heads,
+    Look,
+    Mail,
+    Moved,
+    Post,
+    head_of,
+    log,
+    mean,
+    posts,
+)
 
 
 @dataclass(frozen=True)
@@ -85,12 +97,12 @@ class EncryptedMMD(EncryptedSteps[Server]):
                 s, moved = self.move(s, net, plan, lr, received, more=False)
                 done, received = [*done, moved], {}
             s, moved = self.move(s, net, plan, lr, received, secrets if not i else {})
-            mail = self.ask_mail(net, self.answer, plan, relay.deliver(posts(moved)))
+            mail = self.ask_mail(net, self.answer, plan, session.deliver(posts(moved)))
             done += [moved, mail]
             if self.protocol != "packed":
-                mail = self.ask_mail(net, self.unveil, plan, relay.deliver(posts(mail)))
+                mail = self.ask_mail(net, self.unveil, plan, session.deliver(posts(mail)))
                 done.append(mail)
-            received = relay.deliver(posts(mail))
+            received = session.deliver(posts(mail))
         s, moved = self.move(s, net, plan, lr, received, more=False)
         log(net, [*done, moved], lr=lr)
         if self.classes == "shared":  # the end of Section 4.2.3

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from visard.core import Client
 from visard.errors import UsageError
+from visard.learning.train import Training, train
 from visard.methods.averaging import Averaging, Down, Learnt, Task
-from visard.ops.training import Training, train
 
 
 @dataclass(frozen=True)

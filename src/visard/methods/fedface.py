@@ -16,15 +16,23 @@ from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Leaves, Network, Setup, Stage, Weights, client_step
 from visard.errors import Told, UsageError
-from visard.heads import direction
-from visard.methods.fitting import Fit, Fitting, Supervised, check_rounds
-from visard.methods.looking import Looking
-from visard.ops.features import class_means, features_of
-from visard.ops.norms import check_frozen, check_not_alone
-from visard.ops.positive import Member, OneStep, Positive, one_step_together, same_weights
-from visard.ops.sampling import sample_clients
-from visard.ops.spreadout import SpreadOut, collapse_figures, spread_out
-from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.average import sample_clients
+from visard.learning.features import class_means, features_of
+from visard.learning.heads import direction
+from visard.learning.positive import (
+    Member,
+    OneStep,
+    Positive,
+    SpreadOut,
+    check_frozen,
+    check_not_alone,
+    collapse_figures,
+    one_step_together,
+    same_weights,
+    spread_out,
+)
+from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.methods.supervised import Fit, Fitting, Looking, Supervised, check_rounds
 
 
 @dataclass(frozen=True)

@@ -8,20 +8,54 @@ via Federated Learning, 2021 (the paper calls it FedFR). One client has labelled
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Literal
 
-from visard.core import Client, Leaves, Network, Setup, Stage, Weights, client_step
+from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
+from visard.core import Client, ClientId, Leaves, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
-from visard.methods.aligning import Aligning
-from visard.methods.domains import SOURCE, Labelled, check_start, given_head, losses_of_sides, restore_head, targets
-from visard.methods.encrypted.align_steps import SEALED
-from visard.methods.fedfr_da_messages import Down, Server, Up
-from visard.methods.fitting import check_rounds, fit
-from visard.ops.average import RunningMean, mean_figures
-from visard.ops.cluster import Clustering
-from visard.ops.pseudo import figures_of, pseudo_labels
-from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.average import RunningMean, mean_figures
+from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.methods.domain_adaptation import (
+    SOURCE,
+    Labelled,
+    check_start,
+    given_head,
+    losses_of_sides,
+    restore_head,
+    targets,
+)
+from visard.methods.encrypted_alignment import SEALED, Aligning, Met
+from visard.methods.encrypted_mmd_party import Post
+from visard.methods.supervised import check_rounds, fit
+
+# ----------
+# FedFR-DA: what the server keeps, and all that travels.
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+    head: Weights  # the source's, where it goes on with one from a file
+    labelled: list[ClientId]  # target clients that found clusters
+    begun: bool = False  # whether the source has trained with the targets: its head is its own from then on
+    met: Met = Met()  # of alignment
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    lr: float
+    first: bool = False  # the source has not trained with the targets yet
+    head: Weights = field(default_factory=dict)  # which it then starts with
+    pull: Post | None = None  # what the peers say about alignment, where there is any
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Leaves.weights]
+    n: Annotated[int, Leaves.count]
+    loss: Annotated[float, Leaves.metric]
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,20 @@ from torch import Tensor
 
 from visard.core import Client, Leaves, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
-from visard.methods.domains import given_head
-from visard.methods.fitting import Supervised
-from visard.methods.proxies import WithProxies
-from visard.ops.average import RunningMean, mean_figures
-from visard.ops.contrastive import ContrastSettings
-from visard.ops.decoupled import BranchSettings
-from visard.ops.joint import Joint, JointHead, JointTraining, PersonalSettings, personal_weights
-from visard.ops.public import PublicSettings
-from visard.ops.sampling import sample_clients
-from visard.ops.training import Training
+from visard.learning.average import RunningMean, mean_figures, sample_clients
+from visard.learning.objective import ContrastSettings
+from visard.learning.train import Training
+from visard.methods.domain_adaptation import given_head
+from visard.methods.fedfr_joint_client import (
+    BranchSettings,
+    Joint,
+    JointHead,
+    JointTraining,
+    PersonalSettings,
+    PublicSettings,
+    personal_weights,
+)
+from visard.methods.supervised import Supervised, WithProxies
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
 from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
-from visard.methods.domains import SOURCE, Labelled, check_start, restore_head
-from visard.methods.fitting import check_rounds, fit
-from visard.ops.cluster import Clustering
-from visard.ops.pseudo import figures_of, pseudo_labels
-from visard.ops.training import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
+from visard.methods.supervised import check_rounds, fit
 
 
 @dataclass(frozen=True)

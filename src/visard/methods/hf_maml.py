@@ -1,7 +1,7 @@
 """HF-MAML: Gansekoele, Hess and Bhulai, Meta-Learning for Federated Face Recognition in Imbalanced Data Regimes, 2024.
 
 Algorithm 1 is federated averaging of w (and, with a global head, of a) in which a client learns by the update of
-Eqs. 1 to 3 (`visard.ops.meta`); the embedding regularisation, Eq. 4, is in `visard.ops.drift`.
+Eqs. 1 to 3 (`visard.learning.meta`); the embedding regularisation, Eq. 4, is in `visard.learning.objective`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from visard.core import Client
+from visard.learning.meta import MetaTraining, meta_train
+from visard.learning.train import HeadSettings
 from visard.methods.averaging import Averaging, Down, Learnt, Task
-from visard.ops.meta import MetaTraining, meta_train
-from visard.ops.training import HeadSettings
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,22 @@ from pathlib import Path
 
 from torch import nn
 
-from visard.errors import UsageError, VisardError
-from visard.models.convert import fit, load_insightface, start_weights
-from visard.models.files import read_model, save_model
+from visard.errors import UsageError, VisardError, did_you_mean
+from visard.models.files import (
+    fit,
+    load_insightface,
+    read_model,
+    save_model,
+    split_transform,
+    start_weights,
+    with_transform,
+)
 from visard.models.iresnet import DEPTHS, IResNet
 from visard.models.mobilefacenet import MobileFaceNet
-from visard.models.personal import split_transform, with_transform
 from visard.models.resnet18 import ResNet18
 from visard.models.sensors import CnnGru, Mlp
 from visard.models.spherenet import SphereNet
 from visard.models.tiny import Tiny
-from visard.names import did_you_mean
 
 __all__ = [
     "NAMES", "build", "default_embedding", "has_batchnorm", "load", "load_insightface", "parameters_count",

@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from visard.data.sources import bin as packed
-from visard.data.sources import celeba, folder, ijb, lfw, office31, parquet, recordio, rfw, webdataset
+from visard.data.sources import celeba, folder, ijb, lfw, parquet, recordio, rfw, webdataset
+from visard.data.sources import folder as office31
 from visard.data.sources.listing import Listing
 
 # read(source: Path, **options) -> Listing
@@ -13,7 +14,7 @@ SOURCES: dict[str, Callable[..., Listing]] = {
     "folder": folder.read,
     "ijb": ijb.read,
     "lfw": lfw.read,
-    "office31": office31.read,
+    "office31": office31.read_office31,
     "parquet": parquet.read,
     "recordio": recordio.read,
     "rfw": rfw.read,

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from visard.data.containers import check_length
 from visard.data.pairs import consecutive_folds, kept_pairs
 from visard.data.sources.listing import Listing, Numbers, number, rows_of
+from visard.data.storage import replacing
 from visard.data.unpickle import Array, load_plain
-from visard.data.writing import replacing
 from visard.errors import UsageError, VisardError
 
 Encoded = bytes | memoryview

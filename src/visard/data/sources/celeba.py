@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.containers import Files, open_container
-from visard.data.decoding import Crop, is_picture
+from visard.data.pictures import Crop, is_picture
 from visard.data.sources.listing import Listing, coordinates, fields, number
 from visard.errors import UsageError
 

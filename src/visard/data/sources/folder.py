@@ -1,5 +1,7 @@
 """A folder (or zip) with one folder of pictures per identity, or per domain and identity."""
 
+from __future__ import annotations
+
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.containers import Files, open_container
-from visard.data.decoding import Crop, is_picture
 from visard.data.pairs import kept_pairs, read_pair_list, with_folds
+from visard.data.pictures import Crop, is_picture
 from visard.data.sources.listing import Extras, Listing, Numbers, coordinates, fields, number, rows_of
 from visard.errors import UsageError
 
@@ -91,3 +93,30 @@ def _pairs(path: Path, files: list[str], info: dict[str, Any]) -> Extras:
         return kept_pairs(items, rows_of(kept, len(files)), info)
 
     return extras
+
+
+# ----------
+# Office-31 (or any set like it): the same classes seen by several cameras, <domain>/[images/]<class>/<picture>.
+
+
+def read_office31(source: Path, *, crop: int | None = None) -> Listing:
+    """List the pictures; a class is one identity in all domains. Each keeps its centre square of `crop` pixels."""
+    if crop is not None and crop < 1:
+        raise UsageError(f"crop = {crop}: must be at least 1 pixel")
+    container = open_container(source)
+    found = [([p for p in name.split("/") if p != "images"], name) for name in container.names() if is_picture(name)]
+    inside = sorted((parts, name) for parts, name in found if len(parts) == 3)
+    if not inside:
+        container.close()
+        raise UsageError(f"{source} holds no pictures as <domain>/<class>/<picture>")
+    files = [name for _, name in inside]
+    identity, names = number(parts[1] for parts, _ in inside)
+    return Listing(
+        pictures=Files(container, files),
+        files=files,
+        identity=identity,
+        names=names,
+        domains=[parts[0] for parts, _ in inside],
+        crop=Crop(crop),
+        info={"crop": crop},
+    )

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from visard.data.decoding import Crop
 from visard.data.pairs import Pairs, kept_pairs, load_pairs
+from visard.data.pictures import Crop
 from visard.data.sources import folder
 from visard.data.sources.listing import Listing, Numbers, fields, rows_of
 from visard.errors import UsageError

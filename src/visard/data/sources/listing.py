@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.containers import Pictures, Stream
-from visard.data.decoding import CENTRE, Crop
+from visard.data.pictures import CENTRE, Crop
 from visard.errors import UsageError
 
 Numbers = npt.NDArray[np.int64]

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from visard.data.containers import Stream
 from visard.data.sources.listing import Listing
-from visard.errors import UsageError
-from visard.names import did_you_mean
+from visard.errors import UsageError, did_you_mean
 
 IMAGES, LABELS = ("image", "img", "picture", "jpg"), ("label", "identity", "labels", "id", "person", "class")
 BATCH = 64  # rows that are read at a time

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.containers import Container, Files
-from visard.data.decoding import is_picture
 from visard.data.pairs import consecutive_folds, kept_pairs
+from visard.data.pictures import is_picture
 from visard.data.sources import bin as packed
 from visard.data.sources.lfw import Pair, pair_lines
 from visard.data.sources.listing import Listing, Numbers, coordinates, fields, number, rows_of

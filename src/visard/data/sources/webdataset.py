@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from visard.data.containers import Slices
-from visard.data.decoding import EXTENSIONS
+from visard.data.pictures import EXTENSIONS
 from visard.data.sources.listing import Listing, number
 from visard.errors import UsageError
 

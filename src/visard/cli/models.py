@@ -1,0 +1,412 @@
+"""`visard eval`."""
+
+from __future__ import annotations
+
+import json
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from visard.cli import options
+from visard.cli.console import bar, console, share, size, table
+from visard.config import EvaluationSettings
+from visard.data.catalog import DataSettings
+from visard.errors import UsageError
+
+Rows = list[tuple[str, str, str]]
+
+
+class Protocol(StrEnum):
+    """What can be tested."""
+
+    verification = "verification"
+    identification = "identification"
+    both = "both"
+    lfw = "lfw"
+    rfw = "rfw"
+    ijb = "ijb"
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="a .safetensors, .pth, .pt or .onnx model, or features (.npy)")],
+    data: Annotated[str, typer.Option(help="a face set: a folder, a name in the data folder, or synthetic")],
+    protocol: Annotated[Protocol, typer.Option(help="what to test")] = Protocol.both,
+    pairs: Annotated[int, typer.Option(help="balanced pairs for the ten-fold accuracy")] = 6000,
+    listed: Annotated[
+        Path | None, typer.Option("--list", help="your own pairs: a CSV file with file_a,file_b,same")
+    ] = None,
+    far: Annotated[str, typer.Option(help="false accept rates, separated by commas")] = "0.1,0.01,0.001",
+    flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
+    switches: Annotated[str, typer.Option(help="ijb: keep norms, detector scores, mirror images")] = "N1D1F1",
+    seed: Annotated[int, typer.Option(help="of the pairs and of the confidence intervals")] = 0,
+    input: options.Input = None,
+    size: options.Size = None,
+    order: options.Order = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with curves")] = False,
+) -> None:
+    """Test a model on the people of a face set.
+
+    verification and identification take any set. lfw: ten folds over the pairs that came with the set (lfw, cfp, agedb
+    and other .bin files, or --list). rfw: the same for each of its domains. ijb: templates, 1:1 and 1:N.
+
+    Examples:
+
+      visard eval runs/demo/model.safetensors --data synthetic
+
+      visard eval r50.onnx --data lfw --protocol lfw --input arcface
+
+      visard eval runs/demo/model.safetensors --data data/mine --protocol verification --json
+    """
+    from visard.data.catalog import open_faces
+    from visard.errors import UsageError
+    from visard.inference.features import read_features
+    from visard.inference.model import evaluate as run_tests
+    from visard.inference.model import open_data
+
+    try:
+        rates = tuple(float(f) for f in far.split(","))
+        settings = EvaluationSettings(pairs=pairs, far=rates, flip=flip)
+    except ValueError:
+        raise UsageError(f"--far {far} --pairs {pairs}: rates must be numbers in (0, 1), pairs at least 20") from None
+    if model.suffix == ".npy":
+        faces = open_data(data)
+        tested: Any = read_features(model, faces)
+    else:
+        tested = options.open_model(model, input, size, order, mean, std)
+        faces = open_faces(DataSettings(size=tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
+    protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
+    figures = run_tests(
+        tested, faces, protocols=protocols, settings=settings, seed=seed, pairs=listed, switches=switches
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(figures, indent=1))
+        return
+    title = f"{model.name} on {data}"
+    if protocol in (Protocol.lfw, Protocol.rfw, Protocol.ijb):
+        show = {Protocol.lfw: lfw_rows, Protocol.rfw: rfw_rows, Protocol.ijb: ijb_rows}[protocol]
+        table(f"{title}: {protocol.value}", ("figure", "value", "note"), show(figures[protocol.value]))
+        return
+    from visard.runs.evaluation import headline
+
+    rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None]
+    table(title, ("figure", "value", "95 % interval"), rows)
+
+
+def lfw_rows(figures: dict[str, Any]) -> Rows:
+    """The lines of a table of ten folds."""
+    roc = figures["roc"]
+    rows = [
+        ("accuracy", share(figures["accuracy"]), f"± {share(figures['accuracy_std'])}, {figures['pairs']} pairs"),
+        (f"TAR, folds at FAR {figures['far_target']:g}", share(figures["tar"]), f"FAR {figures['far']:.2g}"),
+    ]
+    rows += [(f"TAR at FAR {p['far']:g}", share(p["tar"]), _doubt(p)) for p in roc["tar"]]
+    return [*rows, ("EER", share(roc["eer"]), ""), ("AUC", share(roc["auc"]), "")]
+
+
+def rfw_rows(figures: dict[str, Any]) -> Rows:
+    """The lines of a table of groups."""
+    rows = [
+        (f"accuracy {name}", share(group["accuracy"]), f"± {share(group['accuracy_std'])}, {group['pairs']} pairs")
+        for name, group in figures["groups"].items()
+    ]
+    rows += [
+        ("mean", share(figures["mean"]), ""),
+        ("standard deviation", share(figures["std"]), "over groups"),
+        ("skewed error ratio", share(figures["skewed_error_ratio"]), "largest error / smallest error"),
+    ]
+    for point in figures["shared"]:
+        for name, rate in point["fmr"].items():
+            text = f"FNMR {share(point['fnmr'][name])}, threshold {share(point['threshold'])}"
+            rows.append((f"FMR {name} (all: {point['fmr_target']:g})", share(rate), text))
+    return rows
+
+
+def ijb_rows(figures: dict[str, Any]) -> Rows:
+    """The lines of a table of templates."""
+    on = "".join(f"{name}{int(value)}" for name, value in figures["switches"].items())
+    rows = [
+        (name, share(value), f"± {share(figures['std'][name])}" if figures["std"][name] is not None else on)
+        for name, value in figures["mean"].items()
+    ]
+    for old in [search["legacy"] for search in figures["identification"][:1] if search["legacy"]]:
+        rows += [(f"tpir@fpir={p['fpir']:g}", share(p["tpir"]), old["rule"]) for p in old["tpir"]]
+    return rows
+
+
+def _doubt(point: dict[str, Any]) -> str:
+    return "fewer than ten impostors" if point["unreliable"] else ""
+
+
+# ----------
+# `visard embed`.
+
+
+def embed(
+    data: Annotated[str, typer.Argument(metavar="DATASET", help="a face set: a folder, or a name in the data folder")],
+    model: Annotated[Path, typer.Option(help="a .safetensors, .pth, .pt or .onnx model")],
+    out: Annotated[Path, typer.Option(help="the .npy file to write; a .json manifest goes beside it")],
+    flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
+    unit: Annotated[bool, typer.Option("--unit", help="scale each feature to length one")] = False,
+    input: options.Input = None,
+    size: options.Size = None,
+    order: options.Order = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+) -> None:
+    """Write the features of all pictures of a face set, a row each, in the set's order.
+
+    The manifest has the fingerprints of model and data, the identity of each row and how pictures went in.
+
+    Example: visard embed data/mine --model runs/demo/model.safetensors --out features.npy
+    """
+    from visard.inference.features import manifest_path, write_features
+    from visard.inference.model import open_data
+
+    view = open_data(data)
+    loaded = options.open_model(model, input, size, order, mean, std)
+    with bar("embedding", len(view)) as shown:
+        manifest = write_features(loaded, view, out, flip=flip, unit=unit, progress=shown.update)
+    text = f"{manifest['rows']} x {manifest['dimensions']} features: {out} and {manifest_path(out).name}"
+    console.print(text, highlight=False, soft_wrap=True)
+
+
+# ----------
+# `visard cluster`.
+
+
+class By(StrEnum):
+    """The clustering methods."""
+
+    cfinch = "cfinch"
+    finch = "finch"
+    kmeans = "kmeans"
+    dbscan = "dbscan"
+
+
+class Between(StrEnum):
+    """Distances between centroids."""
+
+    euclidean = "euclidean"
+    chord = "chord"
+    cosine = "cosine"
+
+
+def cluster(
+    source: Annotated[str, typer.Argument(metavar="FEATURES_OR_DATASET", help="a .npy file, or a face set")],
+    method: Annotated[By, typer.Option(help="how to cluster")] = By.cfinch,
+    model: Annotated[Path | None, typer.Option(help="the model that embeds the pictures of a face set")] = None,
+    out: Annotated[Path, typer.Option(help="the .csv file to write; a .json report goes beside it")] = Path(
+        "labels.csv"
+    ),
+    d: Annotated[str, typer.Option("--d", help="cfinch, dbscan: the distance, or auto")] = "auto",
+    metric: Annotated[Between, typer.Option(help="cfinch, finch: distance between centroids")] = Between.chord,
+    centre: Annotated[bool, typer.Option(help="subtract the mean feature first")] = True,
+    min_size: Annotated[int, typer.Option(help="pictures of smaller clusters get no label")] = 1,
+    partition: Annotated[int, typer.Option(help="finch: 0 = the finest partition, -1 or beyond: the coarsest")] = 0,
+    clusters: Annotated[int, typer.Option(help="kmeans: how many; 0 = as many as there are people")] = 0,
+    min_samples: Annotated[int, typer.Option(help="dbscan: pictures that make a core")] = 2,
+    seed: Annotated[int, typer.Option(help="kmeans")] = 0,
+    input: options.Input = None,
+    size: options.Size = None,
+    order: options.Order = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+) -> None:
+    """Group pictures by person without labels: a label for each row, and how good they are where people are known.
+
+    Examples:
+
+      visard cluster features.npy
+
+      visard cluster data/mine --model runs/demo/model.safetensors --method finch --partition 1 --out labels.csv
+    """
+    from visard.clustering.cluster import Clustering
+    from visard.errors import UsageError
+    from visard.inference.features import check_out, label, read_vectors, vectors_of, write_labels
+
+    try:
+        distance = d if d == "auto" else float(d)
+    except ValueError:
+        raise UsageError(f"--d {d}: must be a number or auto") from None
+    settings = Clustering(
+        method=method.value, metric=metric.value, d=distance, centre=centre, min_size=min_size,  # type: ignore[arg-type]
+        partition=partition, clusters=clusters, min_samples=min_samples, seed=seed,
+    )  # fmt: skip
+    check_out(out, source)
+    if source.endswith(".npy"):
+        vectors = read_vectors(Path(source))
+    elif model is None:
+        raise UsageError(f"{source} is no .npy file: a face set needs --model")
+    else:
+        import numpy as np
+
+        from visard.inference.features import pieces
+        from visard.inference.model import open_data
+
+        view = open_data(source)
+        loaded = options.open_model(model, input, size, order, mean, std)
+        with bar("embedding", len(view)) as shown:
+            vectors = vectors_of(np.concatenate(list(pieces(loaded, view, progress=shown.update))), view)
+    found, report = label(vectors, settings)
+    beside = write_labels(out, found, vectors, report)
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    table(f"{method.value} of {source}", ("figure", "value", "note"), rows_of(report), text=1)
+    console.print(f"labels: {out} and {beside.name}", highlight=False, soft_wrap=True)
+
+
+def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The lines of the table."""
+    rows = []
+    if report["d"] is not None:
+        chosen = "chosen from the features" if report["settings"]["d"] == "auto" else "given"
+        paper = ", ".join(f"{name} {value:g}" for name, value in report["d_of_the_paper"].items())
+        rows.append(("distance d", f"{report['d']:.3f}", f"{chosen}; the paper: {paper}"))
+    if report["oracle"]:
+        rows.append(("told", "", f"{report['oracle']}, which nobody knows without labels"))
+    if report["levels"]:
+        rows.append(("levels", " > ".join(map(str, report["levels"])), "clusters"))
+    rows += [(name, str(value), "") for name, value in report["counts"].items()]
+    for name, value in (report["quality"] or {}).items():
+        rows.append((name.replace("_", " "), share(value) if isinstance(value, float) else str(value), ""))
+    return [*rows, ("seconds", f"{report['seconds']:.2f}", "")]
+
+
+# ----------
+# `visard export`.
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="a .safetensors, .pth or .pt model (with --int8 also .onnx)")],
+    onnx: Annotated[Path, typer.Option(help="the file to write")],
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; the loss is measured and shown")] = False,
+    data: Annotated[str, typer.Option(help="int8: the face set that the loss is measured on")] = "synthetic",
+    static: Annotated[
+        bool, typer.Option("--static", help="int8: fix ranges on every second person of --data (faster)")
+    ] = False,
+    fixed_batch: Annotated[bool, typer.Option("--batch-1", help="one picture at a time, for simple runtimes")] = False,
+    opset: Annotated[int, typer.Option(help="version of the operators")] = 18,
+    input: options.Input = None,
+    picture_size: options.Size = None,
+    order: options.Order = None,
+    mean: options.Mean = None,
+    std: options.Std = None,
+) -> None:
+    """Write a model as ONNX, checked against PyTorch on random pictures.
+
+    Input "pictures" (batch, 3, size, size), output "features". Size, order, mean and std are in the metadata.
+
+    Examples:
+
+      visard export runs/demo/model.safetensors --onnx model.onnx
+
+      visard export runs/demo/model.safetensors --onnx small.onnx --int8 --data data/mine
+    """
+    from visard.data.catalog import DataSettings, open_faces
+    from visard.inference.export import export as write
+    from visard.inference.model import open_data
+
+    if onnx.suffix != ".onnx":
+        raise UsageError(f"{onnx}: the name must end in .onnx")
+    if static and data == "synthetic":
+        raise UsageError("--static needs --data: its ranges are found on pictures like those to come")
+    loaded = options.open_model(model, input, picture_size, order, mean, std)
+    faces = None
+    if int8:
+        small = DataSettings(size=min(112, max(32, loaded.size)), identities=50, images_per_identity=8)
+        faces = open_faces(small) if data == "synthetic" else open_data(data)
+        if data == "synthetic" and faces.size != loaded.size:  # type: ignore[union-attr]
+            raise UsageError(f"synthetic faces have 32 to 112 pixels, the model takes {loaded.size}: name --data")
+    made, loss = write(
+        loaded, onnx, int8=int8, data=faces, static=static, dynamic_batch=not fixed_batch, opset=opset
+    )  # fmt: skip
+    console.print(f"{made.path}: {size(made.bytes)}", highlight=False, soft_wrap=True)
+    if loss is None:
+        console.print(f"largest difference from PyTorch: {made.difference:.1e}", highlight=False)
+        return
+    rows = [(k, share(v), share(loss.after[k])) for k, v in loss.before.items() if v is not None]
+    table(f"On {loss.pictures} pictures of {data}", ("figure", "before", "int8"), rows)
+    console.print(f"mean cosine of features before and after: {loss.cosine:.4f}", highlight=False)
+
+
+# ----------
+# `visard audit`.
+
+SOME = 10.0  # epsilon above which nobody speaks of protection
+
+
+class Audit(StrEnum):
+    """What can be audited."""
+
+    encrypted_mmd = "encrypted-mmd"
+
+
+def audit(
+    method: Annotated[Audit, typer.Argument(help="the method to attack")],
+    samples: Annotated[int, typer.Option(help="n, of a batch")] = 64,
+    length: Annotated[int, typer.Option(help="L, of a feature")] = 16,
+    peers: Annotated[int, typer.Option(help="parties whose answers are added up")] = 1,
+    noise: Annotated[float, typer.Option(help="method.noise")] = 0.0,
+    seed: Annotated[int, typer.Option(help="of the random features")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
+) -> None:
+    """Attack a method on random features and say what came out: encryption does not hide what a result determines.
+
+    Examples:
+
+      visard audit encrypted-mmd
+
+      visard audit encrypted-mmd --samples 64 --length 128
+
+      visard audit encrypted-mmd --peers 3 --noise 5
+    """
+    from visard.crypto.audit import audit as attack
+
+    report = attack(samples, length, peers, noise, seed)
+    if as_json:
+        print(json.dumps(report, indent=1))
+        return
+    title = f"From what it decrypts for one batch (n = {samples}, L = {length}), a party computes of {peers} other(s)"
+    table(title, ("what", "dimensions determined", "relative error of the guess"), lines(report))
+    console.print(verdict(report), highlight=False, soft_wrap=True)
+
+
+def lines(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """The lines of the table."""
+    rows = {
+        "mean feature of the nearest single party": ("the_mean", "a_peer_s_mean"),
+        "mean feature, average over the parties": ("the_mean", "the_average_mean"),
+        "second moments, average over the parties": ("the_second_moments", "the_second_moments"),
+    }
+    return [
+        (words, _percent(report[f"determined_of_{share}"]), f"{report[f'error_of_{error}']:.2g}")
+        for words, (share, error) in rows.items()
+    ]
+
+
+def verdict(report: dict[str, Any]) -> str:
+    """One sentence that a reader can act on."""
+    eps, mean, second = (
+        report[k] for k in ("epsilon_of_one_batch", "determined_of_the_mean", "determined_of_the_second_moments")
+    )
+    if eps is not None:
+        words = "" if eps <= SOME else ", which is hardly any protection"
+        return f"The noise makes one batch, for a given network, ({eps:.2g}, 1e-5)-differentially private{words}."
+    if second < 1:
+        of = " of the average over the parties" if report["peers"] > 1 else ""
+        return f"{_percent(mean)} of the mean and {_percent(second)} of the second moments{of} are revealed."
+    if report["peers"] > 1:
+        return "The average over the parties is revealed exactly; the parts of single parties are not."
+    return "The moments are revealed exactly: use more peers with method.sums, method.noise, or n well below L."
+
+
+def _percent(share: float) -> str:
+    """Rounded down: 100 % is said of everything alone."""
+    return f"{math.floor(100 * share)} %"

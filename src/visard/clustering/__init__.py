@@ -1,0 +1,1 @@
+"""Clustering of features into people, and how good a clustering is."""

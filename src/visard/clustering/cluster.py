@@ -1,0 +1,174 @@
+"""Pseudo identities for faces that nobody labelled: C-FINCH, FINCH, K-means and DBSCAN behind one setting."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from visard.clustering.finch import Floats, Ints, Level, Metric, Search, by_appearance, cfinch, choose_d, directions
+from visard.clustering.quality import quality
+from visard.data.faces import FaceView
+from visard.errors import UsageError, VisardError
+from visard.learning.features import class_means, features_of
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """How features become labels."""
+
+    method: Literal["cfinch", "finch", "kmeans", "dbscan"] = "cfinch"
+    metric: Metric = "chord"  # of cfinch and finch: Euclidean between the directions of centroids, or between centroids
+    d: float | Literal["auto"] = "auto"  # cfinch: merge below; dbscan: neighbours within; auto: from the features
+    centre: bool = True  # subtract the mean feature first: what all faces of a new domain have in common
+    min_size: int = 2  # pictures of a smaller cluster get no label
+    partition: int = 0  # finch: which of its partitions, 0 = the finest, -1 or beyond: the last with two clusters
+    clusters: int = 0  # kmeans: how many; 0 = as many as there are people, which only a simulation can know
+    min_samples: int = 2  # dbscan: neighbours, itself included, that make a picture the core of a cluster
+    search: Search = "auto"  # of neighbours: exact, faiss, or by size
+    seed: int = 0  # kmeans
+
+    def __post_init__(self) -> None:
+        if self.d != "auto" and not self.d > 0:
+            raise UsageError(f"clustering.d = {self.d}: must be positive or auto")
+        for name in ("min_size", "min_samples"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"clustering.{name} = {getattr(self, name)}: must be at least 1")
+        if self.clusters < 0:
+            raise UsageError(f"clustering.clusters = {self.clusters}: must not be negative")
+
+    @property
+    def oracle(self) -> str:
+        """What the method must be told that nobody knows without labels; mostly nothing."""
+        return "the number of people" if self.method == "kmeans" and not self.clusters else ""
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """Labels (n,) 0 .. clusters - 1 numbered by first appearance, -1 = none."""
+
+    labels: Ints
+    clusters: int
+    d: float | None  # the distance that was used, where one was
+    levels: tuple[int, ...]  # clusters of each partition, finest first
+
+
+def prepare(features: Floats, centre: bool = False) -> Floats:
+    """Features at length 1; with `centre` their mean is subtracted and they are scaled to length 1 again.
+
+    Of two features the differences from their mean are opposite whoever they show: two stay as they are.
+    """
+    x = directions(np.ascontiguousarray(features, np.float32))
+    if centre and len(x) > 2:
+        x = directions(x - x.mean(axis=0, dtype=np.float64).astype(np.float32))
+    return x
+
+
+def cluster(features: Floats, settings: Clustering, people: int | None = None) -> Clusters:
+    """Cluster features (n, D). `people` is the true number of identities, for K-means in a test."""
+    if features.ndim != 2 or not features.size:
+        raise VisardError(f"clustering needs features, got an array of shape {features.shape}")
+    if not np.isfinite(features).all():
+        raise VisardError("clustering of features that are not finite")
+    x = prepare(features, settings.centre)
+    d, levels = None, tuple[int, ...]()
+    if settings.method in ("cfinch", "dbscan"):
+        d = _choose(x, settings) if settings.d == "auto" else float(settings.d)
+    if settings.method in ("cfinch", "finch"):
+        found = cfinch(x, math.inf if d is None else d, settings.metric, settings.search)
+        labels, levels = _partition(found, settings), tuple(level.clusters for level in found)
+    elif settings.method == "kmeans":
+        count = settings.clusters or people
+        if not count:
+            raise UsageError("kmeans needs the number of clusters")
+        labels = _kmeans(x, min(count, len(x)), settings.seed)
+    else:
+        assert d is not None
+        labels = _dbscan(x, d, settings)
+    labels = drop_small(labels, settings.min_size)
+    return Clusters(labels, int(labels.max(initial=-1)) + 1, d, levels)
+
+
+def drop_small(labels: Ints, min_size: int) -> Ints:
+    """Take the label from pictures whose cluster has fewer than `min_size`; number the others by first appearance."""
+    out = np.full(len(labels), -1, np.int64)
+    known = np.flatnonzero(labels >= 0)
+    _, inverse, sizes = np.unique(labels[known], return_inverse=True, return_counts=True)
+    kept = known[sizes[inverse] >= min_size]
+    out[kept] = by_appearance(labels[kept])
+    return out
+
+
+def _choose(x: Floats, settings: Clustering) -> float:
+    """The d that suits the method; where DBSCAN sees noise, everybody is alone."""
+    if settings.method == "cfinch":
+        return choose_d(x, settings.metric, settings.search)
+
+    def alone(d: float) -> Ints:
+        labels = _dbscan(x, d, settings)
+        noise = labels < 0
+        return by_appearance(np.where(noise, labels.max(initial=-1) + np.cumsum(noise), labels))
+
+    return choose_d(x, "euclidean", settings.search, alone)
+
+
+def _dbscan(x: Floats, d: float, settings: Clustering) -> Ints:
+    found = _sklearn("cluster").DBSCAN(eps=d, min_samples=settings.min_samples).fit(x).labels_
+    return np.asarray(found, np.int64)
+
+
+def _partition(levels: list[Level], settings: Clustering) -> Ints:
+    """The last level of C-FINCH; of FINCH the one asked for among those with two clusters or more, or the nearest."""
+    if settings.method == "cfinch":
+        return levels[-1].labels
+    useful = [level for level in levels if level.clusters > 1] or levels[:1]
+    return useful[max(-len(useful), min(settings.partition, len(useful) - 1))].labels
+
+
+def _kmeans(x: Floats, clusters: int, seed: int) -> Ints:
+    """In small batches where there are many vectors."""
+    kind = _sklearn("cluster").MiniBatchKMeans if len(x) > 50_000 else _sklearn("cluster").KMeans
+    found = kind(n_clusters=clusters, n_init=3, random_state=seed).fit(x).labels_
+    return np.asarray(found, np.int64)
+
+
+def _sklearn(module: str) -> Any:
+    try:
+        return importlib.import_module(f"sklearn.{module}")
+    except ImportError:
+        raise UsageError("kmeans and dbscan need scikit-learn: pip install 'visard[cluster]'") from None
+
+
+# ----------
+# Labels for pictures that have none: features of a network, clustered where the pictures are.
+
+FIGURES = ("pairwise_precision", "pairwise_recall", "pairwise_f", "bcubed_f", "nmi")
+
+
+@dataclass(frozen=True)
+class Pseudo:
+    """Labels (n,) of the pictures of a view, -1 = none, and the mean direction (clusters, E) of each cluster."""
+
+    labels: Tensor
+    means: Tensor
+    found: Clusters
+
+
+def pseudo_labels(model: nn.Module, view: FaceView, how: Clustering, channels_last: bool = True) -> Pseudo:
+    """Cluster the features of a view; its true labels serve only K-means that asks for the number of people."""
+    features = features_of(model, view, channels_last)
+    found = cluster(features.numpy(), how, people=len(set(view.labels.tolist())))
+    labels = torch.from_numpy(found.labels)
+    kept = labels >= 0
+    return Pseudo(labels, class_means(features[kept], labels[kept], found.clusters), found)
+
+
+def figures_of(pseudo: Tensor, view: FaceView) -> dict[str, float]:
+    """How well pseudo labels fit the true ones, for tests of a method."""
+    found = quality(pseudo.numpy(), view.labels)
+    return {name: getattr(found, name) for name in FIGURES}

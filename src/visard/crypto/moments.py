@@ -1,0 +1,178 @@
+r"""The mean of a quadratic kernel over the other side's features, from moments alone.
+
+    a (n, L)    own features               b (m, L)   the other side's, known only through moments
+    B1 = E b    M2 = E b b^T    Q = tr M2    B3 = E |b|^2 b    R4 = E |b|^4
+    k(d) = c0 + c1 d + c2 d^2
+
+With $s_i = a_i \cdot B_1$ and $z_i = (2 M_2 + Q I) a_i - |a_i|^2 B_1 - \frac{c_1}{2 c_2} B_1 - B_3$,
+$\nabla_{a_i} E_b k = 2 c_1 a_i + 4 c_2 |a_i|^2 a_i + 4 c_2 (z_i - 2 s_i a_i)$:
+what the owner of a needs is linear in $(a_i, |a_i|^2, 1)$ with coefficients that only the other side knows, and
+linear in the moments, so weighted sums over several sides are as easy as one. For c2 = 0 it is $2 c_1 (a_i - B_1)$.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import log_ndtr
+from torch import Tensor
+
+from visard.errors import UsageError, VisardError
+from visard.learning.mmd import Polynomial
+
+
+@dataclass(frozen=True)
+class Moments:
+    B1: Tensor  # (L,)
+    M2: Tensor  # (L, L)
+    B3: Tensor  # (L,)
+    R4: Tensor  # ()
+
+    @property
+    def Q(self) -> Tensor:
+        return self.M2.trace()
+
+
+def moments(b: Tensor) -> Moments:
+    """Moments of the rows of b, in float64."""
+    b = b.detach().double()
+    square = (b * b).sum(1)
+    return Moments(b.mean(0), b.t() @ b / len(b), (square[:, None] * b).mean(0), (square * square).mean())
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An affine map of (a, |a|^2, 1): `by_a` (r, L), `by_norm` (r,), `constant` (r,)."""
+
+    by_a: Tensor
+    by_norm: Tensor
+    constant: Tensor
+
+    def __call__(self, a: Tensor) -> Tensor:
+        """Values (n, r) for the rows of a."""
+        return a @ self.by_a.t() + (a * a).sum(1)[:, None] * self.by_norm + self.constant
+
+    def bound(self) -> float:
+        """The largest value for features inside the unit ball."""
+        return float((torch.linalg.vector_norm(self.by_a, dim=1) + self.by_norm.abs() + self.constant.abs()).max())
+
+
+def scales(kernel: Polynomial) -> tuple[float, float]:
+    """Public factors of z and of e that keep both near 1 whatever the kernel's coefficients are."""
+    c1, c2 = kernel.c[1], kernel.c[2]
+    return min(1.0, abs(2 * c2 / c1)), 1 / max(1.0, abs(c1), 2 * abs(c2))
+
+
+def rows_of(m: Moments, kernel: Polynomial, weight: float, loss: bool = False, extra: float = 0.0) -> Rows:
+    r"""What one side contributes to the other's gradient: z (L rows, scaled), s, and with `loss` also
+    $e_i = c_1 Q + c_2 R_4 - 2 c_2 a_i \cdot B_3$ (scaled) plus a number of its own.
+    """
+    _, c1, c2 = quadratic(kernel)
+    by_z, by_e = scales(kernel)
+    L = len(m.B1)
+    zero, one = m.B1.new_zeros(1), m.B1.new_ones(1)
+    A = [by_z * (2 * m.M2 + m.Q * torch.eye(L, dtype=torch.float64)), m.B1[None]]
+    norm = [-by_z * m.B1, zero]
+    constant = [-by_z * (c1 / (2 * c2) * m.B1 + m.B3), zero]
+    if loss:
+        A.append(-2 * c2 * by_e * m.B3[None])
+        norm.append(zero)
+        constant.append(by_e * (c1 * m.Q + c2 * m.R4 + extra) * one)
+    return Rows(weight * torch.cat(A), weight * torch.cat(norm), weight * torch.cat(constant))
+
+
+def gradient(a: Tensor, values: Tensor, kernel: Polynomial, weights: float) -> Tensor:
+    r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) from values (n, L + 1 or more) of the summed rows."""
+    _, c1, c2 = quadratic(kernel)
+    z, s = values[:, : a.shape[1]] / scales(kernel)[0], values[:, a.shape[1], None]
+    square = (a * a).sum(1)[:, None]
+    return weights * (2 * c1 * a + 4 * c2 * square * a) + 4 * c2 * (z - 2 * s * a)
+
+
+def mean_kernel(a: Tensor, values: Tensor, kernel: Polynomial, weights: float) -> Tensor:
+    r"""$\sum_j w_j E_j k$ for each row of a (n,), plus the sum of w times `extra`; needs the row e."""
+    c0, c1, c2 = quadratic(kernel)
+    L, (by_z, by_e) = a.shape[1], scales(kernel)
+    z, s, e = values[:, :L] / by_z, values[:, L], values[:, L + 1] / by_e
+    square = (a * a).sum(1)
+    return weights * (c0 + c1 * square + c2 * square**2) - c1 * s + c2 * (2 * (a * z).sum(1) - 2 * square * s) + e
+
+
+def linear_gradient(a: Tensor, B1: Tensor, kernel: Polynomial, weights: float) -> Tensor:
+    r"""As `gradient`, for c2 = 0 and the weighted sum B1 of the other sides' means."""
+    return 2 * kernel.c[1] * (weights * a - B1)
+
+
+def linear_mean_kernel(a: Tensor, B1: Tensor, Q: float, kernel: Polynomial, weights: float) -> Tensor:
+    """As `mean_kernel`, for c2 = 0; Q is the weighted sum of Q and `extra` / c1."""
+    return weights * (kernel.c[0] + kernel.c[1] * (a * a).sum(1)) - 2 * kernel.c[1] * a @ B1 + kernel.c[1] * Q
+
+
+def quadratic(kernel: Polynomial) -> tuple[float, float, float]:
+    """The three coefficients; moments of this order serve no higher degree."""
+    if kernel.degree != 2 or not kernel.c[1] or not kernel.c[2]:
+        raise VisardError(f"a kernel of degree {kernel.degree} where a quadratic one is needed")
+    return kernel.c[0], kernel.c[1], kernel.c[2]
+
+
+# ----------
+# Gaussian noise on the moments of a batch, and what it guarantees for one sample of that batch.
+#
+# Features lie inside the unit ball, so exchanging one of n samples moves B1 by at most 2/n, M2 by $\sqrt 2 / n$
+# (Frobenius), B3 by 2/n and R4 by 1/n: all together by $\sqrt{11} / n$, where no sample moves the features of others.
+# Noise of $\sigma \sqrt{11} / n$ on every entry makes the answer of one batch, for one given network,
+# $(\epsilon, \delta)$-private. Nothing is claimed for a run: the network is trained on the samples without noise.
+
+SENSITIVITY = math.sqrt(4 + 2 + 4 + 1)  # times 1 / n
+DELTA = 1e-5  # of the differential privacy that runs log
+MIXED = "noise: one sample moves the features of others, as batch norm does: take model.name = tiny_nobn, or an mlp"
+
+
+def noisy(m: Moments, n: int, multiplier: float, key: bytes) -> Moments:
+    """The moments of a batch of n with noise that 16 secret bytes determine: asked again, it is the same noise.
+
+    With new noise every time, whoever makes a party answer often enough could average it away.
+    """
+    if not multiplier:
+        return m
+    rng = np.random.Generator(np.random.Philox(key=int.from_bytes(key[:16], "big")))
+    scale = multiplier * SENSITIVITY / n
+
+    def add(x: Tensor) -> Tensor:
+        return x + torch.from_numpy(np.asarray(rng.normal(0.0, scale, tuple(x.shape))))
+
+    M2 = add(m.M2)
+    return Moments(add(m.B1), (M2 + M2.t()) / 2, add(m.B3), add(m.R4))
+
+
+def epsilon(multiplier: float, delta: float = DELTA) -> float:
+    r"""$\epsilon$ of one batch: exact for Gaussian noise (Balle and Wang 2018, Theorem 8); infinite without noise.
+
+    $\delta(\epsilon) = \Phi(\frac{1}{2\sigma} - \epsilon\sigma) - e^\epsilon \Phi(-\frac{1}{2\sigma} - \epsilon\sigma)$
+    falls with $\epsilon$: the smallest one with $\delta(\epsilon) \leq \delta$ is found by halving.
+    """
+    if not multiplier:
+        return math.inf
+    low, high = 0.0, 1.0
+    while _delta(high, multiplier) > delta:
+        low, high = high, 2 * high
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _delta(middle, multiplier) > delta else (low, middle)
+    return high
+
+
+def _delta(eps: float, sigma: float) -> float:
+    """In logarithms: both factors of the second term leave the range of floats."""
+    first, second = log_ndtr(1 / (2 * sigma) - eps * sigma), eps + log_ndtr(-1 / (2 * sigma) - eps * sigma)
+    return float(-math.exp(first) * math.expm1(second - first)) if second < first else 0.0
+
+
+def check_apart(weights: Iterable[str]) -> None:
+    """Refuse names of weights that are batch norm's."""
+    if any(name.endswith("running_mean") for name in weights):
+        raise UsageError(f"method.{MIXED}")

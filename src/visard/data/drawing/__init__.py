@@ -1,1 +1,0 @@
-"""The procedural face renderer behind `visard.data.synthetic`: numpy only, no assets."""

@@ -1,0 +1,389 @@
+"""The files of a face set on disk: names, types and the checked header."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, BinaryIO, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from visard.errors import UsageError, VisardError
+
+HEADER = "faces.json"
+VERSION: Literal[1] = 1
+ARRAYS: dict[str, npt.DTypeLike] = {
+    "images": np.uint8,  # (count, size, size, 3)
+    "identity": np.int32,  # (count,), row of `names`
+    "domain": np.int16,  # (count,), row of `domains`
+    "attributes": np.int8,  # (count, len(attributes)): 1 present, -1 absent, 0 unknown
+}
+FILES = "files"  # (count,) of fixed-width bytes, UTF-8
+
+Name = Annotated[str, StringConstraints(min_length=1)]
+
+
+class Header(BaseModel):
+    """What faces.json holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    version: Literal[1]
+    count: int = Field(ge=1)
+    size: int = Field(ge=1, le=4096)
+    names: list[Name] = Field(min_length=1)
+    domains: list[Name] = Field(min_length=1)
+    attributes: list[Name]
+    info: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Header:
+        for field in ("names", "domains", "attributes"):
+            values: list[str] = getattr(self, field)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{field} has a name twice")
+        return self
+
+
+def make_header(**fields: Any) -> Header:
+    """Build a header; what does not fit is a one-line error."""
+    try:
+        return Header(version=VERSION, **fields)
+    except ValidationError as error:
+        raise VisardError(f"face set header: {first_problem(error)}") from None
+
+
+def read_header(folder: Path) -> Header:
+    """Read and check `folder`/faces.json."""
+    path = folder / HEADER
+    if not folder.is_dir():
+        raise UsageError(f"no face set at {folder}: no such folder")
+    if not path.is_file():
+        raise UsageError(f"{folder} is no face set: it has no {HEADER}")
+    try:
+        return Header.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise VisardError(f"cannot read {path}: {error.strerror}") from None
+    except ValidationError as error:
+        raise VisardError(f"{path} is broken: {first_problem(error)}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first complaint of pydantic in one line: where, what."""
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    what = " ".join(problem["msg"].removeprefix("Value error, ").split())
+    return f"{where}: {what}" if where else what
+
+
+def array_path(folder: Path, name: str) -> Path:
+    """Where array `name` of the set lies."""
+    return folder / f"{name}.npy"
+
+
+def map_array(folder: Path, name: str, shape: tuple[int, ...] | None) -> np.ndarray[Any, Any]:
+    """Map one array read-only; its length on disk and, unless None, its shape and type are checked."""
+    path = array_path(folder, name)
+    try:
+        # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
+        array = np.lib.format.open_memmap(path, mode="r")
+    except FileNotFoundError:
+        raise VisardError(f"{folder} is incomplete: {path.name} is missing") from None
+    except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise VisardError(f"{path} is damaged or cut short: {reason}") from None
+    if shape is None:
+        return array
+    kind_fits = array.dtype.kind == "S" if name == FILES else array.dtype == ARRAYS[name]
+    if not kind_fits or array.shape != shape or not array.flags.c_contiguous:
+        raise VisardError(f"{path} does not fit {HEADER}: {array.dtype} {array.shape}, expected {shape}")
+    return array
+
+
+def canonical_json(content: Any) -> bytes:
+    """The same bytes for the same content: sorted keys, no spaces, UTF-8."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def digest(*parts: bytes) -> str:
+    """SHA-256 over length-prefixed parts, in hexadecimal."""
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(len(part).to_bytes(8, "little"))
+        sha.update(part)
+    return sha.hexdigest()
+
+
+def flush_to_disk(path: Path) -> None:
+    """fsync a file or a folder, so that a rename after it can be trusted."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ----------
+# Writing a face set: beside its final place, then renamed, so that no half-written set is ever seen.
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write beside `path`, which takes its place only if the block ends well."""
+    beside = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise VisardError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+class FaceSetWriter:
+    """Write `count` pictures of `size` x `size` in any order; `close` makes the set appear at `out`.
+
+    Pictures go straight to disk; the labels (a few dozen bytes a picture) wait in memory for `close`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        *,
+        count: int,
+        size: int,
+        names: list[str],
+        domains: list[str],
+        attributes: list[str],
+        info: dict[str, Any],
+        overwrite: bool = False,
+    ) -> None:
+        self.out = Path(out)
+        self._overwrite = overwrite
+        self._refuse_existing()
+        self._header = make_header(
+            count=count, size=size, names=names, domains=domains, attributes=attributes, info=dict(info)
+        )
+        self.folder = self.out.with_name(f"{self.out.name}.partial-{os.getpid()}")
+        self._identity = np.zeros(count, np.int32)
+        self._domain = np.zeros(count, np.int16)
+        self._attributes = np.zeros((count, len(attributes)), np.int8)
+        self._files: list[bytes] = [b""] * count
+        self._written = np.zeros(count, bool)
+        self._open = False
+        try:
+            _remove_stale(self.out)
+            self.folder.mkdir(parents=True)
+            self._images = array_path(self.folder, "images").open("w+b")
+            self._open = True
+            self._offset = self._write_image_header(count)
+            self._images.truncate(self._offset + count * self._picture_bytes)
+        except OSError as error:
+            self.abort()
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the header says of the set's origin; may be changed until `close`."""
+        return self._header.info
+
+    @property
+    def _picture_bytes(self) -> int:
+        return self._header.size * self._header.size * 3
+
+    def _refuse_existing(self) -> None:
+        if not (self.out.exists() or self.out.is_symlink()):
+            return
+        if not self._overwrite:
+            raise UsageError(f"{self.out} exists already: choose another place or overwrite it explicitly")
+        replaceable = self.out.is_dir() and ((self.out / HEADER).is_file() or not any(self.out.iterdir()))
+        if not replaceable or self.out.is_symlink():
+            raise UsageError(f"{self.out} is no face set, so it is not overwritten")
+
+    def _write_image_header(self, count: int) -> int:
+        """Write the .npy header for `count` pictures and return its length."""
+        shape = (count, self._header.size, self._header.size, 3)
+        self._images.seek(0)
+        np.lib.format.write_array_header_1_0(self._images, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        return self._images.tell()
+
+    def write(
+        self,
+        start: int,
+        images: npt.NDArray[np.uint8],
+        identity: npt.ArrayLike,
+        domain: npt.ArrayLike,
+        attributes: npt.ArrayLike,
+        files: list[str],
+    ) -> None:
+        """Store pictures (n, size, size, 3) and their labels as rows start .. start + n - 1."""
+        n, header = len(images), self._header
+        rows = slice(start, start + n)
+        ids, doms = np.asarray(identity), np.asarray(domain)
+        marks = np.asarray(attributes).reshape(n, -1) if n else np.zeros((0, len(header.attributes)))
+        if images.dtype != np.uint8 or images.shape[1:] != (header.size, header.size, 3):
+            raise VisardError(
+                f"{self.out}: pictures are {images.dtype} {images.shape}, not uint8 of size {header.size}"
+            )
+        if start < 0 or start + n > header.count:
+            raise VisardError(f"{self.out}: rows {start} to {start + n - 1} do not fit {header.count} pictures")
+        if ids.shape != (n,) or doms.shape != (n,) or marks.shape != (n, len(header.attributes)) or len(files) != n:
+            raise VisardError(f"{self.out}: labels do not fit {n} pictures at row {start}")
+        if n and not (ids.min() >= 0 and ids.max() < len(header.names)):
+            raise VisardError(f"{self.out}: identity out of range at row {start}")
+        if n and not (doms.min() >= 0 and doms.max() < len(header.domains)):
+            raise VisardError(f"{self.out}: domain out of range at row {start}")
+        if not np.isin(marks, (-1, 0, 1)).all():
+            raise VisardError(f"{self.out}: an attribute is not -1, 0 or 1 at row {start}")
+        self._identity[rows], self._domain[rows], self._attributes[rows] = ids, doms, marks
+        self._files[rows] = [name.encode("utf-8", "surrogateescape") for name in files]
+        self._written[rows] = True
+        try:
+            self._images.seek(self._offset + start * self._picture_bytes)
+            self._images.write(np.ascontiguousarray(images).data)
+        except OSError as error:
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    def attach(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        """Store one more array beside the pictures, for `FaceSet.extra(name)`."""
+        if name in ARRAYS or name == FILES or not name.isidentifier():
+            raise VisardError(f"{self.out}: an extra array cannot be called {name!r}")
+        try:
+            np.save(array_path(self.folder, name), values, allow_pickle=False)
+            flush_to_disk(array_path(self.folder, name))
+        except OSError as error:
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+
+    def drop(self, keep: npt.NDArray[np.bool_]) -> int:
+        """Of the first len(keep) rows leave those where `keep` is true, moved together; returns how many there are."""
+        rows = np.flatnonzero(keep)
+        try:
+            for row, old in enumerate(rows):
+                if row != old:
+                    self._images.seek(self._offset + int(old) * self._picture_bytes)
+                    picture = self._images.read(self._picture_bytes)
+                    self._images.seek(self._offset + row * self._picture_bytes)
+                    self._images.write(picture)
+        except OSError as error:
+            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+        for labels in (self._identity, self._domain, self._attributes, self._written):
+            labels[: len(rows)] = labels[rows]
+        self._written[len(rows) :] = False
+        self._files[: len(rows)] = [self._files[row] for row in rows]
+        return len(rows)
+
+    def renumber(self, identity: npt.NDArray[np.integer[Any]]) -> None:
+        """Replace identity number k by identity[k] everywhere; `close` checks that it has a name."""
+        self._identity = identity.astype(np.int32)[self._identity]
+
+    def close(self, count: int | None = None, names: list[str] | None = None) -> Path:
+        """Finish with the first `count` rows (all by default) and move the set to its place.
+
+        `names` replaces the identity names, for an importer that knows only now which ones are left.
+        """
+        count = self._header.count if count is None else count
+        names = self._header.names if names is None else names
+        if not self._open:
+            raise VisardError(f"{self.out} is closed already")
+        try:
+            if not 1 <= count <= self._header.count or not self._written[:count].all():
+                missing = count - int(self._written[:count].sum())
+                raise VisardError(f"{self.out}: {missing} of {count} pictures were never written")
+            if int(self._identity[:count].max()) >= len(names):
+                raise VisardError(f"{self.out}: an identity has no name")
+            self._save(count, names)
+            self._move()
+        except OSError as error:
+            raise VisardError(f"cannot write {self.out}: {error.strerror}") from None
+        finally:
+            self.abort()
+        return self.out
+
+    def _save(self, count: int, names: list[str]) -> None:
+        # numpy pads the header so that the first axis may change without moving the data
+        if self._write_image_header(count) != self._offset:
+            raise VisardError(f"{self.out}: the image file cannot be shortened in place")
+        self._images.truncate(self._offset + count * self._picture_bytes)
+        self._images.flush()
+        os.fsync(self._images.fileno())
+        labels: dict[str, np.ndarray[Any, Any]] = {
+            "identity": self._identity[:count],
+            "domain": self._domain[:count],
+            "attributes": self._attributes[:count],
+            FILES: np.array(self._files[:count], dtype=f"S{max(1, max(map(len, self._files[:count])))}"),
+        }
+        for name, values in labels.items():
+            np.save(
+                array_path(self.folder, name),
+                values.astype(ARRAYS.get(name, values.dtype)),
+                allow_pickle=False,
+            )
+            flush_to_disk(array_path(self.folder, name))
+        # the header comes last: a folder without it is no face set
+        text = self._header.model_copy(update={"count": count, "names": names}).model_dump_json(indent=1)
+        (self.folder / HEADER).write_text(text + "\n", encoding="utf-8")
+        flush_to_disk(self.folder / HEADER)
+        flush_to_disk(self.folder)
+
+    def _move(self) -> None:
+        self._refuse_existing()
+        old = self.out.with_name(f"{self.out.name}.replaced-{os.getpid()}")
+        if self.out.exists():
+            self.out.rename(old)
+        self.folder.rename(self.out)
+        flush_to_disk(self.out.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def abort(self) -> None:
+        """Forget what was not moved to its place; harmless after `close`."""
+        if self._open:
+            self._images.close()
+            self._open = False
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> FaceSetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None and self._open:
+            self.close()
+        else:
+            self.abort()
+
+
+def _remove_stale(out: Path) -> None:
+    """Remove what this or a dead process left half-written beside `out`."""
+    if not out.parent.is_dir():
+        return
+    prefix = f"{out.name}.partial-"
+    for path in out.parent.iterdir():
+        if path.name.startswith(prefix) and not _alive_elsewhere(path.name.removeprefix(prefix)):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive_elsewhere(pid: str) -> bool:
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return False
+    if os.name != "posix":  # only POSIX can ask about a process without touching it
+        return True
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True

@@ -1,0 +1,239 @@
+"""A node's side of Flower's fleet protocol: take messages, hand them to the party, send the answers.
+
+It stands where Flower's SuperNode stands, with two differences: it runs no code that comes from the server, and it
+starts no process for a message.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.app.message import remove_content_from_message
+from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+from flwr.common.serde import message_to_proto
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from visard.deployment.flower.link import parts, record
+from visard.deployment.wire import Answer, pack
+from visard.errors import Told, VisardError
+
+BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
+UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
+Do = Callable[[bytes, bytes], tuple[bytes, bytes]]
+Say = Callable[[str], None]
+
+
+class Refused(VisardError):
+    """The server does not know this key, or is not the one that the CA vouches for."""
+
+
+class Fleet:
+    """A connection to the server's outside door."""
+
+    def __init__(self, server: str, ca: Path, key: ec.EllipticCurvePrivateKey, say: Say) -> None:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self.server, self.say = server, say
+        self._public = key.public_key()
+        context = ssl.create_default_context(cafile=str(ca))
+        self._client = FleetHttpClient(
+            f"https://{server}",
+            interceptors=[RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, self._public)],
+            verify=context,
+            timeout=60.0,
+        )
+        self._node = Node()
+        self._beat = BEAT
+        self._stop = threading.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked to leave."""
+        return self._stop.is_set()
+
+    def stop(self) -> None:
+        """Leave after the message at hand."""
+        self._stop.set()
+
+    def serve(self, do: Do, poll: float) -> None:
+        """Answer messages until stopped, waiting for a server that goes away; idle, look every `poll` seconds."""
+        try:
+            self._serve(do, poll)
+            with suppress(httpx.HTTPError):
+                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+        finally:
+            self._client.close()
+
+    def _serve(self, do: Do, poll: float) -> None:
+        begun, pause = False, 1.0
+        self._beat = max(BEAT, poll)
+        while not self._stop.is_set():
+            try:
+                self._activate(first=not begun)
+                self.say(f"{'connected again' if begun else 'connected'} to {self.server}")
+                begun, pause = True, 1.0
+                with _Beating(self, self._beat):
+                    self._answer(do, poll)
+            except httpx.HTTPStatusError as error:
+                self.say(f"the server refused a call ({error.response.status_code}); connecting anew")
+            except httpx.HTTPError as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    why = re.sub(r".*verify failed:\s*|\s*\(_ssl\.c:\d+\)", "", str(error))
+                    raise Refused(f"{self.server} is not the server that ca.crt vouches for: {why}") from None
+                self.say(f"no connection to {self.server} ({type(error).__name__}); trying again")
+            self._stop.wait(pause)
+            pause = min(pause * 1.5, 15.0)
+
+    def _answer(self, do: Do, poll: float) -> None:
+        wait = poll
+        while not self._stop.is_set():
+            if self._turn(do):
+                wait = min(0.05, poll)  # the next request often follows at once
+            else:
+                self._stop.wait(wait)
+                wait = min(wait * 1.3, poll)
+
+    def _activate(self, first: bool) -> None:
+        request = ActivateNodeRequest(public_key=public_key_to_bytes(self._public), heartbeat_interval=self._interval)
+        try:
+            self._node = Node(node_id=self._client.ActivateNode(request).node_id)
+        except httpx.HTTPStatusError as error:
+            if first and 400 <= error.response.status_code < 500:
+                why = clocks(error.response.headers.get("date", "")) or "is it registered there?"
+                raise Refused(f"{self.server} does not accept this node's key: {why}") from None
+            raise
+
+    @property
+    def _interval(self) -> float:
+        """What the server is told: after twice as many seconds without a sign this node is gone."""
+        return max(HEARTBEAT_MIN_INTERVAL, 3 * self._beat)
+
+    def beat(self) -> None:
+        """Tell the server that this node lives."""
+        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
+        with suppress(httpx.HTTPError):  # the main loop meets the same trouble and deals with it
+            self._client.SendNodeHeartbeat(request)
+
+    def _turn(self, do: Do) -> bool:
+        """Take one message and answer it; False if there is none."""
+        taken = self._client.PullMessages(PullMessagesRequest(node=self._node))
+        if not taken.messages_list:
+            return False
+        run = taken.messages_list[0].metadata.run_id
+        try:
+            message = self._pull(taken.messages_list[0].metadata.message_id, taken.message_object_trees[0], run)
+        except httpx.HTTPError:
+            raise
+        except Exception as error:  # withdrawn by the server, or malformed: either way it is not for us
+            self.say(f"a message could not be read: {' '.join(str(error).split())[:200]}")
+            return True
+        begun = time.monotonic()
+        try:
+            answer = do(*parts(message))
+        except Exception as error:  # whatever a request asks for, this node goes on, and the run does not wait
+            why = str(error) if isinstance(error, Told) else type(error).__name__
+            self.say(f"a request was refused: {error}")
+            answer = pack(Answer("", "", "", 0, 0, failure=f"request refused: {why}")), b""
+        try:
+            self._push(Message(record(*answer), reply_to=message), run, time.monotonic() - begun)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 404):
+                raise
+            self.say("the run is over: an answer was not taken")
+        return True
+
+    def _pull(self, number: str, tree: ObjectTree, run: int) -> Message:
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        contents = pull_objects(
+            [t.object_id for t in iterate_object_tree(tree)],
+            pull_object_fn=pull,
+            max_time=UPLOAD_SECONDS,
+            max_tries_per_object=None,
+            initial_backoff=0.05,
+            backoff_cap=1.0,
+        )
+        self._client.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number)
+        )
+        message = inflate_object_from_contents(number, contents)
+        if not isinstance(message, Message):
+            raise VisardError("it is not a message")
+        message.metadata.__dict__["_message_id"] = number
+        return message
+
+    def _push(self, reply: Message, run: int, seconds: float) -> None:
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            objects = get_all_nested_objects(reply)
+            answer = self._client.PushMessages(
+                PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[get_object_tree(reply)],
+                    clientapp_runtime_list=[seconds],
+                )
+            )
+            push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, answer.session_id)
+            push_objects(objects, push_object_fn=push, object_ids_to_push=set(answer.objects_to_push))
+
+
+def clocks(date: str) -> str:
+    """What is wrong if the time in a server's answer is not the time here: signatures count for a short time."""
+    try:
+        ahead = time.time() - parsedate_to_datetime(date).timestamp()
+    except ValueError:
+        return ""
+    if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
+        return ""
+    return f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+
+
+class _Beating:
+    """Signs of life from a thread while a step runs."""
+
+    def __init__(self, fleet: Fleet, every: float) -> None:
+        self._fleet, self._every, self._over = fleet, every, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every):
+            self._fleet.beat()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()

@@ -1,0 +1,332 @@
+"""The server's side of a run over a deployment: a Flower run without application code, and a link to its nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+from flwr.app import Message
+from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
+from flwr.common.serde import run_from_proto
+from flwr.proto.control_pb2 import StartRunRequest
+from flwr.proto.fab_pb2 import Fab
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from visard.core import ClientId
+from visard.deployment.flower.link import GridLink
+from visard.deployment.flower.server import SOCKET
+from visard.deployment.keys import NAME, read_nodes
+from visard.deployment.remote import Link, PartyLink, Reply
+from visard.deployment.wire import Answer, Request, WireError, pack, unpack
+from visard.engines.network import plain
+from visard.errors import UsageError, VisardError
+
+# ----------
+# Replies of a deployment, fetched in threads: one that comes slowly, never, or malformed holds up no other.
+#
+# Flower shows a reply as soon as its sender begins to upload it. `HttpGrid` would wait there for its parts, and an
+# exception over one malformed reply would end the run.
+
+THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: nobody waits for a stalled one
+MOST_PARTS = 500  # of a message: more than the longest one has
+
+
+class Fetcher:
+    """Looks for replies and fetches those that are there."""
+
+    def __init__(self, runtime: RuntimeHttpClient, run: int) -> None:
+        self._runtime, self._run = runtime, run
+        self._node = Node(node_id=SUPERLINK_NODE_ID)
+        self._threads = ThreadPoolExecutor(THREADS)
+        self._coming: dict[str, tuple[Future[Message], threading.Event]] = {}  # and whether it was given up
+
+    def replies(self, numbers: Collection[str], others: Collection[str], limit: float) -> dict[str, Message | str]:
+        """Complete replies to the requests `numbers`, or why one cannot be read; `others` are wanted later."""
+        if asked := [n for n in numbers if n not in self._coming]:
+            found = self._runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
+            for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                number = proto.metadata.reply_to_message_id
+                if number in asked:
+                    over = threading.Event()
+                    fetch = self._threads.submit(self._fetch, proto.metadata.message_id, tree, limit, over)
+                    self._coming[number] = fetch, over
+        for number in [n for n in self._coming if n not in numbers and n not in others]:
+            fetch, over = self._coming.pop(number)
+            over.set()
+            fetch.cancel()
+        done = [n for n in numbers if n in self._coming and self._coming[n][0].done()]
+        return {n: _result(self._coming.pop(n)[0]) for n in done}
+
+    def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
+        part = make_pull_object_fn_protobuf(self._runtime.PullObject, self._node, self._run)
+        names = [t.object_id for t in iterate_object_tree(tree)]
+        if len(names) > MOST_PARTS:
+            raise VisardError(f"it has {len(names)} parts, more than {MOST_PARTS}")
+
+        def pull(name: str) -> bytes:
+            if over.is_set():
+                raise VisardError("it was given up")
+            return part(name)
+
+        contents = pull_objects(
+            names, pull, max_time=limit, max_tries_per_object=None, initial_backoff=0.05, backoff_cap=1.0
+        )
+        self._runtime.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=number)
+        )
+        message = inflate_object_from_contents(number, contents)
+        if not isinstance(message, Message):
+            raise VisardError("it is not a message")
+        return message
+
+    def close(self) -> None:
+        """Stop fetching."""
+        for _, over in self._coming.values():
+            over.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _result(done: Future[Message]) -> Message | str:
+    try:
+        return done.result()
+    except httpx.HTTPError:
+        raise
+    except Exception as error:  # whatever a stranger's bytes can cause
+        return f"reply refused: {' '.join(str(error).split())[:200] or type(error).__name__}"
+
+
+HELLO_SECONDS = 600.0  # a node may have to load its data first
+HELLO_AGAIN = 10.0  # seconds after which a node without a role is asked once more: it may have been restarted
+TELL_EVERY = 30.0
+C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
+
+# A run needs an application; this one has no code, and no process ever looks for any.
+_APP = """
+[project]
+name = "visard"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+[tool.flwr.app]
+publisher = "visard"
+[tool.flwr.app.components]
+serverapp = "visard_none:app"
+clientapp = "visard_none:app"
+[tool.flwr.app.config]
+"""
+
+
+class DeploymentLink(GridLink, PartyLink):
+    """The nodes that are connected to a `visard server` on this machine."""
+
+    poll = 0.1
+
+    def __init__(self, server: Path, wait: float, say: Callable[[str], None]) -> None:
+        super().__init__()
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        self.where, self.wait, self.say = server, wait, say
+        self._hello = b""
+        self._roles: dict[int, dict[ClientId, dict[str, int]]] = {}  # node -> its roles
+        self._pending: dict[str, int] = {}  # hello on its way -> node
+        self._again: dict[int, float] = {}  # node -> when to ask it once more
+        self._said: set[str] = set()  # of nodes that cannot take part
+        self._beat: HeartbeatSender | None = None
+        self._begun = False
+        self._limit = 60.0  # seconds for a reply to come whole
+        if not (server / SOCKET).is_socket():
+            raise UsageError(f"no visard server runs with --state {server} (there is no {SOCKET})")
+        with self._reporting():
+            self._start()
+
+    def _start(self) -> None:
+        """Start a Flower run and take its one task, so that this process is what Flower calls the ServerApp."""
+        with self._open(ControlHttpClient("http://visard")) as control:
+            control.StartRun(StartRunRequest(fab=Fab(content=_bundle())))
+        version = RuntimeVersionHttpInterceptor(component_name="flwr-serverapp")
+        with self._open(RuntimeHttpClient("http://visard", interceptors=[version])) as runtime:
+            task = runtime.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        if not task.token:
+            raise VisardError("the server gave this run no task")
+        token = RuntimeTokenHttpInterceptor(token=task.token)
+        self._runtime = self._open(RuntimeHttpClient("http://visard", interceptors=[version, token]))
+        told = self._runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = told.task_id
+        TaskIdentity.run_id = told.run.run_id
+        TaskIdentity.node_id = told.context.node_id
+        self.grid: HttpGrid = HttpGrid(token=task.token)
+        self.grid._client = self._runtime
+        self.grid.set_run(run_from_proto(told.run))
+        self._fetcher = Fetcher(self._runtime, told.run.run_id)
+        self._beat = HeartbeatSender(self._heartbeat)
+        self._beat.start()
+
+    def _open(self, client: C) -> C:
+        """Send a Flower client's calls through the server's Unix socket."""
+        client._client.close()
+        client._client = httpx.Client(transport=httpx.HTTPTransport(uds=str(self.where / SOCKET)), timeout=120.0)
+        return client
+
+    def _heartbeat(self) -> bool:
+        try:
+            return bool(self._runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success)
+        except (httpx.HTTPError, RuntimeError):
+            return False
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.HTTPStatusError as error:
+            raise VisardError(f"the server at {self.where} refused: {error.response.status_code}") from None
+        except httpx.HTTPError as error:
+            raise VisardError(f"the server at {self.where} does not answer ({type(error).__name__})") from None
+
+    def introduce(self, run: str, told: dict[str, Any]) -> None:
+        """Set what nodes are told when they are asked for their roles."""
+        self._hello = pack(Request(run=run, settings=told, timeout=HELLO_SECONDS))
+
+    def gather(self, clients: Collection[ClientId], needed: int) -> None:
+        """Wait for nodes; at the run's first request for all of them, later only for as many as are needed."""
+        self._wait_for(lambda: set(clients) <= self._placed() or (self._begun and self._enough(clients, needed)))
+        if not self._enough(clients, needed):
+            missing = sorted(set(clients) - self._placed())
+            raise VisardError(
+                f"{len(clients) - len(missing)} of {len(clients)} clients are connected, {needed} are needed; "
+                f"waited {self.wait:g} s for {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}"
+            )
+        self._begun = True
+
+    def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
+        """Wait for `count` roles to be taken; returns what each says of its data."""
+        self._wait_for(lambda: len(self._placed()) >= count)
+        found = {role: counts for roles in self._roles.values() for role, counts in roles.items()}
+        if len(found) != count:
+            raise VisardError(f"{len(found)} parties are connected ({', '.join(sorted(found))}), expected {count}")
+        return dict(sorted(found.items()))
+
+    def _enough(self, clients: Collection[ClientId], needed: int) -> bool:
+        return len(set(clients) & self._placed()) >= needed
+
+    def _placed(self) -> set[ClientId]:
+        return {role for roles in self._roles.values() for role in roles}
+
+    def _wait_for(self, met: Callable[[], bool]) -> None:
+        end, tell = time.monotonic() + self.wait, time.monotonic() + 2.0
+        with self._reporting():
+            while True:
+                self._look()
+                if met() or time.monotonic() > end:
+                    return
+                if time.monotonic() > tell:
+                    names = ", ".join(sorted(self._placed())) or "none"
+                    self.say(f"waiting for parties, at most {self.wait:g} s; connected: {names}")
+                    tell = time.monotonic() + TELL_EVERY
+                time.sleep(0.2)
+
+    def _look(self) -> None:
+        """Ask new nodes for their roles, forget those that went away."""
+        online = set(self.grid.get_node_ids())
+        self._roles = {node: roles for node, roles in self._roles.items() if node in online}
+        self._again = {node: when for node, when in self._again.items() if node in online}
+        now = time.monotonic()
+        for node in online:
+            if not self._roles.get(node) and now >= self._again.get(node, 0.0):
+                self._again[node] = now + HELLO_AGAIN
+                if number := self.push(node, self._hello, b"", HELLO_SECONDS):
+                    self._pending[number] = node
+        self._pending = {number: node for number, node in self._pending.items() if node in online}
+        for number, reply in self.receive(list(self._pending)).items():
+            if number in self._pending:  # a node's first answer; those to later hellos say the same
+                node = self._pending[number]
+                self._pending = {other: to for other, to in self._pending.items() if to != node}
+                self._roles[node] = self._greeted(node, reply)
+        self.queue = max([1, *(len(roles) for roles in self._roles.values())])
+
+    def _greeted(self, node: int, reply: Reply) -> dict[ClientId, dict[str, int]]:
+        """The roles in a node's answer that are its own; one that cannot take part gets none."""
+        names, roles = read_nodes(self.where)
+        name = names.get(node, "an unknown node")
+        try:
+            answer = unpack(reply.header, Answer) if reply.failure is None else None
+        except WireError as error:
+            return self._left_out(f"{name} cannot take part: {error}")
+        failure = reply.failure if answer is None else answer.failure
+        if answer is None or failure:
+            return self._left_out(f"{name} cannot take part: {failure or 'no reason given'}")
+        own = {}
+        for role, counts in answer.roles.items():
+            if not NAME.fullmatch(role):
+                self._left_out(f"refused: {name} claims a role with an impossible name: {role}")
+            elif refusal := roles.refusal(name, role):
+                self._left_out(f"refused: {refusal}")
+            elif role in self._placed():
+                self._left_out(f"two nodes claim to be {role}: {name} is left out")
+            else:
+                own[role] = counts
+        return own
+
+    def _left_out(self, why: str) -> dict[ClientId, dict[str, int]]:
+        """Say once, however often a node is asked, why it has no role."""
+        if (text := plain(why)) not in self._said:
+            self._said.add(text)
+            self.say(text)
+        return {}
+
+    def node_of(self, client: ClientId) -> int | None:
+        return next((node for node, roles in self._roles.items() if client in roles), None)
+
+    def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+        self._limit = max(self._limit, timeout * self.queue)
+        with self._reporting():
+            return super().send(client, header, payload, timeout)
+
+    def pull(self, numbers: Collection[str]) -> Mapping[str, Message | str]:
+        with self._reporting():
+            return self._fetcher.replies(numbers, self._pending, self._limit)
+
+    def close(self) -> None:
+        if self._beat is None:
+            return
+        if self._beat.is_running:
+            self._beat.stop()
+        self._beat = None
+        self._fetcher.close()
+        with contextlib.suppress(httpx.HTTPError):
+            self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
+        self._runtime.close()
+
+
+def _bundle() -> bytes:
+    """A Flower application bundle that holds nothing but its description."""
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("pyproject.toml"), _APP)
+    return data.getvalue()

@@ -1,0 +1,86 @@
+"""Header and payload as the content of a Flower message, and back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from visard.core import ClientId
+from visard.deployment.remote import Link, Reply
+from visard.errors import Told, VisardError
+
+
+def record(header: bytes, payload: bytes) -> RecordDict:
+    """The content of a message; the payload travels as an array, which Flower cuts into chunks."""
+    array = Array("uint8", (len(payload),), "visard", payload)
+    return RecordDict({"header": ConfigRecord({"header": header}), "payload": ArrayRecord({"payload": array})})
+
+
+def parts(message: Message) -> tuple[bytes, bytes]:
+    """Header and payload of a message that may come from anyone."""
+    try:
+        header = message.content.config_records["header"]["header"]
+        payload = message.content.array_records["payload"]["payload"].data
+    except (KeyError, ValueError, AttributeError, TypeError):
+        raise Told("a message without header and payload") from None
+    if not isinstance(header, bytes) or not isinstance(payload, bytes):
+        raise Told("a message whose header or payload is not bytes")
+    return header, payload
+
+
+# ----------
+# A link that carries requests and answers over a Flower grid.
+
+TYPE = "query"  # of all messages: what is asked stands in the header
+
+
+class GridLink(Link):
+    """A link over a grid; subclasses say which node a client is at."""
+
+    grid: Grid
+
+    def __init__(self) -> None:
+        self._asked: dict[str, int] = {}  # message -> node
+
+    @abstractmethod
+    def node_of(self, client: ClientId) -> int | None:
+        """The Flower node of a client, or None if it is not connected."""
+
+    def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+        node = self.node_of(client)
+        return None if node is None else self.push(node, header, payload, timeout)
+
+    def push(self, node: int, header: bytes, payload: bytes, timeout: float) -> str | None:
+        """Send to a node; None if the message was not taken."""
+        message = Message(record(header, payload), node, TYPE, ttl=timeout * self.queue + 60)
+        number = next(iter(self.grid.push_messages([message])), None)
+        if number:
+            self._asked[number] = node
+        return number or None
+
+    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+        if not numbers:
+            return {}
+        return {n: self.read(n, m) for n, m in self.pull(numbers).items() if n in numbers}
+
+    def pull(self, numbers: Collection[str]) -> Mapping[str, Message | str]:
+        """Replies that have come, by the number of their request."""
+        return {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(list(numbers))}
+
+    def read(self, number: str, message: Message | str) -> Reply:
+        """The parts of a reply, or why it has none."""
+        node = self._asked.pop(number, None)
+        if isinstance(message, str):
+            return Reply(failure=message)
+        if message.has_error():  # from Flower itself: a node that went away, a client app that raised
+            reason = (message.error.reason or "no reason given").strip().splitlines()[-1]
+            return Reply(failure=f"Flower says: {reason}")
+        if message.metadata.src_node_id != node:
+            return Reply(failure="reply refused: it came from another node")
+        try:
+            return Reply(*parts(message))
+        except VisardError as error:
+            return Reply(failure=f"reply refused: {error}")

@@ -1,0 +1,149 @@
+"""What the server tells the parties of a run, and the world that a party builds from it on its own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from visard.config import Settings, parse
+from visard.core import Leaves, Method
+from visard.data.catalog import find_set, open_faces
+from visard.data.faces import FaceSet, Federation
+from visard.data.partition import Manifest, PartitionSettings, partition
+from visard.deployment.remote import PartyLink
+from visard.deployment.requirements import Requirements, without_folders
+from visard.engines.build import make_world
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
+from visard.engines.world import World, pooled
+from visard.errors import Told, UsageError, VisardError
+from visard.files import read_json, write_json
+
+SYNTHETIC = "synthetic"
+MOST = 10**9  # pictures of one party
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What a party that brings its own pictures says of them when it joins."""
+
+    identities: Annotated[int, Leaves.count]
+    pictures: Annotated[int, Leaves.count]
+
+    @classmethod
+    def of(cls, role: str, counts: dict[str, int]) -> Presence:
+        """Refuses what no data can be; the server makes room for as many people as all parties together have."""
+        if counts.keys() != {"identities", "pictures"} or not 1 <= counts["identities"] <= counts["pictures"] <= MOST:
+            raise VisardError(f"{role} says of its pictures what cannot be: {str(counts)[:100]}")
+        return cls(**counts)
+
+
+def told(settings: Settings, manifest: Manifest, size: int, embedding: int) -> dict[str, Any]:
+    """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
+    plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine")}
+    plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
+    if settings.data.source != SYNTHETIC:
+        plain["data"] = {}
+    return {
+        "settings": plain,
+        "partition": manifest.hash,
+        "own": settings.partition.kind == "parties",
+        "spec": {"model": settings.model.name, "embedding": embedding, "size": size},
+    }
+
+
+def join(
+    link: PartyLink,
+    settings: Settings,
+    manifest: Manifest,
+    world: World,
+    size: int,
+    run: str,
+    states: Checkpoint,
+    ledger: Ledger,
+) -> tuple[World, dict[str, Any]]:
+    """Introduce the run to the parties; those that bring their own pictures say how many, and become the clients."""
+    run_told = told(settings, manifest, size, world.embedding)
+    link.introduce(run, run_told)
+    if settings.partition.kind != "parties":
+        return world, run_told
+    if settings.method.pools:
+        raise UsageError(f"{settings.method.name} pools pictures: it cannot run where the parties keep theirs")
+    refuse_oracle(settings.method)
+    for name, value in (("client_benchmarks", False), ("impostors", "own")):
+        if getattr(settings.evaluation, name) != value:
+            raise UsageError(
+                f"evaluation.{name}: parties that keep their pictures can test on nobody else's; "
+                f"add --set evaluation.{name}={str(value).lower()}"
+            )
+    path = states.folder / "parties.json"
+    if not path.exists():
+        write_json(path, link.parties(settings.partition.clients or 0))
+    present = {role: Presence.of(role, counts) for role, counts in read_json(path).items()}
+    if not states.committed.ledger_bytes:
+        for role, counts in present.items():
+            ledger.record("join", 0, role, counts)
+    classes, told_pictures = sum(p.identities for p in present.values()), {r: p.pictures for r, p in present.items()}
+    return replace(world, training=tuple(present), classes=classes, told=told_pictures, _network=None), run_told
+
+
+def refuse_oracle(method: Method[Any]) -> None:
+    """Names of folders at the parties are no answer to what nobody should know."""
+    if oracle := method.oracle():
+        raise UsageError(f"{method.name} asks for {oracle}, which only a simulation knows: set clustering.clusters")
+
+
+def world_of_party(
+    run: dict[str, Any], data: str, file: str | None, roles: list[str], required: dict[str, Any] | None = None
+) -> tuple[World, Method[Any]]:
+    """The world of a run at a party: its own roles, on its own pictures, if the run is as the party requires."""
+    settings = settings_of(run, Requirements(**(required or {})))
+    faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
+    size = int(run["spec"]["size"])
+    if faces.size != size:
+        raise Told(f"the run is on pictures of {size} pixels, this party has {faces.size}")
+    if run["own"]:
+        federation = own_federation(settings, faces, roles)
+        world = make_world(settings, faces, federation)
+    else:
+        world = pooled(make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method)[0]
+    here = {role: world.clients[role] for role in roles if role in world.clients}
+    if not here:
+        raise Told(f"the run has no client {roles[0]!r}")
+    return replace(world, clients=here), settings.method
+
+
+def settings_of(run: dict[str, Any], required: Requirements) -> Settings:
+    """What the server says of the run, as long as it names no file of this machine and nothing that labels know."""
+    try:
+        settings = parse(required.applied(run["settings"]), "settings of the run")
+        required.check(settings.to_dict())
+        if run["own"]:
+            refuse_oracle(settings.method)
+    except UsageError as error:
+        if required.local:  # it may quote what this party has set
+            raise
+        raise Told(str(error)) from None
+    if (settings.data.source, settings.model.weights, settings.model.class_vectors) != (SYNTHETIC, None, None):
+        raise Told("the run names a file or a face set for this party to open")
+    return settings
+
+
+def shared_federation(run: dict[str, Any], settings: Settings, faces: FaceSet, file: str | None) -> Federation:
+    """The partition that the run was made with; it must be the same here and at the server."""
+    manifest = partition(faces, settings.partition, settings.seed) if file is None else Manifest.load(file)
+    if manifest.hash != run["partition"]:
+        raise Told("this party's partition or face set is not the one of the run")
+    return manifest.federation(faces)
+
+
+def own_federation(settings: Settings, faces: FaceSet, roles: list[str]) -> Federation:
+    """All pictures of the set are this party's; they are split as the run says."""
+    if len(roles) != 1:
+        raise Told("a party that brings its own pictures has exactly one role")
+    alone = PartitionSettings(
+        kind="equal", clients=1, split=settings.partition.split, min_images=settings.partition.min_images
+    )
+    federation = partition(faces, alone, settings.seed).federation(faces)
+    (mine,) = federation.clients.values()
+    return replace(federation, clients={roles[0]: mine}, unseen={}, hold_out=())

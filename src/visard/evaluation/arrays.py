@@ -1,0 +1,102 @@
+"""Checks on features and labels: what enters an evaluation is finite, non-zero and of matching length."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from visard.errors import VisardError
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+BLOCK = 16384  # rows normalised at a time: bounds the float64 scratch space
+
+
+def matrix(features: Any, what: str) -> NDArray[Any]:
+    """`features` as a non-empty real matrix (N, D)."""
+    given = np.asarray(features)
+    if given.ndim != 2 or given.shape[0] == 0 or given.shape[1] == 0:
+        raise VisardError(f"{what}: expected a non-empty matrix (rows, dimensions), got shape {given.shape}")
+    if given.dtype.kind not in "fiu":
+        raise VisardError(f"{what}: expected real numbers, got {given.dtype}")
+    return given
+
+
+def unit_rows(features: Any, what: str = "features", order: Ints | None = None, pad: int = 1) -> Floats:
+    """Rows of `features` (N, D) scaled to length one, as float32; lengths are taken in float64.
+
+    Rows come in the given order; zero rows fill up to a multiple of `pad`. A row that is zero or not finite
+    is an error that names it. Works in blocks, so that the only large array is the one returned.
+    """
+    given = matrix(features, what)
+    index = np.arange(len(given)) if order is None else order
+    unit = np.zeros((-(-len(index) // pad) * pad, given.shape[1]), np.float32)
+    for start in range(0, len(index), BLOCK):
+        taken = index[start : start + BLOCK]
+        rows = given[taken].astype(np.float64)
+        finite = np.isfinite(rows).all(axis=1)
+        if not finite.all():
+            raise VisardError(f"{what}: row {taken[np.argmin(finite)]} is not finite")
+        largest = np.abs(rows).max(axis=1, keepdims=True)
+        if not largest.all():
+            raise VisardError(f"{what}: row {taken[np.argmin(largest)]} is all zeros")
+        rows /= largest  # squares of very large or very small entries would leave the range of float64
+        rows /= np.sqrt(np.einsum("nd,nd->n", rows, rows))[:, None]
+        unit[start : start + len(rows)] = rows
+    return unit
+
+
+def labels(values: Any, rows: int, what: str = "identity") -> Ints:
+    """Integer labels (rows,), one for each row of the features."""
+    given = np.asarray(values)
+    if given.shape != (rows,):
+        raise VisardError(f"{what}: expected {rows} labels, got shape {given.shape}")
+    if given.dtype.kind not in "iu":
+        raise VisardError(f"{what}: expected integers, got {given.dtype}")
+    return given.astype(np.int64)
+
+
+def shares(values: Any, what: str) -> tuple[float, ...]:
+    """Error rates asked for: each a number in (0, 1]."""
+    found = tuple(float(v) for v in values)
+    for value in found:
+        if not 0.0 < value <= 1.0:
+            raise VisardError(f"{what}: {value} is not in (0, 1]")
+    return found
+
+
+# ----------
+# Turn result records into plain JSON values: numbers, strings, lists, dicts; None for NaN and infinity.
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it; dataclasses become dicts of their fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value
+
+
+class Result:
+    """A record of figures that can be written as JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain numbers, strings, lists and dicts; None for NaN and infinity."""
+        record: dict[str, Any] = plain(self)
+        return record

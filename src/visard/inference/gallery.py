@@ -1,0 +1,454 @@
+"""A gallery of enrolled people: one template each, with what is needed to choose a threshold. A safetensors file."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from visard.data.containers import open_container
+from visard.data.importing import printable
+from visard.data.pictures import Framing, Haar, is_picture, why_not
+from visard.errors import UsageError, VisardError
+from visard.evaluation.arrays import unit_rows
+from visard.evaluation.bins import one_thread_each
+from visard.evaluation.roc import allowed
+from visard.inference.model import FaceModel, embed, load_model
+from visard.models.onnx import written
+
+# ----------
+# Nearest templates by cosine: exactly, or through a sketch of bits that a million templates answer in milliseconds.
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Found = tuple[Floats, Ints]  # scores and rows (queries, k), best first
+
+CELLS = 1 << 22  # scores held at a time by a thread
+BITS = 1024  # of a sketch
+CANDIDATES = 1024  # templates whose cosine is computed after the sketch
+
+
+class Index(Protocol):
+    """Something to search in."""
+
+    def search(self, queries: Floats, k: int) -> Found:
+        """The k best templates of each unit query (Q, E); fewer where there are fewer."""
+
+
+def faiss() -> Any:
+    """The package faiss, or None where it is not installed."""
+    try:
+        return importlib.import_module("faiss")
+    except ImportError:
+        return None
+
+
+class Exact:
+    """Every template is compared: with faiss, or with a matrix product for one query or where faiss is absent.
+
+    Threads take shards of the templates, each on its own: nobody waits for a slower one after every block, as inside
+    one parallel product. The templates are not copied.
+    """
+
+    def __init__(self, templates: Floats) -> None:
+        self.templates = np.ascontiguousarray(templates, np.float32)
+
+    def search(self, queries: Floats, k: int) -> Found:
+        """The k best templates of each unit query (Q, E); fewer where there are fewer."""
+        queries = np.ascontiguousarray(queries, np.float32)
+        k = min(k, len(self.templates))
+        library = faiss() if len(queries) > 1 else None
+        with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers, _products(library):
+            size = max(k, -(-len(self.templates) // (4 * threads)))
+            starts = range(0, len(self.templates), size)
+            parts = list(workers.map(lambda start: self._shard(library, queries, k, start, size), starts))
+        value, row = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+        value, row = _ordered(value, row)
+        return value[:, :k], row[:, :k]
+
+    def _shard(self, library: Any, queries: Floats, k: int, start: int, size: int) -> Found:
+        shard = self.templates[start : start + size]
+        k = min(k, len(shard))
+        if library is not None:
+            library.omp_set_num_threads(1)  # of this thread
+            value, row = library.knn(queries, shard, k, metric=library.METRIC_INNER_PRODUCT)
+            return value, row.astype(np.int64) + start
+        step, table, parts = max(1, CELLS // len(shard)), torch.from_numpy(shard).T, []
+        for begin in range(0, len(queries), step):
+            best = (torch.from_numpy(queries[begin : begin + step]) @ table).topk(k, dim=1)
+            parts.append((best.values.numpy(), best.indices.numpy()))
+        return np.concatenate([v for v, _ in parts]), np.concatenate([r for _, r in parts]) + start
+
+
+@contextmanager
+def _products(library: Any) -> Iterator[None]:
+    """faiss turns to matrix products only from hundreds of queries on; they pay from two (up to eight times)."""
+    if library is None:
+        yield
+        return
+    before, library.cvar.distance_compute_blas_threshold = library.cvar.distance_compute_blas_threshold, 2
+    try:
+        yield
+    finally:
+        library.cvar.distance_compute_blas_threshold = before
+
+
+class Sketch:
+    """The signs of BITS random projections are compared first, then the cosines of the CANDIDATES nearest.
+
+    The share of differing signs of two vectors is their angle / π, with a standard deviation below 1 / (2 √BITS). So a
+    template with cosine 0.3 differs in 413 of 1024 bits, 6 standard deviations below strangers (512): among a million
+    of those it is lost in about one search of a thousand; with cosine 0.4 in one of a hundred million.
+    """
+
+    def __init__(self, templates: Floats, seed: int = 0) -> None:
+        library = faiss()
+        if library is None:
+            raise UsageError("fast search needs the package faiss: pip install 'visard[gallery]'")
+        self.templates = np.ascontiguousarray(templates, np.float32)
+        rng = np.random.default_rng(seed)
+        self._projection = torch.from_numpy(rng.standard_normal((templates.shape[1], BITS), dtype=np.float32))
+        bits = np.concatenate([self._bits(templates[i : i + 16384]) for i in range(0, len(templates), 16384)])
+        self._shards = []  # first row, index
+        for rows in np.array_split(np.arange(len(bits)), max(1, min(torch.get_num_threads(), len(bits)))):
+            shard = library.IndexBinaryFlat(BITS)
+            shard.use_heap = False  # counting is faster for many candidates
+            shard.add(bits[rows[0] : rows[-1] + 1])
+            self._shards.append((int(rows[0]), shard))
+
+    def _bits(self, rows: Floats) -> npt.NDArray[np.uint8]:
+        signs = torch.from_numpy(np.ascontiguousarray(rows, np.float32)) @ self._projection > 0
+        return np.packbits(signs.numpy(), axis=1)
+
+    def search(self, queries: Floats, k: int) -> Found:
+        """The k best templates of each unit query (Q, E) among its candidates."""
+        queries = np.ascontiguousarray(queries, np.float32)
+        count, k = min(max(CANDIDATES, k), len(self.templates)), min(k, len(self.templates))
+        bits = self._bits(queries)
+
+        def work(start: int, shard: Any) -> Found:
+            faiss().omp_set_num_threads(1)  # of this thread
+            found: Found = shard.search(bits, min(count, shard.ntotal))
+            return found[0], found[1] + start
+
+        with one_thread_each(), ThreadPoolExecutor(len(self._shards)) as workers:
+            parts = list(workers.map(work, *zip(*self._shards, strict=True)))
+            differing, near = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
+            kept = np.argpartition(differing, count - 1, axis=1)[:, :count]
+            near = np.take_along_axis(near, kept, 1)
+            table = torch.from_numpy(self.templates)
+            scores = [
+                torch.mv(table[torch.from_numpy(row)], torch.from_numpy(query)).numpy()
+                for row, query in zip(near, queries, strict=True)
+            ]
+        value, row = _ordered(np.stack(scores), near)
+        return value[:, :k], row[:, :k]
+
+
+def _ordered(value: Floats, row: Ints) -> Found:
+    """Best first; of equal scores the first template."""
+    order = np.lexsort((row, -value), axis=1)
+    return np.take_along_axis(value, order, 1), np.take_along_axis(row.astype(np.int64), order, 1)
+
+
+KIND, VERSION = "visard gallery", 1
+PROBES = 4096  # enrolled pictures that are kept for thresholds
+COMPARISONS = 1 << 22  # impostor scores that a threshold is read off
+ABOUT = ("model", "model_file", "order", "mean", "std", "size", "align", "flip")
+TENSORS: dict[str, npt.DTypeLike] = {
+    "templates": np.float32,  # (people, E), length one
+    "pictures": np.int64,  # (people,), enrolled of each
+    "probes": np.float32,  # (<= PROBES, E), a sample of the enrolled pictures, length one
+    "owner": np.int64,  # (<= PROBES,), whom each shows
+    "names": np.uint8,  # JSON
+}
+
+
+class Match(NamedTuple):
+    """An enrolled person and the cosine of its template."""
+
+    name: str
+    score: float
+
+
+class Threshold(NamedTuple):
+    """Accept if score >= value. `unreliable`: the rate asked for stands for fewer than ten of the comparisons."""
+
+    value: float
+    rate: float | None  # None: the value was given
+    comparisons: int
+    unreliable: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Gallery:
+    """Who is enrolled; `about` says by which model and how pictures went in, so that queries go in alike."""
+
+    names: tuple[str, ...]
+    templates: Floats
+    pictures: Ints
+    probes: Floats
+    owner: Ints
+    about: dict[str, str]
+
+    @classmethod
+    def enrol(cls, people: Sequence[str], features: Any, about: dict[str, str], seed: int = 0) -> Gallery:
+        """From the features (n, E) of pictures and whom each shows; template = normalised mean of unit features."""
+        if not len(people):
+            raise UsageError("nobody to enrol")
+        names, owner, count = np.unique(np.array(people, object).astype(str), return_inverse=True, return_counts=True)
+        rows = unit_rows(features, "pictures")
+        order = np.argsort(owner, kind="stable")
+        sums = np.add.reduceat(rows[order], np.cumsum(count) - count, axis=0, dtype=np.float64)
+        empty = ~sums.any(axis=1)
+        if empty.any():
+            raise VisardError(f"the features of {names[np.argmax(empty)]} cancel to zero")
+        kept = _some(len(rows), PROBES, seed)
+        templates = unit_rows(sums, "templates")
+        return cls(tuple(names.tolist()), templates, count.astype(np.int64), rows[kept], owner[kept], dict(about))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def with_more(self, other: Gallery, seed: int = 0) -> Gallery:
+        """Both galleries' people; their models must be the same and their names different."""
+        for key in ABOUT:
+            if key != "model_file" and self.about.get(key) != other.about.get(key):
+                raise UsageError(f"the gallery was made with another {key}: enrol everyone anew")
+        if twice := sorted(set(self.names) & set(other.names)):
+            raise UsageError(f"{twice[0]} is enrolled already ({len(twice)} of the new names are)")
+        # pictures of either part are kept in proportion to their number
+        total = int(self.pictures.sum() + other.pictures.sum())
+        mine = min(len(self.probes), round(PROBES * int(self.pictures.sum()) / total))
+        old = _some(len(self.probes), mine if total > PROBES else PROBES, seed)
+        new = _some(len(other.probes), PROBES - len(old), seed)
+        return replace(
+            self,
+            names=self.names + other.names,
+            templates=np.concatenate([self.templates, other.templates]),
+            pictures=np.concatenate([self.pictures, other.pictures]),
+            probes=np.concatenate([self.probes[old], other.probes[new]]),
+            owner=np.concatenate([self.owner[old], other.owner[new] + len(self)]),
+        )
+
+    def index(self, build: Callable[[Floats], Index] = Exact) -> Index:
+        """Something to search the templates with: `visard.inference.gallery.Exact` or `Sketch`."""
+        return build(self.templates)
+
+    def identify(self, features: Any, k: int = 5, index: Index | None = None) -> list[list[Match]]:
+        """The k best people for each row of features (Q, E), best first."""
+        rows = unit_rows(features, "pictures")
+        if rows.shape[1] != self.templates.shape[1]:
+            raise UsageError(f"features of {rows.shape[1]} dimensions, the gallery has {self.templates.shape[1]}")
+        scores, found = (index or self.index()).search(rows, k)
+        return [
+            [Match(self.names[p], float(s)) for s, p in zip(values, people, strict=True)]
+            for values, people in zip(scores, found, strict=True)
+        ]
+
+    def comparison_threshold(self, far: float) -> Threshold:
+        """For one picture against one enrolled person: `far` of the enrolled pictures' scores with others reach it."""
+        # all people, or some of them if they are many
+        taken = _some(len(self), max(1, COMPARISONS // max(1, len(self.probes))), 0)
+        scores = self.probes @ self.templates[taken].T
+        return _threshold(scores[self.owner[:, None] != taken[None, :]], far)
+
+    def pair_threshold(self, far: float) -> Threshold:
+        """For one picture against another: `far` of the pairs of enrolled pictures of two people reach it."""
+        taken = _some(len(self.probes), math.isqrt(2 * COMPARISONS), 0)
+        rows, owner = self.probes[taken], self.owner[taken]
+        once = np.triu(owner[:, None] != owner[None, :], 1)
+        return _threshold((rows @ rows.T)[once], far)
+
+    def search_threshold(self, fpir: float) -> Threshold:
+        """For a search: `fpir` of the enrolled pictures, with their own person left out, find somebody above it."""
+        if len(self) < 2:
+            return _threshold(np.empty(0, np.float32), fpir)
+        probes = self.probes[: max(64, (1 << 30) // len(self))]
+        scores, found = self.index().search(probes, 2)
+        mine = found == self.owner[: len(probes), None]
+        return _threshold(scores[np.arange(len(probes)), np.where(mine[:, 0], 1, 0)], fpir)
+
+    def load_model(self, path: str | Path | None = None) -> FaceModel:
+        """The model that the gallery was made with, from where it was or from `path`; another one is refused."""
+        where = Path(path or self.about["model_file"])
+        if path is None and not where.is_file():
+            raise UsageError(f"the model that made this gallery is no longer at {where}: name it (--model)")
+        about = self.about
+        model = load_model(where, size=int(about["size"]), order=about["order"], mean=about["mean"], std=about["std"])
+        if model.fingerprint != about["model"]:
+            raise UsageError(f"{where} is not the model that made this gallery ({Path(about['model_file']).name})")
+        return model
+
+    def save(self, path: str | Path) -> None:
+        """Write the gallery; the file appears when it is complete."""
+        names = np.frombuffer(json.dumps(self.names, ensure_ascii=True).encode(), np.uint8)
+        tensors = {key: np.ascontiguousarray(getattr(self, key)) for key in TENSORS if key != "names"}
+        # all in one entry: safetensors writes several in random order
+        about = json.dumps({"kind": KIND, "version": VERSION, **self.about}, sort_keys=True)
+        with written(Path(path)) as beside:
+            save_file({**tensors, "names": names}, str(beside), {"gallery": about})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Gallery:
+        """Read a gallery; one clear line if the file is anything else."""
+        path = Path(path)
+        if not path.is_file():
+            raise UsageError(f"no gallery at {path}")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                about = json.loads((file.metadata() or {}).get("gallery", "{}"))
+                if not isinstance(about, dict) or about.get("kind") != KIND:
+                    raise VisardError(f"{path} is no gallery")
+                if about.get("version") != VERSION:
+                    raise VisardError(f"{path} has format {about.get('version')}, this visard reads {VERSION}")
+                found = {key: file.get_tensor(key) for key in TENSORS}
+            names = json.loads(found.pop("names").tobytes())
+        except (SafetensorError, OSError, ValueError, AttributeError) as error:
+            raise VisardError(f"{path} is not a readable gallery: {str(error).splitlines()[0][:120]}") from None
+        gallery = cls(
+            tuple(names) if isinstance(names, list) else (), **found, about={k: str(about.get(k, "")) for k in ABOUT}
+        )
+        if problem := gallery._problem():
+            raise VisardError(f"{path} is damaged: {problem}")
+        return gallery
+
+    def _problem(self) -> str:
+        people, probes = len(self.names), len(self.owner) if self.owner.ndim == 1 else -1
+        width = self.templates.shape[1] if self.templates.ndim == 2 else -1
+        shapes = {"templates": (people, width), "pictures": (people,), "probes": (probes, width), "owner": (probes,)}
+        for key, shape in shapes.items():
+            tensor = getattr(self, key)
+            if tensor.shape != shape or tensor.dtype != TENSORS[key]:
+                return f"{key} is {tensor.dtype} {tensor.shape}"
+        if not people or not all(isinstance(name, str) for name in self.names) or len(set(self.names)) != people:
+            return "its names are not people, each once"
+        if probes and not (self.owner.min() >= 0 and self.owner.max() < people):
+            return "a picture shows nobody"
+        for rows in (self.templates, self.probes):
+            if not np.all(np.abs(np.einsum("nd,nd->n", rows, rows) - 1) < 1e-3):
+                return "a template has not length one"
+        return ""
+
+
+def _some(count: int, most: int, seed: int) -> Ints:
+    """All of `count` rows, or `most` random ones, rising."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, max(0, most), replace=False))
+
+
+def _threshold(strangers: Floats, rate: float) -> Threshold:
+    """The smallest threshold that at most `rate` of the strangers' scores reach."""
+    if not 0 < rate <= 1:
+        raise UsageError(f"rate {rate}: must be above 0 and at most 1")
+    n = len(strangers)
+    if not n:
+        raise UsageError("a threshold cannot be found in a gallery of fewer than two people: give one")
+    k = allowed(rate, n)
+    if k >= n:
+        return Threshold(-1.0, rate, n, False)
+    largest = np.partition(strangers, n - k - 1)[n - k - 1]  # the first that must stay below
+    return Threshold(float(np.nextafter(largest, np.float32(2))), rate, n, rate * n < 10)
+
+
+# ----------
+# Pictures in a folder to features with names: for galleries and for single queries.
+
+ALIGNMENTS = ("none", "haar")
+BATCH = 256  # pictures decoded and embedded at a time
+
+
+def person_of(name: str) -> str:
+    """Whom a file shows: its outermost folder, or its own name without a number at the end (anna_2.jpg -> anna)."""
+    folder, slash, _ = name.partition("/")
+    if slash:
+        return folder
+    stem = Path(name).stem
+    return re.sub(r"[_ ]\(?\d+\)?$", "", stem) or stem
+
+
+def framing(align: str) -> Framing:
+    """How pictures are cut: the centre square, or around the largest face that a Haar cascade finds."""
+    if align not in ALIGNMENTS:
+        raise UsageError(f"alignment {align!r}: must be one of {', '.join(ALIGNMENTS)}")
+    return Framing(align=align, detect=Haar() if align == "haar" else None)
+
+
+def enrol_folder(
+    folder: Path,
+    model: FaceModel,
+    *,
+    align: str = "none",
+    flip: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Gallery, list[tuple[str, str]]]:
+    """A gallery of the people in a folder (or zip), and the pictures that could not be used with the reason.
+
+    Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg.
+    """
+    cut, container = framing(align), open_container(folder)
+    try:
+        names = [name for name in container.names() if is_picture(name)]
+        if not names:
+            raise UsageError(f"{folder} holds no pictures")
+        people: list[str] = []
+        parts: list[npt.NDArray[np.float32]] = []
+        skipped: list[tuple[str, str]] = []
+        with ThreadPoolExecutor(thread_name_prefix="visard-decode") as threads:
+            for start in range(0, len(names), BATCH):
+                some = names[start : start + BATCH]
+                squares = list(threads.map(lambda name: _square(container.read, name, cut, model.size), some))
+                good = [
+                    (name, square) for name, square in zip(some, squares, strict=True) if not isinstance(square, str)
+                ]
+                skipped += [(printable(n), s) for n, s in zip(some, squares, strict=True) if isinstance(s, str)]
+                if good:
+                    parts.append(embed(model, np.stack([square for _, square in good]), flip=flip))
+                    people += [printable(person_of(name)) for name, _ in good]
+                if progress is not None:
+                    progress(min(start + BATCH, len(names)), len(names))
+    finally:
+        container.close()
+    if not people:
+        file, reason = skipped[0]
+        raise UsageError(f"{folder}: not one of {len(skipped)} pictures could be used ({file}: {reason})")
+    about = {key: model.spec[key] for key in ("order", "mean", "std", "size")}
+    about |= {"model": model.fingerprint, "model_file": str(model.path.absolute()) if model.path else ""}
+    about |= {"align": align, "flip": str(int(flip))}
+    return Gallery.enrol(people, np.concatenate(parts), about), skipped
+
+
+def features_of(
+    files: Iterable[Path], model: FaceModel, *, align: str = "none", flip: bool = False
+) -> npt.NDArray[np.float32]:
+    """Features (n, E) of picture files; one that cannot be read is an error that names it."""
+    cut, squares = framing(align), []
+    for file in files:
+        square = _square(lambda name: Path(name).read_bytes(), str(file), cut, model.size)
+        if isinstance(square, str):
+            raise (UsageError if not file.is_file() else VisardError)(f"{file}: {square}")
+        squares.append(square)
+    return embed(model, np.stack(squares), flip=flip)
+
+
+def _square(read: Callable[[str], bytes], name: str, cut: Framing, size: int) -> npt.NDArray[np.uint8] | str:
+    """The square that goes into the network, or why not."""
+    try:
+        data = read(name)
+        return cut(data, 0, size)[0] if data else "the file is empty"
+    except Exception as error:  # decoders fail in every way there is on damaged data
+        return why_not(error)

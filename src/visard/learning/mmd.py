@@ -1,0 +1,159 @@
+"""Maximum mean discrepancy: how far apart two sets of features lie, as a loss (Kang et al. 2022, Eqs. 3-7).
+
+a (n, L), b (m, L)   features of the two sides          d = |a_i - b_j|^2
+k(d)                 kernel as a function of the squared distance
+c                    coefficients of a polynomial kernel: k(d) = c[0] + c[1] d + c[2] d^2 + ...
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from visard.errors import UsageError, VisardError
+from visard.learning.heads import direction
+
+Kernel = Callable[[Tensor], Tensor]  # of squared distances, elementwise
+
+
+def squared_distances(a: Tensor, b: Tensor) -> Tensor:
+    """|a_i - b_j|^2 (n, m); rounding cannot make it negative."""
+    cross = (a * a).sum(1)[:, None] - 2 * a @ b.t() + (b * b).sum(1)
+    return cross.clamp_min(0)
+
+
+def rbf(bandwidths: Sequence[float]) -> Kernel:
+    r"""The mean over $\sigma$ of $\exp(-d / 2\sigma^2)$; the paper's $\alpha$ is $1 / 2\sigma^2$."""
+    if not bandwidths or min(bandwidths) <= 0:
+        raise UsageError(f"bandwidths {list(bandwidths)}: needs one or more positive numbers")
+    return lambda d: torch.stack([torch.exp(-d / (2 * s * s)) for s in bandwidths]).mean(0)
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """k(d) = sum of c[i] d^i: the kernels that an additive cipher can compute."""
+
+    c: tuple[float, ...]
+
+    def __call__(self, d: Tensor) -> Tensor:
+        value = torch.full_like(d, self.c[-1])
+        for coefficient in reversed(self.c[:-1]):  # Horner
+            value = value * d + coefficient
+        return value
+
+    @property
+    def degree(self) -> int:
+        return len(self.c) - 1
+
+    def scaled(self, radius: float) -> Polynomial:
+        """The same kernel for features that were divided by `radius`."""
+        return Polynomial(tuple(c * radius ** (2 * i) for i, c in enumerate(self.c)))
+
+
+def taylor(alpha: float, degree: int) -> Polynomial:
+    r"""$\exp(-\alpha d)$ truncated after $d^K$. For K = 2 its slope turns at $\alpha d = 1$: keep distances below."""
+    if degree < 1 or alpha <= 0:
+        raise UsageError(f"a Taylor kernel of degree {degree}, alpha {alpha}: both must be positive")
+    return Polynomial(tuple((-alpha) ** i / math.factorial(i) for i in range(degree + 1)))
+
+
+def fit_quadratic(alpha: float, d: Tensor) -> Polynomial:
+    r"""The quadratic nearest to $\exp(-\alpha d)$ at the given distances, by least squares.
+
+    Unlike the Taylor polynomial it keeps falling over the distances that occur, at the same cost in ciphertext.
+    Solved in units of the largest distance, so that the normal equations are well conditioned.
+    """
+    d = d.detach().double().flatten()
+    if not len(d) or not torch.isfinite(d).all() or float(d.max()) <= 0:
+        raise VisardError("a kernel cannot be fitted: all distances are zero or not finite")
+    unit = float(d.max())
+    powers = torch.stack([(d / unit) ** i for i in range(3)], 1)
+    solution = torch.linalg.lstsq(powers, torch.exp(-alpha * d)[:, None], driver="gelsd").solution[:, 0]
+    return Polynomial(tuple(float(c) / unit**i for i, c in enumerate(solution)))
+
+
+def median_alpha(features: Tensor) -> float:
+    r"""$1 / \mathrm{median}(d)$ over the pairs of one set: the usual choice of $\alpha$."""
+    d = squared_distances(features, features)
+    off = d[~torch.eye(len(d), dtype=torch.bool)]
+    if not len(off) or float(off.median()) <= 0:
+        raise VisardError("the median distance of the features is zero: no bandwidth fits them")
+    return 1 / float(off.median())
+
+
+def within(a: Tensor, kernel: Kernel) -> Tensor:
+    """Mean kernel over the pairs of different rows of one side (Eqs. 4, 5): unbiased."""
+    n = len(a)
+    if n < 2:
+        raise VisardError(f"an unbiased MMD needs two rows or more on each side, not {n}")
+    k = kernel(squared_distances(a, a))
+    off = ~torch.eye(n, dtype=torch.bool, device=a.device)  # a product with 0 would turn an infinity into nan
+    return k[off].sum() / (n * (n - 1))
+
+
+def between(a: Tensor, b: Tensor, kernel: Kernel) -> Tensor:
+    """-2 times the mean kernel over all pairs of both sides (Eq. 6)."""
+    return -2 * kernel(squared_distances(a, b)).mean()
+
+
+def discrepancy(a: Tensor, b: Tensor, kernel: Kernel) -> Tensor:
+    """The unbiased squared MMD with the same kernel in all three parts (Eq. 3)."""
+    return within(a, kernel) + within(b, kernel) + between(a, b, kernel)
+
+
+def mmd2(x: Tensor, y: Tensor, bandwidths: Sequence[float]) -> Tensor:
+    r"""Unbiased squared MMD of x (n, L) and y (m, L) with the mean of Gaussian kernels of these $\sigma$; a scalar."""
+    return discrepancy(x, y, rbf(bandwidths))
+
+
+# ----------
+# Where features are compared and with which kernel: what all parties of an encrypted comparison agree on.
+
+INSIDE = 1 - 1e-6  # rounding must not carry a feature outside the ball
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Where and with which kernel features are compared."""
+
+    unit: bool = True  # at length 1, as faces are compared; else as they are, shortened to `radius` where longer
+    radius: float = 10.0  # longest feature that is not shortened
+    project: int = 0  # length of a fixed random projection before that; 0 = none
+    kernel: Literal["fitted", "taylor"] = "fitted"  # fitted: the nearest quadratic; taylor: the paper's
+    degree: int = 2  # of the Taylor polynomial
+    alpha: float = 0.0  # of exp(-alpha d), d in units of the ball; 0: 1 / median distance of the sources' features
+
+    def __post_init__(self) -> None:
+        if self.radius <= 0 or self.alpha < 0 or self.project < 0:
+            raise UsageError("method.compare: radius must be positive, alpha and project not negative")
+        if self.degree < 1 or (self.kernel == "fitted" and self.degree != 2):
+            raise UsageError(f"method.compare.degree = {self.degree}: 1 or more, and 2 for a fitted kernel")
+
+    def length(self, embedding: int) -> int:
+        """L, of what is compared."""
+        return self.project or embedding
+
+    def inside(self, features: Tensor) -> Tensor:
+        """Features (n, E) -> (n, L) inside the unit ball."""
+        v: Tensor = features
+        if self.project:
+            rng = torch.Generator().manual_seed(0)  # public, the same at all parties
+            basis = torch.linalg.qr(torch.randn(v.shape[1], self.project, generator=rng, dtype=torch.float64)).Q
+            v = v @ basis.to(v.dtype)
+        if self.unit:
+            return direction(v) * INSIDE
+        length = torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        shortened: Tensor = v * (INSIDE / length.clamp_min(self.radius))
+        return shortened
+
+    def polynomial(self, v: Tensor) -> Polynomial:
+        """The kernel for features like these."""
+        alpha = self.alpha or median_alpha(v)
+        if self.kernel == "taylor":
+            return taylor(alpha, self.degree)
+        return fit_quadratic(alpha, squared_distances(v, v)[~torch.eye(len(v), dtype=torch.bool)])

@@ -1,0 +1,355 @@
+"""Local training: the inner loop that all methods with gradient steps share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from visard.core import Weights
+from visard.data.augment import Augment, augment, to_float
+from visard.data.faces import FaceView
+from visard.errors import Told, UsageError
+from visard.learning.heads import Head, build_head
+from visard.numerics import Numerics
+
+# ----------
+# Stochastic gradient descent without the bookkeeping of `torch.optim`, which costs more than a small network's step.
+#
+#     g <- g min(1, c / (|g| + 1e-6))     clipping, |g| over all parameters together
+#     v <- momentum v + g + decay p       v = g + decay p in the first step
+#     p <- p - lr v
+#
+# The update is one pass over memory, that of `torch.optim.SGD(fused=True)`; clipping that of
+# `clip_grad_norm_(foreach=True)`: the same bits, which a test compares.
+
+
+class Sgd:
+    """Updates parameters in place; those without a gradient are left alone."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
+        self.parameters = list(parameters)
+        self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self._velocity: dict[int, Tensor] = {}  # by position
+
+    def zero_grad(self) -> None:
+        """Forget the gradients."""
+        for p in self.parameters:
+            p.grad = None
+
+    @torch.no_grad()
+    def clip(self, norm: float) -> None:
+        """Shorten the gradient to `norm` if it is longer."""
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        if not grads:
+            return
+        length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
+        if float(length) < 0.999 * norm:  # most steps: the factor below would be above 1
+            return
+        factor = norm / (length + 1e-6)
+        if not float(factor) >= 1.0:  # a factor of 1 changes nothing, and not a number must pass on
+            torch._foreach_mul_(grads, factor)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients that are there, which are gone then: they become the first velocities."""
+        groups: dict[tuple[bool, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
+        for i, p in enumerate(self.parameters):
+            if p.grad is None:
+                continue
+            g, p.grad = _laid_out(p.grad, p), None
+            first = i not in self._velocity
+            params, grads, velocity = groups.setdefault((first, p.dtype, p.device), ([], [], []))
+            params.append(p)
+            grads.append(g)
+            if self.momentum:
+                self._velocity[i] = g if first else _laid_out(self._velocity[i], p)
+                velocity.append(self._velocity[i])
+        for (first, *_), (params, grads, velocity) in groups.items():
+            torch._fused_sgd_(
+                params, grads, velocity, weight_decay=self.weight_decay, momentum=self.momentum, lr=self.lr,
+                dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
+            )  # fmt: skip
+
+
+def _laid_out(x: Tensor, p: Tensor) -> Tensor:
+    """x in the memory order of p: the fused update walks through memory, not through indices."""
+    return x if x.stride() == p.stride() else torch.empty_like(p).copy_(x)
+
+
+Schedule = Literal["constant", "cosine"]  # of a learning rate over the rounds of a stage
+
+
+def scheduled(lr: float, schedule: Schedule, round: int, rounds: int) -> float:
+    """The learning rate of a round (from 0); `cosine` falls from lr to lr / 100."""
+    if schedule == "constant" or rounds <= 1:
+        return lr
+    return lr * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * round / rounds)))
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a client trains in one round. The optimiser is new every round: no momentum crosses rounds."""
+
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    batch_size: int = 64
+    unit: Literal["epochs", "iterations"] = "epochs"
+    amount: int = 1  # epochs or iterations in a round
+    partial: bool = True  # False: a last batch of a pass that is not full is left out, unless it is the only one
+    schedule: Schedule = "cosine"
+    clip: float = 5.0  # largest norm of a gradient; 0 = no clipping
+    augment: Augment = Augment()
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "batch_size", "amount"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"training.{name} = {getattr(self, name)}: must be positive")
+        for name in ("momentum", "weight_decay", "clip"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"training.{name} = {getattr(self, name)}: must not be negative")
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (from 0)."""
+        return scheduled(self.lr, self.schedule, round, rounds)
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """The classification head of a training run."""
+
+    kind: Literal["arcface", "cosface", "softmax", "sphereface2"] = "cosface"
+    scale: float = 30.0
+    margin: float = 0.35  # arcface: radians; cosface: cosine
+
+    @property
+    def biased(self) -> bool:
+        """Whether heads of this kind have biases beside their class vectors."""
+        return self.kind in ("softmax", "sphereface2")
+
+    def build(self, classes: int, embedding: int) -> Head:
+        """A freshly initialised head."""
+        return build_head(self.kind, classes, embedding, scale=self.scale, margin=self.margin)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What one call of `train` did."""
+
+    loss: float  # mean over the pictures seen, without penalty
+    steps: int
+    pictures: int
+
+
+class Batches(Protocol):
+    """Pictures to train on: a view, or several as one."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: np.ndarray, /) -> np.ndarray: ...
+
+
+def batches(n: int, training: Training, rng: torch.Generator) -> Iterator[np.ndarray]:
+    """Rows of the batches of one round: shuffled passes, cut after `amount` epochs or iterations.
+
+    A last batch of one picture is dropped unless it is the only one: batch norm has no variance there. Of two
+    or three it has a poor one, which `partial` = False keeps out.
+    """
+    done = 0
+    least = 2 if training.partial else training.batch_size
+    passes = range(training.amount) if training.unit == "epochs" else itertools.count()
+    for _ in passes:
+        order = torch.randperm(n, generator=rng).numpy()
+        for start in range(0, n, training.batch_size):
+            rows = order[start : start + training.batch_size]
+            if len(rows) < min(n, training.batch_size, least):
+                continue
+            yield rows
+            done += 1
+            if training.unit == "iterations" and done == training.amount:
+                return
+
+
+def train(
+    model: nn.Module,
+    head: Head,
+    view: FaceView,
+    training: Training,
+    rng: torch.Generator,
+    numerics: Numerics,
+    *,
+    lr: float | None = None,
+    labels: Tensor | None = None,
+    mask: Tensor | None = None,
+    anchor: Weights | None = None,
+    mu: float = 0.0,
+    frozen_norm: bool = False,
+    penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
+    beside: Callable[[int], Tensor] | None = None,
+) -> Trained:
+    r"""SGD on `model` and `head` in place.
+
+    `labels` (n,) replaces the view's own, for example by rows of a global head, and `mask` (classes,) says which
+    classes are present. With `mu` > 0 the gradient gets FedProx's $\mu(\theta - \theta_r)$ with $\theta_r$ = `anchor`.
+    `frozen_norm`: batch norm uses its running statistics and leaves them alone (its scale and shift still train).
+    `penalty` of the pictures as they went in and of their features is added to the loss. `beside` gives as many
+    pictures without labels, which go through the network behind those of a batch: only the penalty sees them.
+    """
+    labels = torch.from_numpy(view.labels) if labels is None else labels
+    anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
+
+    def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = head.loss(features[: len(rows)].float(), labels.index_select(0, torch.from_numpy(rows)), mask)
+        return loss if penalty is None else loss + penalty(x, features), {"loss": loss}
+
+    done = descend(
+        model, [head], view, training, rng, numerics, objective, lr=training.lr if lr is None else lr,
+        frozen_norm=frozen_norm, beside=beside, corrected=(lambda: _add_proximal(anchored, mu)) if anchored else None,
+    )  # fmt: skip
+    return Trained(done.means["loss"], done.steps, done.pictures)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What one call of `descend` did."""
+
+    means: dict[str, float]  # of the figures of the objective, over the pictures seen
+    steps: int
+    pictures: int
+
+
+def descend(
+    model: nn.Module,
+    heads: Sequence[nn.Module],
+    pictures: Batches,
+    training: Training,
+    rng: torch.Generator,
+    numerics: Numerics,
+    objective: Callable[[Tensor, Tensor, np.ndarray], tuple[Tensor, dict[str, Tensor]]],
+    *,
+    lr: float,
+    frozen_norm: bool = False,
+    beside: Callable[[int], Tensor] | None = None,
+    corrected: Callable[[], None] | None = None,
+) -> Descent:
+    """SGD on `model` and `heads` in place: the one loop of gradient steps.
+
+    `objective` of the augmented pictures, their features and their rows gives what is minimised, and figures to report
+    the means of. `beside` gives pictures that go through the network behind those of a batch, and `corrected` changes
+    gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call.
+    """
+    if not len(pictures):
+        raise Told("has no training pictures")
+    parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
+    optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
+    for part in (model, *heads):
+        part.train()
+    if frozen_norm:
+        freeze_norm(model)
+    sums: dict[str, float] = {}
+    steps = seen = 0
+    for rows in batches(len(pictures), training, rng):
+        x = augment(to_float(pictures.batch(rows), numerics.channels_last), rng, training.augment)
+        x = x if beside is None else torch.cat([x, beside(len(x))])
+        with numerics.autocast():
+            features = model(x := numerics.place(x))
+        minimised, figures = objective(x, features, rows)
+        optimiser.zero_grad()
+        minimised.backward()  # type: ignore[no-untyped-call]
+        if corrected is not None:
+            corrected()
+        if training.clip:
+            optimiser.clip(training.clip)
+        optimiser.step()
+        for name, value in figures.items():
+            sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
+        steps, seen = steps + 1, seen + len(rows)
+    means = {name: total / seen for name, total in sums.items()}
+    if wrong := [name for name, mean in means.items() if not math.isfinite(mean)]:
+        raise Told(f"the {wrong[0]} became {means[wrong[0]]} in training: lower method.training.lr")
+    return Descent(means, steps, seen)
+
+
+def _add_proximal(anchored: list[tuple[nn.Parameter, Tensor]], mu: float) -> None:
+    with torch.no_grad():
+        for p, start in anchored:
+            if p.grad is not None:
+                p.grad.add_(p - start, alpha=mu)
+
+
+def freeze_norm(model: nn.Module) -> None:
+    """Put the batch-norm layers of a network in training into evaluation mode."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
+def load_weights(model: nn.Module, weights: Weights) -> None:
+    """Copy weights into a network; every entry must be there with its shape."""
+    own = model.state_dict()
+    if odd := sorted(set(own) ^ set(weights)):
+        raise Told(f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}")
+    with torch.no_grad():
+        for key, value in own.items():
+            if value.shape != weights[key].shape:
+                raise Told(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
+            value.copy_(weights[key])
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """A copy of all parameters and buffers, in plain memory order."""
+    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
+
+
+def weights_in(model: nn.Module) -> Weights:
+    """The same without a copy: for the end of a step, because engines copy what it gives before the next one."""
+    return {k: v.contiguous() for k, v in model.state_dict().items()}
+
+
+# ----------
+# Adam (Kingma and Ba 2015) behind the interface of `Sgd`.
+#
+#     m <- b1 m + (1 - b1) g      v <- b2 v + (1 - b2) g^2
+#     p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+#
+# with g the gradient plus weight decay times p, as in `torch.optim.Adam`, with which a test compares.
+
+Optimiser = Literal["sgd", "adam"]
+B1, B2, EPS = 0.9, 0.999, 1e-8
+STEPS = -1  # where the number of steps is kept among the moments
+
+
+class Adam(Sgd):
+    """Keeps [m, v] of each parameter by its position, where `Sgd` keeps its velocity."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr, 0.0, weight_decay)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients that are there."""
+        t = self._velocity.setdefault(STEPS, torch.zeros((), dtype=torch.int64))
+        t += 1
+        small, large = 1 - B1 ** int(t), 1 - B2 ** int(t)
+        for i, p in enumerate(self.parameters):
+            if p.grad is None:
+                continue
+            g = p.grad + self.weight_decay * p if self.weight_decay else p.grad
+            m, v = self._velocity.setdefault(i, torch.zeros(2, *p.shape, dtype=p.dtype, device=p.device))
+            m.lerp_(g, 1 - B1)
+            v.mul_(B2).addcmul_(g, g, value=1 - B2)
+            p.addcdiv_(m, (v / large).sqrt_().add_(EPS), value=-self.lr / small)
+
+
+def new_optimiser(
+    kind: Optimiser, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float
+) -> Sgd:
+    """The optimiser of that name; Adam has no use for `momentum`."""
+    return Adam(parameters, lr, weight_decay) if kind == "adam" else Sgd(parameters, lr, momentum, weight_decay)

@@ -1,0 +1,189 @@
+"""All data in one place: the upper bound. It moves every picture and label out of the clients, and says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from torch import Tensor
+
+from visard.core import PUBLIC, Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.learning.train import HeadSettings, Training, weights_of
+from visard.methods.domain_adaptation import SOURCE
+from visard.methods.supervised import Fit, Fitting, Supervised, check_rounds, fit
+
+
+@dataclass(frozen=True)
+class CentralServer:
+    theta: Weights
+
+
+@dataclass(frozen=True)
+class Central(Fitting[CentralServer]):
+    """The engine pools the clients' data before the first round; the one client left is the pool."""
+
+    name = "central"
+    title = "all pictures in one place: the upper bound"
+    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+    pools = frozenset({Leaves.pictures, Leaves.labels})
+
+    rounds: int = 20
+    training: Training = Training()
+    head: HeadSettings = HeadSettings()
+    with_public: bool = False  # pool the public pictures too
+    head_start: Literal["random", "means"] = "random"  # means: of the features of each person, for given weights
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+
+    def pools_public(self) -> bool:
+        return self.with_public
+
+    def supervised(self) -> Supervised:
+        return Supervised(self.rounds, self.training, self.head)
+
+    def start(self, setup: Setup) -> CentralServer:
+        return CentralServer(setup.new_weights())
+
+    def stages(self) -> list[Stage[CentralServer]]:
+        return [Stage("train", self.rounds, self.round)]
+
+    def round(self, s: CentralServer, net: Network) -> CentralServer:
+        lr = self.training.lr_at(net.round, self.rounds)
+        (pool,) = net.clients
+        done = net.ask(self.fit, {pool: Fit(s.theta, lr, means=self.head_start == "means")})[pool]
+        net.log(loss=done.loss, lr=lr)
+        return CentralServer(done.theta)
+
+    def backbone(self, s: CentralServer) -> Weights | None:
+        return s.theta
+
+
+# ----------
+# Each client alone: the lower bound that federation has to beat. Nothing but figures leaves.
+
+
+@dataclass(frozen=True)
+class LocalServer:
+    theta: Weights  # where everyone starts
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    n: Annotated[int, Leaves.count]
+    loss: Annotated[float, Leaves.metric]
+
+
+@dataclass(frozen=True)
+class Local(Method[LocalServer]):
+    """Every client trains its own network on its own faces."""
+
+    name = "local"
+    title = "each client alone: the lower bound"
+    leaves = frozenset({Leaves.count, Leaves.metric})
+
+    rounds: int = 20
+    training: Training = Training()
+    head: HeadSettings = HeadSettings()
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+
+    def start(self, setup: Setup) -> LocalServer:
+        return LocalServer(setup.new_weights())
+
+    def stages(self) -> list[Stage[LocalServer]]:
+        return [Stage("train", self.rounds, self.round)]
+
+    def round(self, s: LocalServer, net: Network) -> LocalServer:
+        lr = self.training.lr_at(net.round, self.rounds)
+        ups = net.ask(self.local, {c: Down(s.theta, lr) for c in net.clients})
+        net.log(loss=sum(u.n * u.loss for u in ups.values()) / sum(u.n for u in ups.values()), lr=lr)
+        return s
+
+    @client_step
+    def local(self, client: Client, msg: Down) -> Up:
+        done = fit(client, client.state.get("theta", msg.theta), self.training, self.head, msg.lr)
+        client.state["theta"] = weights_of(client.network())
+        return Up(len(client.data.train), done.loss)
+
+    def basis(self, s: LocalServer) -> Weights | None:
+        return s.theta
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        return state.get("theta", theta)
+
+
+# ----------
+# Training at one party alone, on the public pictures or at a source: where the federated methods start.
+
+
+@dataclass(frozen=True)
+class PretrainServer:
+    theta: Weights
+    W: Tensor  # class vectors of the party's people
+    b: Tensor | None = None  # and biases, where the head has some
+
+
+@dataclass(frozen=True)
+class Pretrain(Fitting[PretrainServer]):
+    """One party trains on its labelled pictures; the others only test the result."""
+
+    name = "pretrain"
+    title = "one party with labelled pictures trains alone: where federation starts"
+    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+
+    rounds: int = 20
+    training: Training = Training()
+    head: HeadSettings = HeadSettings()
+    at: ClientId = PUBLIC  # the party that trains; "source" where the partition has domains
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+
+    def supervised(self) -> Supervised:
+        return Supervised(self.rounds, self.training, self.head)
+
+    def start(self, setup: Setup) -> PretrainServer:
+        return PretrainServer(setup.new_weights(), self.head.build(1, setup.embedding).weight.detach())
+
+    def stages(self) -> list[Stage[PretrainServer]]:
+        return [Stage("train", self.rounds, self.round)]
+
+    def round(self, s: PretrainServer, net: Network) -> PretrainServer:
+        lr = self.training.lr_at(net.round, self.rounds)
+        done = net.ask(self.fit, {self.at: Fit(s.theta, lr, class_vectors=True)})[self.at]
+        net.log(loss=done.loss, lr=lr)
+        assert done.W is not None
+        return PretrainServer(done.theta, done.W, done.b)
+
+    def backbone(self, s: PretrainServer) -> Weights | None:
+        return s.theta
+
+    def class_vectors(self, s: PretrainServer) -> Tensor | None:
+        return s.W
+
+    def biases(self, s: PretrainServer) -> Tensor | None:
+        return s.b
+
+
+# ----------
+# Target-Only of FedFR-DA: supervised training on the target's pictures, with the labels that it should not need.
+
+
+@dataclass(frozen=True)
+class TargetOnly(Central):
+    """`central` without the source."""
+
+    name = "target-only"
+    title = "all target pictures in one place, with labels: what labels would give"
+    paper = "a baseline of Zhuang et al. 2021"
+
+    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+        return frozenset() if client == SOURCE else self.pools

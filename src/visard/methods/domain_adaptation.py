@@ -1,0 +1,272 @@
+"""Source and target clients: what the methods of domain adaptation share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.data.augment import augment, to_float
+from visard.data.faces import FaceView
+from visard.errors import Told, UsageError, VisardError
+from visard.learning.heads import Head, direction
+from visard.learning.mmd import mmd2, squared_distances
+from visard.learning.objective import Critic, domain_loss, strength_at
+from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.methods.supervised import check_rounds
+
+SOURCE: ClientId = "source"  # the client with labels; every other client is a target
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What a client tells of its pseudo labels."""
+
+    clusters: Annotated[int, Leaves.count]
+    kept: Annotated[int, Leaves.count]  # pictures with a label
+    figures: Annotated[dict[str, float], Leaves.metric]
+
+
+def targets(clients: Iterable[ClientId]) -> list[ClientId]:
+    """The clients without labels."""
+    return [c for c in clients if c != SOURCE]
+
+
+def check_start(method: str, setup: Setup, pretrain_rounds: int) -> None:
+    """Pseudo labels of an untrained network would be noise: there is a file to start from, or a first stage."""
+    if not pretrain_rounds and not setup.given:
+        raise UsageError(f"{method} starts from a trained network: give model.weights or method.pretrain_rounds")
+
+
+def losses_of_sides(losses: dict[ClientId, float]) -> dict[str, float]:
+    """The mean loss of the source and of the targets, where there are some."""
+    sides = {"source": [v for c, v in losses.items() if c == SOURCE], "target": [losses[c] for c in targets(losses)]}
+    return {f"loss_{side}": sum(values) / len(values) for side, values in sides.items() if values}
+
+
+def given_head(how: HeadSettings, setup: Setup) -> Weights:
+    """The head of `model.class_vectors`: class vectors (classes, E) and, where heads of that kind have some, biases.
+
+    Nothing if no file is given. Zeros in the place of biases would be another classifier than the one that was trained.
+    """
+    W, b = setup.class_vectors, setup.biases
+    if W is None:
+        return {}
+    if how.biased != (b is not None):
+        has, lacks = ("biases", "none") if b is not None else ("no biases", "some")
+        raise UsageError(f"model.class_vectors holds {has}, the {how.kind} head has {lacks}")
+    return {"weight": W.clone()} | ({} if b is None else {"bias": b.clone()})
+
+
+def restore_head(how: HeadSettings, classes: int, embedding: int, state: State, start: Weights) -> Head:
+    """A head as the state has it, or else with what `start` gives of it, or else fresh."""
+    head = how.build(classes, embedding)
+    if "head" in state:
+        load_weights(head, state["head"])
+    elif start:
+        if (shape := tuple(start["weight"].shape)) != (classes, embedding):
+            raise VisardError(f"class vectors {shape} do not fit {classes} people of {embedding} dimensions")
+        load_weights(head, weights_of(head) | start)
+    return head
+
+
+# ----------
+# Classic domain adaptation in one place: source with labels and target without, aligned by a penalty on features.
+#
+# It moves the pictures of both domains together, which is what FedFR-DA avoids; DAN and DANN say which penalty.
+
+Penalty = Callable[[Tensor, Tensor], Tensor]  # of source and target features (B, E) each
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+    head: Weights  # of the source's people, where a file gave one
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    head: Weights
+    lr: float
+    progress: float  # of the run at the start of the round, 0 to 1
+    share: float  # of the run that the round is
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Leaves.weights]
+    loss: Annotated[float, Leaves.metric]
+    gap: Annotated[float, Leaves.metric]  # mean penalty
+
+
+@dataclass(frozen=True)
+class Adapting(Method[Server]):
+    """Every batch is half source, half target; the head learns from the source, the penalty sees both."""
+
+    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
+    pools = frozenset({Leaves.pictures, Leaves.labels})
+
+    rounds: int = 20
+    training: Training = Training()  # an epoch is one of the source
+    head: HeadSettings = HeadSettings("arcface", 30.0, 0.5)
+    weight: float = 1.0  # of the penalty
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+        if self.weight < 0:
+            raise UsageError(f"method.weight = {self.weight}: must not be negative")
+
+    @abstractmethod
+    def penalty(self, head: Head, progress: Callable[[], float]) -> Penalty:
+        """The penalty of one round; what it learns belongs to the head, so that it is kept and trained with it."""
+
+    def extend(self, head: Head) -> None:
+        """Add to a new head what the penalty learns; default nothing."""
+
+    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+        return self.pools if client == SOURCE else frozenset({Leaves.pictures})
+
+    def start(self, setup: Setup) -> Server:
+        return Server(setup.new_weights(), given_head(self.head, setup))
+
+    def stages(self) -> list[Stage[Server]]:
+        return [Stage("adapt", self.rounds, self.round)]
+
+    def round(self, s: Server, net: Network) -> Server:
+        lr = self.training.lr_at(net.round, self.rounds)
+        (pool,) = net.clients
+        message = Down(s.theta, s.head, lr, net.round / self.rounds, 1 / self.rounds)
+        up = net.ask(self.adapt, {pool: message})[pool]
+        net.log(loss=up.loss, gap=up.gap, lr=lr)
+        return Server(up.theta, s.head)
+
+    @client_step
+    def adapt(self, client: Client, msg: Down) -> Up:
+        model, parts = client.network(), client.data.parts
+        if SOURCE not in parts or len(parts) < 2:
+            raise Told("has no source and target pictures: partition.kind = domains is needed")
+        load_weights(model, msg.theta)
+        source, rows = parts[SOURCE], [parts[c].index for c in targets(parts)]
+        target = FaceView.of(source.faces, np.concatenate(rows))
+        head = restore_head(self.head, source.n_classes, client.embedding, {}, msg.head)
+        self.extend(head)
+        if "head" in client.state:
+            load_weights(head, client.state["head"])
+        gaps: list[Tensor] = []
+        steps = _steps(len(source), self.training)
+        penalty = self.penalty(head, lambda: msg.progress + msg.share * min(1.0, len(gaps) / steps))
+
+        def weighted(_: Tensor, features: Tensor) -> Tensor:
+            half = len(features) // 2
+            gap = penalty(features[:half].float(), features[half:].float())
+            gaps.append(gap.detach())
+            return self.weight * gap
+
+        stream = _pictures(target, client.rng)
+
+        def beside(count: int) -> Tensor:
+            chosen = [next(stream) for _ in range(count)]
+            x = to_float(target.batch(chosen), client.numerics.channels_last)
+            return augment(x, client.rng, self.training.augment)
+
+        done = train(
+            model, head, source, self.training, client.rng, client.numerics,
+            lr=msg.lr, penalty=weighted, beside=beside,
+        )  # fmt: skip
+        client.state["head"] = weights_of(head)
+        return Up(weights_of(model), done.loss, float(torch.stack(gaps).mean()))
+
+    def backbone(self, s: Server) -> Weights | None:
+        return s.theta
+
+
+def _pictures(view: FaceView, rng: torch.Generator) -> Iterator[int]:
+    """Rows of a view for ever, in shuffled passes."""
+    while True:
+        yield from torch.randperm(len(view), generator=rng).tolist()
+
+
+def _steps(n: int, training: Training) -> int:
+    """Batches of a round, give or take a last one of a single picture."""
+    return training.amount if training.unit == "iterations" else training.amount * -(-n // training.batch_size)
+
+
+# ----------
+# DAN: Long et al., Learning Transferable Features with Deep Adaptation Networks, ICML 2015: the discrepancy of source
+# and target features (MMD with several Gaussian kernels) is in the loss. A baseline of FedFR-DA; it pools pictures.
+
+
+@dataclass(frozen=True)
+class DAN(Adapting):
+    """The head learns from the source while MMD pulls the two domains' features together."""
+
+    name = "dan"
+    title = "domain adaptation by MMD on pooled pictures"
+    paper = "Long et al. 2015"
+    pools = frozenset({Leaves.pictures, Leaves.labels})
+
+    kernels: int = 5  # Gaussians, each twice as wide (in squared distance) as the one before
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.kernels < 1:
+            raise UsageError(f"method.kernels = {self.kernels}: must be at least 1")
+
+    def penalty(self, head: Head, progress: Callable[[], float]) -> Penalty:
+        def gap(source: Tensor, target: Tensor) -> Tensor:
+            x, y = direction(source), direction(target)
+            return mmd2(x, y, bandwidths(torch.cat([x, y]), self.kernels))
+
+        return gap
+
+
+def bandwidths(features: Tensor, kernels: int) -> list[float]:
+    r"""$\sigma_k$ with $2\sigma_k^2 = 2^k \bar d$, k centred on 0: around the mean squared distance of the batch."""
+    with torch.no_grad():
+        n = len(features)
+        mean = float(squared_distances(features, features).sum()) / (n * (n - 1))
+    middle = kernels // 2
+    return [max(mean, 1e-12) ** 0.5 * (2.0 ** (k - middle) / 2) ** 0.5 for k in range(kernels)]
+
+
+# ----------
+# DANN: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016: a critic learns to tell source from
+# target features, its gradient is reversed on the way to the backbone. A baseline of FedFR-DA; it pools pictures.
+
+
+@dataclass(frozen=True)
+class DANN(Adapting):
+    """The head learns from the source while the features learn to hide which domain they come from."""
+
+    name = "dann"
+    title = "domain adaptation by an adversarial critic on pooled pictures"
+    paper = "Ganin et al. 2016"
+    pools = frozenset({Leaves.pictures, Leaves.labels})
+
+    hidden: int = 256  # width of the critic
+    gamma: float = 10.0  # how fast the reversal grows to 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.hidden < 1:
+            raise UsageError(f"method.hidden = {self.hidden}: must be at least 1")
+
+    def extend(self, head: Head) -> None:
+        head.add_module("critic", Critic(head.embedding, self.hidden))
+
+    def penalty(self, head: Head, progress: Callable[[], float]) -> Penalty:
+        critic = cast(Critic, head.get_submodule("critic"))
+        scale = head.embedding**0.5  # unit features have entries of size 1 / sqrt(E), too small for fresh layers
+
+        def gap(source: Tensor, target: Tensor) -> Tensor:
+            strength = strength_at(progress(), self.gamma)
+            return domain_loss(critic, scale * direction(source), scale * direction(target), strength)
+
+        return gap

@@ -1,0 +1,150 @@
+"""Supervised training of one network at one party: what central, local and pre-training share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from visard.core import PUBLIC, Client, Leaves, Method, Network, Weights, client_step
+from visard.core.method import S
+from visard.errors import UsageError
+from visard.learning.features import class_means, client_head, features_of
+from visard.learning.positive import variance
+from visard.learning.train import HeadSettings, Trained, Training, load_weights, train, weights_of
+
+
+@dataclass(frozen=True)
+class Supervised:
+    """How long and how a network is trained on labelled pictures."""
+
+    rounds: int = 20
+    training: Training = Training()
+    head: HeadSettings = HeadSettings()
+
+    def __post_init__(self) -> None:
+        check_rounds(self.rounds)
+
+
+@dataclass(frozen=True)
+class Fit:
+    theta: Weights
+    lr: float
+    class_vectors: bool = False  # whether the reply has them, and the biases of a head that has some
+    means: bool = False  # a new head starts at the mean features of its people
+
+
+@dataclass(frozen=True)
+class Fitted:
+    theta: Annotated[Weights, Leaves.weights]
+    W: Annotated[Tensor | None, Leaves.class_vectors]
+    b: Annotated[Tensor | None, Leaves.class_vectors]
+    loss: Annotated[float, Leaves.metric]
+
+
+class Fitting(Method[S]):
+    """A method with a step that trains a network with its own head at one party."""
+
+    @abstractmethod
+    def supervised(self) -> Supervised:
+        """The settings of that training."""
+
+    @client_step
+    def fit(self, client: Client, msg: Fit) -> Fitted:
+        how = self.supervised()
+        done = fit(client, msg.theta, how.training, how.head, msg.lr, msg.means)
+        told = client.state["head"] if msg.class_vectors else {}
+        return Fitted(weights_of(client.network()), told.get("weight"), told.get("bias"), done.loss)
+
+
+def fit(
+    client: Client, theta: Weights, training: Training, settings: HeadSettings, lr: float, means: bool = False
+) -> Trained:
+    """Train the client's network from `theta`; its head is kept in the client's state from round to round.
+
+    A new head is random or, with `means`, starts at the mean features of its people.
+    """
+    model, view = client.network(), client.data.train
+    load_weights(model, theta)
+    head, *_ = client_head(client, settings, None, model, "means" if means else "random")
+    done = train(model, head, view, training, client.rng, client.numerics, lr=lr)
+    client.state["head"] = weights_of(head)
+    return done
+
+
+def check_rounds(rounds: int) -> None:
+    """One clear line for a method without rounds."""
+    if rounds < 1:
+        raise UsageError(f"method.rounds = {rounds}: must be at least 1")
+
+
+# ----------
+# Where class vectors of public people come from if no file gives them: a first stage, or mean features.
+
+
+@dataclass(frozen=True)
+class Measure:
+    theta: Weights
+
+
+@dataclass(frozen=True)
+class Proxies:
+    Phi: Annotated[Tensor, Leaves.class_vectors]  # of public people, from the public party
+
+
+class WithProxies(Fitting[S]):
+    """A method that starts from public people, whom one party (`PUBLIC`) trains on or measures."""
+
+    def fit_public(self, theta: Weights, net: Network) -> Fitted:
+        """One round of supervised training at the public party."""
+        how = self.supervised()
+        lr = how.training.lr_at(net.round, how.rounds)
+        done = net.ask(self.fit, {PUBLIC: Fit(theta, lr, class_vectors=True)})[PUBLIC]
+        net.log(loss=done.loss, lr=lr)
+        return done
+
+    def public_means(self, theta: Weights, net: Network) -> Tensor:
+        """Mean features (K_g, E) of the public people."""
+        return net.ask(self.measure, {PUBLIC: Measure(theta)})[PUBLIC].Phi
+
+    @client_step
+    def measure(self, client: Client, msg: Measure) -> Proxies:
+        load_weights(model := client.network(), msg.theta)
+        view = client.data.train
+        features = features_of(model, view, client.numerics.channels_last)
+        return Proxies(class_means(features, torch.from_numpy(view.labels), view.n_classes))
+
+
+# ----------
+# A look at the features of the public pictures: are they still apart, or has everything collapsed into one point?
+
+PICTURES = 256  # evenly over the public ones
+
+
+@dataclass(frozen=True)
+class Look:
+    theta: Weights
+
+
+@dataclass(frozen=True)
+class Seen:
+    variance: Annotated[float, Leaves.metric]  # of unit features; 0 = all in one point
+
+
+class Looking(Method[S]):
+    """A method with a step that measures the features where the public pictures are."""
+
+    def watch(self, net: Network, theta: Weights) -> None:
+        """Log the variance of the features."""
+        net.log(**{"Feature variance": net.ask(self.look, {PUBLIC: Look(theta)})[PUBLIC].variance})
+
+    @client_step
+    def look(self, client: Client, msg: Look) -> Seen:
+        model, view = client.network(), client.data.train
+        load_weights(model, msg.theta)
+        some = view.take(np.unique(np.linspace(0, len(view) - 1, PICTURES).astype(np.int64)))
+        return Seen(variance(features_of(model, some, client.numerics.channels_last)))

@@ -1,1 +1,0 @@
-"""What leaves a client, and how it is bounded."""

@@ -1,0 +1,414 @@
+"""The event log of a run: one JSON object a line, append-only, readable after a kill at any moment."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from visard.errors import UsageError, VisardError
+
+Event = dict[str, Any]
+
+
+class EventLog:
+    """Appends events to a file; each line reaches the operating system before `write` returns."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        _mend_last_line(self.path)
+
+    def write(self, event: str, **fields: Any) -> None:
+        """Append one event. Non-finite numbers become null; numpy and torch scalars become numbers."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = canonical({"time": now, **fields, "event": event}) + "\n"
+        # One write to a file opened for appending: a line is never interleaved with another one.
+        with self.path.open("ab", buffering=0) as file:
+            file.write(line.encode())
+
+
+def canonical(value: Any) -> str:
+    """The one JSON text of a value: sorted keys, no spaces, ASCII, no NaN."""
+    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """The value with plain types only: JSON's."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return [_plain(v) for v in sorted(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays
+        return _plain(value.tolist())
+    raise TypeError(f"an event cannot hold a {type(value).__name__}")
+
+
+def _mend_last_line(path: Path) -> None:
+    """Make the file end in a whole line, so that a resumed run does not write onto an unfinished one."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        data = file.read()
+        if not data or data.endswith(b"\n"):
+            return
+        start = data.rfind(b"\n") + 1
+        if _parse(data[start:]) is None:
+            file.truncate(start)
+        else:
+            file.write(b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _parse(line: bytes) -> Event | None:
+    """The event in a line, or None if the line holds none."""
+    try:
+        value = json.loads(line, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and isinstance(value.get("event"), str) else None
+
+
+def read_events(path: Path | str) -> list[Event]:
+    """The events of a log, in order, as the run finally went.
+
+    An unfinished last line is ignored. What a killed attempt wrote about a round that a later attempt did
+    again is left out, and of lines about the same thing the later one wins.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise VisardError(f"{path}: cannot read the events: {error.strerror}") from None
+    events = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        event = _parse(line)
+        if event is not None:
+            events.append(event)
+        elif number < len(lines):
+            raise VisardError(f"{path}: line {number} is not an event (a JSON object with a name)")
+    return _latest(events)
+
+
+def _latest(events: Sequence[Event]) -> list[Event]:
+    """Drop what later lines supersede."""
+    attempt, attempts = 0, []
+    reached: dict[tuple[Any, Any], int] = {}  # (stage, round) -> the last attempt that got there
+    first = 0
+    for i, event in enumerate(events):
+        if event["event"] == "run_started":
+            attempt += 1
+            if not event.get("resumed"):
+                first = i
+        attempts.append(attempt)
+        if "round" in event:
+            reached[_place(event)] = attempt
+    winners: dict[tuple[Any, ...], int] = {}
+    for i, event in enumerate(events):
+        if i >= first and ("round" not in event or reached[_place(event)] == attempts[i]):
+            winners[_identity(event, i)] = i
+    return [events[i] for i in sorted(winners.values())]
+
+
+def _place(event: Event) -> tuple[str, str]:
+    return str(event.get("stage")), str(event.get("round"))
+
+
+def _identity(event: Event, position: int) -> tuple[Any, ...]:
+    """What makes two lines be about the same thing."""
+    kind = event["event"]
+    if "round" in event:
+        return kind, *_place(event), *(str(event.get(key)) for key in ("client", "message", "field"))
+    if kind == "stage_started":
+        return kind, str(event.get("stage"))
+    return kind, position
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round as it went."""
+
+    stage: str
+    round: int  # 0-based, in its stage
+    step: int  # 0-based, over all stages
+    seconds: float | None
+    bytes_up: int | None
+    bytes_down: int | None
+    asked: int | None
+    replied: int | None
+    figures: dict[str, float | None]
+    clients: dict[str, dict[str, float | None]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One evaluation during a run."""
+
+    stage: str
+    round: int
+    step: int
+    seconds: float | None
+    generic: dict[str, dict[str, float | None]]  # test set -> figure -> value
+    clients: dict[str, dict[str, Any]]  # figure -> mean, std, worst, worst_client, ...
+
+
+def rounds(events: Sequence[Event]) -> list[Round]:
+    """The rounds of a run, by step."""
+    found = [
+        Round(
+            stage=str(e.get("stage", "")),
+            round=whole(e.get("round")) or 0,
+            step=_step(e),
+            seconds=number(e.get("seconds")),
+            bytes_up=whole(e.get("bytes_up")),
+            bytes_down=whole(e.get("bytes_down")),
+            asked=_count(e.get("asked")),
+            replied=_count(e.get("replied")),
+            figures=numbers(e.get("figures")),
+            clients={k: numbers(v) for k, v in mapping(e.get("clients")).items()},
+        )
+        for e in events
+        if e["event"] == "round"
+    ]
+    return sorted(found, key=lambda r: r.step)
+
+
+def evaluations(events: Sequence[Event]) -> list[Evaluation]:
+    """The evaluations of a run, by step."""
+    found = [
+        Evaluation(
+            stage=str(e.get("stage", "")),
+            round=whole(e.get("round")) or 0,
+            step=_step(e),
+            seconds=number(e.get("seconds")),
+            generic={k: numbers(v) for k, v in mapping(e.get("generic")).items()},
+            clients={k: mapping(v) for k, v in mapping(e.get("clients")).items()},
+        )
+        for e in events
+        if e["event"] == "evaluation"
+    ]
+    return sorted(found, key=lambda e: e.step)
+
+
+def _step(event: Event) -> int:
+    step = whole(event.get("step"))
+    return step if step is not None else whole(event.get("round")) or 0
+
+
+def _count(value: Any) -> int | None:
+    """A count given as a number or as the list of those counted."""
+    return len(value) if isinstance(value, list | dict) else whole(value)
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, or None for anything else."""
+    if type(value) is int and -(2**63) < value < 2**63:  # nearly always; a ledger has very many of them
+        return value
+    value = number(value)
+    return None if value is None else int(value)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A JSON object, or an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def numbers(value: Any) -> dict[str, float | None]:
+    """The figures of a JSON object; what is no number becomes None."""
+    return {k: number(v) for k, v in mapping(value).items()}
+
+
+# ----------
+# Reads a run folder: what is there, as far as the run came.
+
+PARTS = ("events.jsonl", "metrics.json")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. What the run did not write is empty."""
+
+    folder: Path
+    events: list[Event]
+    metrics: dict[str, Any]
+    ledger: dict[str, Any] | None
+    config: dict[str, Any]
+    config_text: str
+
+    @cached_property
+    def started(self) -> dict[str, Any]:
+        """All that the run said of itself at its start and at each resumption."""
+        said: dict[str, Any] = {}
+        for event in self.of("run_started"):
+            said |= event
+        return said
+
+    @cached_property
+    def rounds(self) -> list[Round]:
+        return rounds(self.events)
+
+    @cached_property
+    def evaluations(self) -> list[Evaluation]:
+        return evaluations(self.events)
+
+    def of(self, name: str) -> list[Event]:
+        """The events with this name."""
+        return [e for e in self.events if e["event"] == name]
+
+    @property
+    def name(self) -> str:
+        return str(self.started.get("name") or self.metrics.get("name") or self.folder.resolve().name)
+
+    @property
+    def method(self) -> str:
+        said = (
+            self.started.get("method") or self.metrics.get("method") or mapping(self.config.get("method")).get("name")
+        )
+        return str(said or "unknown method")
+
+    @property
+    def synthetic(self) -> bool:
+        return self.started.get("synthetic") is True
+
+    @property
+    def clients(self) -> int | None:
+        said = whole(self.started.get("clients"))
+        return said if said is not None else len(mapping(mapping(self.metrics.get("clients")).get("figures"))) or None
+
+    @cached_property
+    def stages(self) -> list[tuple[str, int, int | None]]:
+        """(name, first step, planned rounds) of each stage."""
+        plan = self.started.get("stages")
+        if isinstance(plan, list) and plan:
+            rows = [(str(mapping(s).get("name", "")), whole(mapping(s).get("rounds")) or 0) for s in plan]
+            firsts = [sum(n for _, n in rows[:i]) for i in range(len(rows))]
+            return [(name, first, n) for (name, n), first in zip(rows, firsts, strict=True)]
+        seen: dict[str, int] = {}
+        for r in self.rounds:
+            seen.setdefault(r.stage, r.step)
+        return [(name, first, None) for name, first in seen.items()]
+
+    @property
+    def planned(self) -> int | None:
+        """Rounds of the whole plan, if the run said so."""
+        planned = [n for _, _, n in self.stages]
+        return sum(n for n in planned if n is not None) if planned and None not in planned else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Wall time: as the run said at its end, otherwise the sum over what was done."""
+        ends = [number(e.get("seconds")) for e in self.of("run_finished")]
+        if ends and ends[-1] is not None and len(self.of("run_started")) == 1:  # else only of the last attempt
+            return ends[-1]
+        parts = [r.seconds for r in self.rounds] + [e.seconds for e in self.evaluations]
+        known = [p for p in parts if p is not None]
+        return sum(known) if known else None
+
+    @property
+    def status(self) -> tuple[str, str]:
+        """(finished | stopped | unfinished, the words for it)."""
+        last = [e for e in self.events if e["event"] in ("run_started", "run_finished", "run_stopped")]
+        if (last and last[-1]["event"] == "run_finished") or (not self.events and self.metrics):
+            return "finished", "Finished"
+        done = len(self.rounds)
+        of = f" of {self.planned:,}" if self.planned else ""
+        where = f"after round {done:,}{of}" if done else "before the first round ended"
+        if last and last[-1]["event"] == "run_stopped":
+            reason = last[-1].get("reason")
+            return "stopped", f"Stopped {where}" + (f": {reason}" if reason else "")
+        return "unfinished", f"Unfinished: the log ends {where}"
+
+
+def read_run(folder: Path | str) -> Run:
+    """Read a run folder; a folder that is none, or a file that is broken, is an error of one line."""
+    folder = Path(folder)
+    if not folder.exists():
+        raise UsageError(f"{folder}: no such run folder")
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: not a run folder but a file")
+    if not any((folder / part).is_file() for part in PARTS):
+        raise UsageError(f"{folder}: not a run folder (it has neither {' nor '.join(PARTS)})")
+    log = folder / "events.jsonl"
+    text = _text(folder / "config.toml") or ""
+    try:
+        config = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise VisardError(f"{folder / 'config.toml'}: not valid TOML: {_one_line(error)}") from None
+    return Run(
+        folder=folder,
+        events=read_events(log) if log.is_file() else [],
+        metrics=_object(folder / "metrics.json") or {},
+        ledger=_ledger(folder),
+        config=config,
+        config_text=text,
+    )
+
+
+def _ledger(folder: Path) -> dict[str, Any] | None:
+    """`ledger.json`, or the rows that an unfinished run has written so far."""
+    rows = folder / "checkpoint" / "ledger.jsonl"
+    if (folder / "ledger.json").is_file() or not rows.is_file():
+        return _object(folder / "ledger.json")
+    lines = (_text(rows) or "").split("\n")[:-1]  # what follows the last line end is unfinished
+    try:
+        return {"rows": [json.loads(line) for line in lines]}
+    except (ValueError, RecursionError) as error:
+        raise VisardError(f"{rows}: not valid JSON: {_one_line(error)}") from None
+
+
+def _text(path: Path) -> str | None:
+    if not path.is_file():
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise VisardError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise VisardError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None if there is no file."""
+    text = _text(path)
+    if text is None:
+        return None
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError) as error:
+        raise VisardError(f"{path}: not valid JSON: {_one_line(error)}") from None
+    if not isinstance(value, dict):
+        raise VisardError(f"{path}: not a JSON object but a {type(value).__name__}")
+    return value
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,1 @@
+"""A run from settings to a finished run folder, and the evaluation of its models."""

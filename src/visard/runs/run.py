@@ -1,0 +1,331 @@
+"""A run from settings to a finished run folder: data, partition, rounds, figures, files, report."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from visard.config import Settings, load, parse
+from visard.core import Network
+from visard.data.catalog import open_faces
+from visard.data.faces import FaceSet, describe
+from visard.data.partition import partition
+from visard.deployment.remote import PartyLink, RemoteNetwork
+from visard.engines.build import BIASES, CLASS_VECTORS, make_world
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
+from visard.engines.local import LocalNetwork
+from visard.engines.loop import Silent, Watcher, asking, run_rounds, stop_on_interrupt
+from visard.engines.network import EngineNetwork
+from visard.engines.pool import PoolNetwork, Recipe
+from visard.engines.world import World, pooled
+from visard.errors import Interrupted, UsageError, VisardError
+from visard.files import only_user, read_json, write_atomically, write_json
+from visard.models.files import save_model
+from visard.numerics import fast_bf16
+from visard.report.page import build_report
+from visard.report.run_folder import EventLog, read_events, rounds
+from visard.runs.evaluation import figures_of_round, final_metrics
+
+if TYPE_CHECKING:
+    from visard.config import Settings
+
+
+# ----------
+# The engine that the settings of a run ask for.
+
+
+def make_network(
+    settings: Settings,
+    folder: Path,
+    world: World,
+    states: Checkpoint,
+    ledger: Ledger | None,
+    link: PartyLink | None = None,
+    told: dict[str, Any] | None = None,
+) -> EngineNetwork:
+    """The engine of a run; a deployment brings its `link`, and `told` is what its parties are told of the run."""
+    engine = settings.engine
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = engine.workers or max(1, cores // settings.numerics.threads_per_step)
+    recipe = Recipe("visard.engines.build:world_of_run", {"folder": str(folder.absolute())})
+    if link is not None:
+        return RemoteNetwork(world, states, ledger, link, run_id(states.folder), told)
+    if engine.kind == "flower":
+        from visard.deployment import flower
+
+        flower.require()
+        from visard.deployment.flower.simulation import SimulationLink
+
+        simulation = SimulationLink(world.clients, recipe, states.folder.absolute(), workers)
+        return RemoteNetwork(world, states, ledger, simulation, run_id(states.folder))
+    if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
+        return PoolNetwork(world, states, ledger, recipe, workers)
+    return LocalNetwork(world, states, ledger)
+
+
+def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
+    """The link to the parties of a deployment; None where the clients are simulated."""
+    if settings.engine.server is None:
+        return None
+    from visard.deployment import flower
+
+    flower.require()
+    from visard.deployment.flower.driver import DeploymentLink
+
+    return DeploymentLink(Path(settings.engine.server), settings.engine.wait, say)
+
+
+def run_id(checkpoint: Path) -> str:
+    """The id under which parties know this run folder; made once."""
+    path = checkpoint / "run.id"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16))
+    return path.read_text()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    folder: Path
+    metrics: dict[str, Any]
+
+    @property
+    def report(self) -> Path:
+        """The HTML page of the run."""
+        return self.folder / "report.html"
+
+
+def run(
+    source: str | Path | Settings | dict[str, Any],
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Run a preset, a TOML file or settings, and leave a complete run folder behind.
+
+    >>> import visard
+    >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
+    >>> result.metrics["generic"]["test"]["verification"]   # doctest: +SKIP
+    """
+    settings = _settings(source, overrides)
+    folder = Path(out) if out is not None else Path("runs") / settings.name
+    _prepare(folder, settings, resume, overwrite)
+    watcher = watcher or Silent()
+    with only_user(folder), _threads(settings.numerics.threads_per_step):
+        return _run(settings, folder, watcher)
+
+
+def resume(out: str | Path, watcher: Watcher | None = None) -> Run:
+    """Continue the run in folder `out` with its own settings."""
+    config = Path(out) / "config.toml"
+    if not config.exists():
+        raise UsageError(f"{out} holds no run to resume (there is no config.toml)")
+    return run(config, out=out, resume=True, watcher=watcher)
+
+
+def _settings(source: str | Path | Settings | dict[str, Any], overrides: Sequence[str]) -> Settings:
+    if isinstance(source, Settings):
+        return source
+    return parse(source) if isinstance(source, dict) else load(source, overrides)
+
+
+def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
+    """Make the folder of a new run, or check that there is one to resume; never touch anything else."""
+    config = folder / "config.toml"
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder for a run")
+    if resume:
+        if not config.exists():
+            raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
+        if load(config).fingerprint() != settings.fingerprint():
+            raise UsageError(f"{folder} was run with other settings: resume it with its own {config}")
+        return
+    if folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        if not overwrite:
+            raise UsageError(f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out")
+        if not config.exists():
+            raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+    write_atomically(config, settings.to_toml())
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
+    link = connect(settings, watcher.problem)
+    try:
+        return _run_over(link, settings, folder, watcher)
+    finally:
+        if link is not None:
+            link.close()
+
+
+def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher: Watcher) -> Run:
+    begun = time.perf_counter()
+    method = settings.method
+    faces = open_faces(settings.data, watcher)
+    manifest = partition(faces, settings.partition, settings.seed)
+    federation = manifest.federation(faces)
+    manifest.save(folder / "partition.json")
+    world, left = pooled(make_world(settings, faces, federation), method)
+    states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash, remote=link is not None)
+    resumed = states.resume()
+    events = EventLog(folder / "events.jsonl")
+    ledger = Ledger(states.ledger, states.committed.ledger_bytes)
+    if not states.committed.ledger_bytes:
+        for client, sizes in left.items():
+            ledger.record_pooled(client, sizes)
+    told = None
+    if link is None and settings.partition.kind == "parties":
+        raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
+    if link is not None:
+        from visard.deployment.join import join
+
+        world, told = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
+    events.write(
+        "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
+        machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
+        parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
+        resumed=resumed, data=_about(faces),
+        stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
+    )  # fmt: skip
+    if settings.numerics.precision == "bf16" and not fast_bf16():
+        watcher.problem(text := "this processor has no bfloat16 instructions: fp32 is several times faster here")
+        events.write("warning", text=text)
+    if oracle := method.oracle():
+        watcher.problem(text := f"{method.name} is told {oracle}, which only a simulation knows")
+        events.write("warning", text=text)
+
+    def evaluate(server: Any, net: Network) -> dict[str, Any]:
+        return figures_of_round(settings, method, world, server, net)
+
+    pooled_bytes = sum(size for sizes in left.values() for size in sizes.values())
+    network = make_network(settings, folder, world, states, ledger, link, told)
+    try:
+        with stop_on_interrupt(watcher.problem) as stop:
+            server = run_rounds(
+                method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher, stop
+            )  # fmt: skip
+        with asking(network, "final", 0, events, watcher):
+            metrics = final_metrics(settings, method, world, server, network)
+        if isinstance(network, RemoteNetwork) and states.remote:
+            for client, failure in network.keep(method.basis(server), settings.name).items():
+                watcher.problem(f"{client} did not keep its own model: {failure}")
+    except KeyboardInterrupt:
+        events.write("run_stopped", reason="interrupted")
+        raise Interrupted(f"interrupted; continue with: visard run --resume --out {folder}") from None
+    except VisardError as error:
+        events.write("run_stopped", reason=str(error))
+        raise
+    finally:
+        network.close()
+    _save_models(settings, folder, world, states, server, faces.size)
+    ledger.save(folder / "ledger.json", frozenset(kind for sizes in left.values() for kind in sizes))
+    events.write("run_finished", seconds=time.perf_counter() - begun)
+    write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes))
+    if faces.synthetic:  # nobody's picture, so the report may show some
+        np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
+    build_report([folder])
+    return read_run(folder)
+
+
+def _about(faces: FaceSet) -> dict[str, Any]:
+    """What the event log says of the pictures, without where they are on this machine."""
+    name = faces.path.name
+    return describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name}
+
+
+def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
+    """The parts of `metrics.json` that the event log knows: last training figures, and what was sent."""
+    done = rounds(read_events(path))
+    return {
+        "training": done[-1].figures if done else {},
+        "communication": {
+            "rounds": len(done),
+            "bytes_up": sum(r.bytes_up or 0 for r in done),
+            "bytes_down": sum(r.bytes_down or 0 for r in done),
+            "bytes_pooled": pooled_bytes,
+        },
+    }
+
+
+def _save_models(settings: Settings, folder: Path, world: World, states: Checkpoint, server: Any, size: int) -> None:
+    """`model.safetensors`, and `clients/<id>.safetensors` where a client's own model differs from it.
+
+    In a deployment a client's own model stays with its party.
+    """
+    method = settings.method
+    spec = {"model": settings.model.name, "embedding": str(world.embedding), "size": str(size)}
+    generic = method.backbone(server)
+    if generic is not None:
+        save_model(folder / "model.safetensors", generic, spec)
+    vectors = method.class_vectors(server)
+    if vectors is not None:
+        biases = method.biases(server)
+        held = {CLASS_VECTORS: vectors} | ({} if biases is None else {BIASES: biases})
+        save_model(folder / "class_vectors.safetensors", held, spec)
+    basis = method.basis(server)
+    for client in () if states.remote else world.training:
+        own = method.personal(states.client_state(client), basis)
+        if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
+            continue
+        (folder / "clients").mkdir(exist_ok=True)
+        save_model(folder / "clients" / f"{client}.safetensors", own, spec)
+
+
+def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(a[k] is b[k] or torch.equal(a[k], b[k]) for k in a)
+
+
+def machine(settings: Settings) -> dict[str, Any]:
+    """What a reader of figures wants to know of the machine."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "threads": settings.numerics.threads_per_step,
+    }
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or "unknown"
+
+
+def read_run(folder: Path) -> Run:
+    """A finished run from its folder."""
+    return Run(folder, read_json(folder / "metrics.json"))

@@ -1,0 +1,386 @@
+"""The runs of a bench: their settings, folders and commands, and what is there of each already."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from visard.config import Settings, load, parse
+from visard.engines.loop import Silent, Watcher
+from visard.errors import Interrupted, UsageError, VisardError
+from visard.files import read_json, write_json
+from visard.report.compare import flat
+from visard.studies.lookup import digest
+from visard.studies.plan import PLACE, Plan, Row, in_order
+
+Standing = Literal["new", "unfinished", "finished"]
+
+
+class OtherSettings(UsageError):
+    """A run is there already, but not the one that the bench means."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of a bench."""
+
+    row: Row
+    seed: int
+    runs: Path  # the folder of all runs
+    sets: tuple[str, ...] = ()  # overrides for all rows
+
+    @property
+    def folder(self) -> Path:
+        return self.runs / self.row.name / f"seed-{self.seed}"
+
+    @property
+    def label(self) -> str:
+        return f"{self.row.name}, seed {self.seed}"
+
+    @property
+    def sources(self) -> dict[str, Path]:
+        """The run folders that this run starts from, by row."""
+        return {name: self.runs / name / f"seed-{self.seed}" for name in self.row.needs()}
+
+    def overrides(self) -> list[str]:
+        """All overrides, the last of each key. Run folders as absolute paths, so that a run works from anywhere."""
+        folders = {k: str(p.absolute()) for k, p in self.sources.items()}
+        own = [PLACE.sub(lambda m: folders[m[1]], text) for text in self.row.set]
+        every = [*own, *self.sets, f"seed={self.seed}", f"name={self.row.name}-seed-{self.seed}"]
+        last = {text.partition("=")[0].strip(): i for i, text in enumerate(every)}
+        return [text for i, text in enumerate(every) if last[text.partition("=")[0].strip()] == i]
+
+    def settings(self) -> Settings:
+        """The settings of the run; what is wrong with them names the row."""
+        try:
+            return load(self.row.preset, self.overrides())
+        except UsageError as error:
+            raise UsageError(f"row {self.row.name}: {error}") from None
+
+    def command(self) -> str:
+        """How to make this run by hand."""
+        words = ["visard", "run", self.row.preset]
+        words += [part for text in self.overrides() for part in ("--set", text)]
+        return shlex.join([*words, "--out", str(self.folder)])
+
+    def portable_command(self) -> str:
+        """The same with the runs in `runs/`, wherever they are: for pages that others read."""
+        return (
+            Job(self.row, self.seed, Path("runs"), self.sets).command().replace(f"{Path('runs').absolute()}/", "runs/")
+        )
+
+    def note_sources(self) -> None:
+        """Keep, beside the run, which results it starts from."""
+        if self.sources:
+            self._noted.parent.mkdir(parents=True, exist_ok=True)
+            noted = {k: {"folder": str(p.absolute()), "figures": digest(p)} for k, p in self.sources.items()}
+            write_json(self._noted, noted)
+
+    @property
+    def _noted(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.from.json")
+
+    def standing(self) -> Standing:
+        """What is there of this run; `OtherSettings` if it is another one."""
+        config = self.folder / "config.toml"
+        if not self.folder.exists() or not any(not p.name.startswith(".") for p in self.folder.iterdir()):
+            return "new"
+        if not config.exists():
+            raise UsageError(f"{self.folder} is not empty and is not a run")
+        noted = read_json(self._noted) if self.sources and self._noted.exists() else {}
+        moved = {noted[k]["folder"]: str(p.absolute()) for k, p in self.sources.items() if k in noted}
+        wanted = self.settings()
+        try:
+            there = parse(_moved(load(config).to_dict(), moved))
+        except UsageError as error:
+            raise OtherSettings(f"{self.folder} holds a run that this visard cannot read: {error}") from None
+        if there.fingerprint() != wanted.fingerprint():
+            raise OtherSettings(f"{self.folder} was run with other settings ({_first_difference(there, wanted)})")
+        for name, source in self.sources.items():
+            if name in noted and (source / "metrics.json").exists() and noted[name]["figures"] != digest(source):
+                raise OtherSettings(f"{self.folder} was made from an earlier run of {name}")
+        return "finished" if (self.folder / "metrics.json").exists() else "unfinished"
+
+
+def jobs_of(
+    plan: Plan, seeds: Sequence[int], runs: Path, sets: Sequence[str] = (), only: Sequence[str] = ()
+) -> list[Job]:
+    """The runs, seed by seed, each after those that it starts from."""
+    rows = in_order(plan, only)
+    return [Job(row, seed, runs, tuple(sets)) for seed in seeds for row in rows]
+
+
+def _moved(value: Any, places: dict[str, str]) -> Any:
+    """The settings with the run folders where they are now: a bench folder may be moved."""
+    if isinstance(value, dict):
+        return {k: _moved(v, places) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_moved(v, places) for v in value]
+    for old, new in places.items():
+        if isinstance(value, str) and (value == old or value.startswith(f"{old}/")):
+            return new + value[len(old) :]
+    return value
+
+
+def _first_difference(there: Settings, wanted: Settings) -> str:
+    a, b = flat(there.to_dict()), flat(wanted.to_dict())
+    keys = [k for k in {**b, **a} if k != "name" and not k.startswith("engine.") and a.get(k) != b.get(k)]
+    return f"{keys[0]} = {a.get(keys[0])} there, {b.get(keys[0])} here"
+
+
+# ----------
+# Does the runs of a bench: what is finished is kept, what is unfinished goes on, a failure does not end the rest.
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run of a bench ended."""
+
+    job: Job
+    state: Literal["finished", "failed"]
+    reason: str = ""  # of a failure, one line
+    reused: bool = False  # it was there already
+
+
+class Show(Protocol):
+    """Who wants to see a bench go by."""
+
+    def begun(self, job: Job) -> Watcher: ...
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+
+class Quiet:
+    """Shows nothing."""
+
+    def begun(self, job: Job) -> Watcher:
+        return Silent()
+
+    def ended(self, outcome: Outcome) -> None: ...
+
+
+def check_settings(jobs: Sequence[Job], overwrite: bool = False) -> None:
+    """Before anything is run: every setting is right, and no folder holds another run (unless it may be replaced)."""
+    for job in jobs:
+        job.settings()
+        try:
+            job.standing()
+        except OtherSettings as error:
+            if not overwrite:
+                raise OtherSettings(f"{error}: --overwrite does it again, or give another --out") from None
+
+
+def execute(
+    jobs: Sequence[Job], *, side_by_side: int = 1, overwrite: bool = False, show: Show | None = None
+) -> list[Outcome]:
+    """Run what is missing; the outcomes are in the order of the jobs. `jobs` come after those that they need."""
+    if side_by_side < 1:
+        raise UsageError(f"--jobs {side_by_side}: must be at least 1")
+    check_settings(jobs, overwrite)
+    bench = _Bench(overwrite, show or Quiet())
+    if side_by_side == 1:
+        for job in jobs:
+            bench.done(bench.one(job, alone=True))
+    else:
+        _in_processes(bench, list(jobs), side_by_side)
+    return [bench.outcomes[job.row.name, job.seed] for job in jobs]
+
+
+class _Bench:
+    """What is known so far."""
+
+    def __init__(self, overwrite: bool, show: Show) -> None:
+        self.overwrite, self.show = overwrite, show
+        self.outcomes: dict[tuple[str, int], Outcome] = {}
+        self.children: set[subprocess.Popen[str]] = set()
+        self.stopping = False
+
+    def done(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.job.row.name, outcome.job.seed] = outcome
+        self.show.ended(outcome)
+
+    def ready(self, job: Job) -> bool:
+        """Whether all that the job starts from has ended."""
+        return all((name, job.seed) in self.outcomes for name in job.row.needs())
+
+    def one(self, job: Job, alone: bool) -> Outcome:
+        """Run one job, here or in a process of its own."""
+        failed = [n for n in job.row.needs() if self.outcomes[n, job.seed].state != "finished"]
+        if failed:
+            return Outcome(job, "failed", f"needs {failed[0]}, which failed")
+        try:
+            replace, standing = False, "new"
+            try:
+                standing = job.standing()
+            except OtherSettings as error:
+                if not self.overwrite:
+                    raise OtherSettings(f"{error}: --overwrite does it again") from None
+                replace = True
+            if standing == "finished":
+                return Outcome(job, "finished", reused=True)
+            job.note_sources()
+            (self._here if alone else self._apart)(job, standing == "unfinished", replace)
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted("interrupted; the same command goes on where this one stopped") from None
+        except VisardError as error:
+            return Outcome(job, "failed", str(error))
+        except Exception as error:
+            if os.environ.get("VISARD_DEBUG"):
+                raise
+            text = (str(error).splitlines() or [""])[0]
+            return Outcome(job, "failed", f"internal error: {type(error).__name__}: {text}")
+        return Outcome(job, "finished")
+
+    def _here(self, job: Job, resume: bool, overwrite: bool) -> None:
+        from visard.runs.run import run
+
+        run(job.row.preset, overrides=job.overrides(), out=job.folder, resume=resume, overwrite=overwrite,
+            watcher=self.show.begun(job))  # fmt: skip
+
+    def _apart(self, job: Job, resume: bool, overwrite: bool) -> None:
+        watcher = self.show.begun(job)
+        order = {
+            "preset": job.row.preset,
+            "overrides": [*job.overrides(), "engine.kind=local"],
+            "out": str(job.folder),
+            "resume": resume,
+            "overwrite": overwrite,
+        }
+        child = subprocess.Popen(
+            [sys.executable, "-m", "visard.studies.execute"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C comes to us alone; we tell the children by closing their input
+        )  # fmt: skip
+        assert child.stdin is not None
+        assert child.stdout is not None
+        self.children.add(child)
+        with child.stdout:
+            with suppress(BrokenPipeError):  # it has ended already; what it said tells why
+                child.stdin.write(json.dumps(order) + "\n")
+                child.stdin.flush()
+            if self.stopping:
+                child.stdin.close()
+            last, ending = "", None
+            for line in child.stdout:
+                told = _parse(line)
+                if told is None:
+                    last = line.strip() or last
+                elif told[0] in ("finished", "failed", "interrupted"):
+                    ending = told
+                else:
+                    getattr(watcher, told[0])(*told[1:])
+        code = child.wait()
+        self.children.discard(child)
+        child.stdin.close()
+        if ending is None:
+            raise VisardError(f"its process ended with code {code}{f': {last}' if last else ''}")
+        if ending[0] == "interrupted":
+            raise Interrupted("")
+        if ending[0] == "failed":
+            raise VisardError(ending[1])
+
+    def stop(self) -> None:
+        """Let the children end their rounds; the second time, end them at once."""
+        for child in list(self.children):
+            if self.stopping:
+                child.kill()
+            elif child.stdin is not None:
+                child.stdin.close()
+        self.stopping = True
+
+
+def _parse(line: str) -> list[Any] | None:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told if isinstance(told, list) and told and isinstance(told[0], str) else None
+
+
+def _in_processes(bench: _Bench, jobs: list[Job], side_by_side: int) -> None:
+    waiting, running = jobs, set[Future[Outcome]]()
+    interrupted = False
+    with ThreadPoolExecutor(side_by_side) as threads:
+        while (waiting and not bench.stopping) or running:
+            try:
+                ready = [] if bench.stopping else [j for j in waiting if bench.ready(j)]
+                for job in ready[: side_by_side - len(running)]:
+                    waiting.remove(job)
+                    running.add(threads.submit(bench.one, job, False))
+                ended, running = wait(running, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    try:
+                        bench.done(future.result())
+                    except Interrupted:
+                        raise KeyboardInterrupt from None
+            except KeyboardInterrupt:
+                interrupted = True
+                bench.stop()
+    if interrupted:
+        raise Interrupted("interrupted; the same command goes on where this one stopped")
+
+
+# ----------
+# One run in a process of its own: a JSON object with the run in, a JSON object a line out.
+#
+# The first line of standard input is the run; when standard input ends, the run stops after its round.
+
+
+def say(kind: str, *values: Any) -> None:
+    """One line to the process that started this one."""
+    sys.stdout.write(json.dumps([kind, *values]) + "\n")
+    sys.stdout.flush()
+
+
+class Teller:
+    """A watcher that passes everything on; see `engines.loop.Watcher`."""
+
+    def rendering(self, done: int, total: int) -> None:
+        say("rendering", done, total)
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        say("round", stage, step, steps, figures)
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        say("evaluation", figures)
+
+    def problem(self, text: str) -> None:
+        say("problem", text)
+
+
+def stop_at_end_of_input() -> None:
+    """The starter closed the pipe, or has ended: as if somebody had pressed Ctrl-C."""
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> None:
+    job = json.loads(sys.stdin.readline())
+    threading.Thread(target=stop_at_end_of_input, daemon=True).start()
+    try:
+        from visard.runs.run import run
+
+        run(job["preset"], overrides=job["overrides"], out=job["out"], resume=job["resume"],
+            overwrite=job["overwrite"], watcher=Teller())  # fmt: skip
+        say("finished")
+    except (KeyboardInterrupt, Interrupted):
+        say("interrupted")
+    except VisardError as error:
+        say("failed", str(error))
+    except Exception as error:
+        say("failed", f"internal error: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+
+
+if __name__ == "__main__":
+    main()
