@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import Client, Leaves, Method, Network, Setup, Stage, Weights, client_step
+from visard.core import Client, Disclosure, Method, Network, Setup, Stage, Weights, client_step
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import PartitionSettings, partition
 from visard.engines.checkpoint import Checkpoint
@@ -91,15 +91,15 @@ class ToyDown:
 
 @dataclass(frozen=True)
 class ToyUp:
-    w: Annotated[Tensor, Leaves.class_vectors]
-    theta: Annotated[Weights, Leaves.weights]
-    n: Annotated[int, Leaves.count]
-    loss: Annotated[float, Leaves.metric]
+    w: Annotated[Tensor, Disclosure.class_vectors]
+    theta: Annotated[Weights, Disclosure.weights]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
 
 
 @dataclass(frozen=True)
 class OtherUp:
-    face: Annotated[Tensor, Leaves.pictures]
+    face: Annotated[Tensor, Disclosure.pictures]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Toy(Method[ToyServer]):
 
     name = "toy"
     title = "a toy"
-    leaves = frozenset({Leaves.class_vectors, Leaves.weights, Leaves.count, Leaves.metric})
+    discloses = frozenset({Disclosure.class_vectors, Disclosure.weights, Disclosure.count, Disclosure.metric})
 
     rounds: int = 3
     faults: dict[str, str] = field(default_factory=dict)

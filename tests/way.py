@@ -36,11 +36,12 @@ def command() -> None:
 
 def network(kind: str, folder: Path):  # type: ignore[no-untyped-def]
     """An engine with a world of toys."""
+    from visard.engines.remote import RemoteNetwork
+    from visard.privacy.ledger import Ledger
+
     from tests.toys import toy_engine, toy_world
     from visard.engines.checkpoint import Checkpoint
     from visard.engines.pool import PoolNetwork, Recipe
-    from visard.engines.remote import RemoteNetwork
-    from visard.privacy.ledger import Ledger
 
     world = toy_world(folder)
     if kind == "local":

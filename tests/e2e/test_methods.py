@@ -49,7 +49,7 @@ def test_a_run_leaves_everything_behind(finished: dict[str, visard.Run], name: s
     assert (run.folder / "model.safetensors").exists() == has_generic
     assert has_generic or list((run.folder / "clients").glob("*.safetensors"))
     ledger = json.loads((run.folder / "ledger.json").read_text())
-    allowed = {k.value for k in method.leaves | method.pools}
+    allowed = {k.value for k in method.discloses | method.pools}
     assert {row[5] for row in ledger["rows"]} <= allowed
     assert set(ledger["pooled"]) == {k.value for k in method.pools}
     events = [e["event"] for e in read_events(run.folder / "events.jsonl")]
@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_behind(finished: dict[str, visard.Run], name: s
 def test_declarations_are_complete(name: str) -> None:
     method = METHODS[name]
     kinds = {k for step in steps_of(method).values() for k in declared_kinds(step.types[1]).values()}
-    assert kinds <= method.leaves
+    assert kinds <= method.discloses
     assert method.title
     assert name in presets(), "a preset"
     assert presets()[name].splitlines()[0] == f"# visard run {name}"

@@ -113,7 +113,9 @@ def test_the_ledger_counts_every_field(tmp_path: Path) -> None:
 
 def test_an_undeclared_kind_is_refused(tmp_path: Path) -> None:
     class Narrow(Toy):
-        leaves = frozenset({*Toy.leaves} - {*Toy.leaves}.intersection({k for k in Toy.leaves if k.value == "weights"}))
+        discloses = frozenset(
+            {*Toy.discloses} - {*Toy.discloses}.intersection({k for k in Toy.discloses if k.value == "weights"})
+        )
 
     net = toy_engine(tmp_path, toy_world(tmp_path))
     with pytest.raises(VisardError, match="kind weights, which toy does not declare"):

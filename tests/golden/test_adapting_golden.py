@@ -15,7 +15,7 @@ from tests.toys import toy_engine, toy_network
 from torch import Tensor, nn
 
 from visard.clustering.cluster import Clustering
-from visard.core import Leaves
+from visard.core import Disclosure
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
 from visard.engines.world import World, pooled
@@ -87,16 +87,16 @@ def pool_world(folder: Path, method: Adapting | FineTune | TargetOnly) -> World:
 
 def test_who_gives_what_to_the_pool(tmp_path: Path) -> None:
     world = domain_world(tmp_path)
-    target = {Leaves.pictures}
+    target = {Disclosure.pictures}
     for method, expected in (
-        (DAN(), {"source": {Leaves.pictures, Leaves.labels}, "target-0": target, "target-1": target}),
+        (DAN(), {"source": {Disclosure.pictures, Disclosure.labels}, "target-0": target, "target-1": target}),
         (FineTune(measure=False), {"target-0": target, "target-1": target}),
-        (FineTune(), {"target-0": target | {Leaves.labels}, "target-1": target | {Leaves.labels}}),
+        (FineTune(), {"target-0": target | {Disclosure.labels}, "target-1": target | {Disclosure.labels}}),
         (
             FineTune(measure=False, clustering=Clustering(method="kmeans")),
-            {"target-0": target | {Leaves.labels}, "target-1": target | {Leaves.labels}},
+            {"target-0": target | {Disclosure.labels}, "target-1": target | {Disclosure.labels}},
         ),
-        (TargetOnly(), {"target-0": target | {Leaves.labels}, "target-1": target | {Leaves.labels}}),
+        (TargetOnly(), {"target-0": target | {Disclosure.labels}, "target-1": target | {Disclosure.labels}}),
     ):
         pool, left = pooled(world, method)  # type: ignore[arg-type]
         assert {c: set(sizes) for c, sizes in left.items()} == expected

@@ -13,7 +13,7 @@ import torch
 from tests.joint_toys import joint_world
 from tests.toys import toy_engine, toy_network, toy_world
 
-from visard.core import PUBLIC, Leaves, declared_kinds
+from visard.core import PUBLIC, Disclosure, declared_kinds
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World, generator
 from visard.errors import UsageError
@@ -49,7 +49,7 @@ def rows(net: LocalNetwork) -> list[list[Any]]:
 def test_own_class_vectors_transformation_heads_and_bias_never_leave(tmp_path: Path) -> None:
     _, net, _ = play(tmp_path, METHOD)
     assert {f.name for f in fields(Up)} == {"theta", "Phi", "n", "figures"}
-    assert declared_kinds(Up)["Phi"] is Leaves.class_vectors
+    assert declared_kinds(Up)["Phi"] is Disclosure.class_vectors
     size = sum(v.numel() * v.element_size() for v in toy_network().state_dict().values())
     for _, _, client, message, field, kind, left, encrypted in rows(net):
         assert not encrypted

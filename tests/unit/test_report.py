@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from fake_run import write_run
 
-from visard.core import Leaves
+from visard.core import Disclosure
 from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
 from visard.evaluation.verification import verify_all, verify_pairs
@@ -341,7 +341,7 @@ def test_no_temporary_file_stays_behind(fed: Path, fed_page: Page) -> None:
 
 
 def test_every_kind_is_judged() -> None:
-    assert {k.value for k in Leaves} == {*HARMLESS, *PRIVATE}
+    assert {k.value for k in Disclosure} == {*HARMLESS, *PRIVATE}
 
 
 def test_promise_only_when_the_ledger_bears_it_out(tmp_path: Path, fed_page: Page) -> None:

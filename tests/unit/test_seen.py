@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from visard.core import Leaves
+from visard.core import Disclosure
 from visard.engines.ledger import KINDS
 from visard.methods import METHODS
 from visard.report.privacy_page import LEARNED, fields_of, page
@@ -21,12 +21,12 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_every_kind_is_explained() -> None:
-    assert set(LEARNED) == set(KINDS) == set(Leaves)
+    assert set(LEARNED) == set(KINDS) == set(Disclosure)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_declares_what_its_replies_carry(name: str) -> None:
-    carried, declared = set(fields_of(METHODS[name])), METHODS[name].leaves
+    carried, declared = set(fields_of(METHODS[name])), METHODS[name].discloses
     assert carried <= declared, "the engine would refuse such replies"
     assert carried == declared, "a kind is declared that no reply carries"
 

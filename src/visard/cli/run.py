@@ -116,7 +116,7 @@ def methods() -> None:
     """
     rows = []
     for name, method in METHODS.items():
-        leaves = [k.value for k in KINDS if k in method.leaves]
+        leaves = [k.value for k in KINDS if k in method.discloses]
         pooled = [k.value.upper() for k in KINDS if k in method.pools]
         rows.append((name, method.title, method.paper or "-", ", ".join(pooled + leaves)))
     table(

@@ -6,7 +6,7 @@ of the client only `client.state` survives it. Every field of a reply carries th
 
 from visard.core.client import PUBLIC, BoundStep, Client, ClientId, ClientStep, M, R, State, Weights, client_step
 from visard.core.method import Method, Setup, Stage
-from visard.core.network import Leaves, Network, Replies, declared_kinds
+from visard.core.network import Disclosure, Network, Replies, declared_kinds
 
 __all__ = [
     "PUBLIC",
@@ -14,7 +14,7 @@ __all__ = [
     "Client",
     "ClientId",
     "ClientStep",
-    "Leaves",
+    "Disclosure",
     "M",
     "Method",
     "Network",

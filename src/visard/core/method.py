@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from visard.core.client import ClientId, ClientStep, State, Weights
-from visard.core.network import Leaves, Network
+from visard.core.network import Disclosure, Network
 
 S = TypeVar("S")
 
@@ -48,8 +48,8 @@ class Method(ABC, Generic[S]):
     name: ClassVar[str]
     title: ClassVar[str]  # one line for people
     paper: ClassVar[str] = ""
-    leaves: ClassVar[frozenset[Leaves]]  # every kind that may leave a client; the engine refuses others
-    pools: ClassVar[frozenset[Leaves]] = frozenset()  # kinds that the method moves to one place before it starts
+    discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
+    pools: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that the method moves to one place before it starts
 
     @abstractmethod
     def start(self, setup: Setup) -> S:
@@ -59,7 +59,7 @@ class Method(ABC, Generic[S]):
     def stages(self) -> list[Stage[S]]:
         """The phases, in order."""
 
-    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
         """What a method that pools takes from one client; nothing: its data stay where they are."""
         return self.pools
 

@@ -85,7 +85,7 @@ class Network(Protocol):
 # What may leave a client: the kinds, and where a reply type declares them.
 
 
-class Leaves(Enum):
+class Disclosure(Enum):
     """The kinds of things that may leave a client."""
 
     weights = "weights"
@@ -100,18 +100,18 @@ class Leaves(Enum):
     pictures = "pictures"
 
 
-def declared_kinds(reply: type) -> dict[str, Leaves]:
+def declared_kinds(reply: type) -> dict[str, Disclosure]:
     """Field -> kind of a reply type; a field without a kind is a programming error."""
     return _kinds(cast(Hashable, reply))
 
 
 @functools.cache
-def _kinds(reply: Any) -> dict[str, Leaves]:
+def _kinds(reply: Any) -> dict[str, Disclosure]:
     hints = get_type_hints(reply, include_extras=True)
     kinds = {}
     for f in fields(reply):
-        marks = [m for m in getattr(hints[f.name], "__metadata__", ()) if isinstance(m, Leaves)]
+        marks = [m for m in getattr(hints[f.name], "__metadata__", ()) if isinstance(m, Disclosure)]
         if len(marks) != 1:
-            raise TypeError(f"{reply.__name__}.{f.name} must be Annotated with exactly one kind of Leaves")
+            raise TypeError(f"{reply.__name__}.{f.name} must be Annotated with exactly one kind of Disclosure")
         kinds[f.name] = marks[0]
     return kinds

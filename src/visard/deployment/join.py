@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from visard.config import Settings, parse
-from visard.core import Leaves, Method
+from visard.core import Disclosure, Method
 from visard.data.catalog import find_set, open_faces
 from visard.data.faces import FaceSet, Federation
 from visard.data.partition import Manifest, PartitionSettings, partition
@@ -27,8 +27,8 @@ MOST = 10**9  # pictures of one party
 class Presence:
     """What a party that brings its own pictures says of them when it joins."""
 
-    identities: Annotated[int, Leaves.count]
-    pictures: Annotated[int, Leaves.count]
+    identities: Annotated[int, Disclosure.count]
+    pictures: Annotated[int, Disclosure.count]
 
     @classmethod
     def of(cls, role: str, counts: dict[str, int]) -> Presence:

@@ -9,21 +9,21 @@ from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, cast
 
-from visard.core import ClientId, Leaves, declared_kinds
+from visard.core import ClientId, Disclosure, declared_kinds
 from visard.engines.codec import size_of
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
 KINDS = {
-    Leaves.weights: "network weights",
-    Leaves.class_vectors: "class vectors: one feature-space direction for each identity",
-    Leaves.statistic: "statistics over many pictures",
-    Leaves.ciphertext: "encrypted numbers",
-    Leaves.metric: "figures such as a loss or an accuracy",
-    Leaves.count: "counts such as the number of pictures",
-    Leaves.public_key: "public keys",
-    Leaves.features: "features of single pictures",
-    Leaves.labels: "identity labels of pictures",
-    Leaves.pictures: "pictures of faces",
+    Disclosure.weights: "network weights",
+    Disclosure.class_vectors: "class vectors: one feature-space direction for each identity",
+    Disclosure.statistic: "statistics over many pictures",
+    Disclosure.ciphertext: "encrypted numbers",
+    Disclosure.metric: "figures such as a loss or an accuracy",
+    Disclosure.count: "counts such as the number of pictures",
+    Disclosure.public_key: "public keys",
+    Disclosure.features: "features of single pictures",
+    Disclosure.labels: "identity labels of pictures",
+    Disclosure.pictures: "pictures of faces",
 }
 
 
@@ -45,7 +45,7 @@ class Ledger:
             self._lines.append(start + text % size)
         return total
 
-    def record_pooled(self, client: ClientId, sizes: dict[Leaves, int]) -> None:
+    def record_pooled(self, client: ClientId, sizes: dict[Disclosure, int]) -> None:
         """A method that pools data: the whole of it left the client before the first round."""
         for kind, size in sizes.items():
             row = ["pool", 0, client, "Pooled", kind.value, kind.value, size, False]
@@ -60,7 +60,7 @@ class Ledger:
             self._lines.clear()
             return file.tell()
 
-    def save(self, path: Path, pooled: frozenset[Leaves]) -> None:
+    def save(self, path: Path, pooled: frozenset[Disclosure]) -> None:
         """`ledger.json`: the rows with their column names, and totals by kind."""
         self.flush()
         totals: dict[str, dict[str, Any]] = {}
@@ -91,4 +91,4 @@ class Ledger:
 def _fields(reply: Any) -> list[tuple[str, str]]:
     """Field -> the end of its row, with a place for the bytes: rows of thousands of clients differ in little."""
     kinds = declared_kinds(reply).items()
-    return [(n, f', "{n}", "{k.value}", %d, {json.dumps(k is Leaves.ciphertext)}]') for n, k in kinds]
+    return [(n, f', "{n}", "{k.value}", %d, {json.dumps(k is Disclosure.ciphertext)}]') for n, k in kinds]

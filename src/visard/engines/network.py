@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from visard.core import BoundStep, ClientId, Leaves, M, R, Replies, State, Weights, declared_kinds
+from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, State, Weights, declared_kinds
 from visard.engines.checkpoint import Checkpoint, StateFile
 from visard.engines.codec import own, sizes_of
 from visard.engines.ledger import Ledger
@@ -26,13 +26,13 @@ from visard.learning.average import RunningMean
 # ----------
 # Checks of a reply before the server sees it: its type, its kinds, its shapes, its numbers.
 
-_SHAPES: dict[Leaves, tuple[type, ...]] = {
-    Leaves.metric: (int, float, dict),
-    Leaves.count: (int, dict),
-    Leaves.ciphertext: (bytes, list, tuple, dict),
-    Leaves.public_key: (bytes, dict),
-    Leaves.weights: (dict,),
-    Leaves.class_vectors: (Tensor, dict),
+_SHAPES: dict[Disclosure, tuple[type, ...]] = {
+    Disclosure.metric: (int, float, dict),
+    Disclosure.count: (int, dict),
+    Disclosure.ciphertext: (bytes, list, tuple, dict),
+    Disclosure.public_key: (bytes, dict),
+    Disclosure.weights: (dict,),
+    Disclosure.class_vectors: (Tensor, dict),
 }
 EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
 LONGEST = 100  # of the name of a figure
@@ -59,7 +59,7 @@ def _refusal(
     expected = step.types[1]
     if type(reply) is not expected:
         return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
-    for name, kind, shapes, declared in _plan(cast(Hashable, expected), step.owner.leaves):
+    for name, kind, shapes, declared in _plan(cast(Hashable, expected), step.owner.discloses):
         if name in checked:
             continue
         if not declared:
@@ -69,11 +69,11 @@ def _refusal(
             continue
         if not isinstance(value, shapes) or isinstance(value, bool):
             return name, f"is declared as {kind.value} but is a {type(value).__name__}"
-        if kind in (Leaves.metric, Leaves.count) and (reason := _no_figures(value, kind)):
+        if kind in (Disclosure.metric, Disclosure.count) and (reason := _no_figures(value, kind)):
             return name, reason
-        if (kind, name) == (Leaves.count, "n") and isinstance(value, int) and not 1 <= value <= pictures:
+        if (kind, name) == (Disclosure.count, "n") and isinstance(value, int) and not 1 <= value <= pictures:
             return name, f"is {value}, but the client has {pictures} pictures"
-        if reason := _not_finite(value, allow_nan=kind is Leaves.metric):
+        if reason := _not_finite(value, allow_nan=kind is Disclosure.metric):
             return name, reason
         sent = getattr(message, name, None)
         if reason := _differs(sent, value) if sent is not None else _no_rows(name, kind, value, embedding):
@@ -82,27 +82,27 @@ def _refusal(
 
 
 @functools.cache
-def _plan(reply: Any, leaves: frozenset[Leaves]) -> list[tuple[str, Leaves, tuple[type, ...], bool]]:
+def _plan(reply: Any, discloses: frozenset[Disclosure]) -> list[tuple[str, Disclosure, tuple[type, ...], bool]]:
     """Of each field: its name, its kind, what it may be, and whether the method declares its kind."""
-    return [(n, k, _SHAPES.get(k, (object,)), k in leaves) for n, k in declared_kinds(reply).items()]
+    return [(n, k, _SHAPES.get(k, (object,)), k in discloses) for n, k in declared_kinds(reply).items()]
 
 
-def _no_rows(name: str, kind: Leaves, value: Any, embedding: int) -> str | None:
+def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int) -> str | None:
     """What is wrong with class vectors that come up for the first time."""
-    if kind is not Leaves.class_vectors or not isinstance(value, Tensor):
+    if kind is not Disclosure.class_vectors or not isinstance(value, Tensor):
         return None
     fits = value.ndim == 1 if name == "b" else value.ndim == 2 and value.shape[1] == embedding
     return None if fits else f"has shape {tuple(value.shape)}, a feature has {embedding} numbers"
 
 
-def _no_figures(value: Any, kind: Leaves) -> str | None:
+def _no_figures(value: Any, kind: Disclosure) -> str | None:
     """What is wrong with a number, or with a dict of numbers."""
     figures = value if isinstance(value, dict) else {"": value}
-    if not all(isinstance(v, int | float if kind is Leaves.metric else int) for v in figures.values()):
+    if not all(isinstance(v, int | float if kind is Disclosure.metric else int) for v in figures.values()):
         return f"is declared as {kind.value} but holds more than numbers"
     if not all(len(k) <= LONGEST and k.isprintable() for k in figures):
         return f"has a figure whose name is longer than {LONGEST} or cannot be printed"
-    least = 0 if kind is Leaves.count else 1 - EXACT
+    least = 0 if kind is Disclosure.count else 1 - EXACT
     if not all(least <= v < EXACT for v in figures.values() if isinstance(v, int)):
         return f"holds an integer that is {'negative or ' if not least else ''}too large"
     return None

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import PUBLIC, BoundStep, Client, ClientId, Leaves, M, Method, R, Setup, State, Weights
+from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, M, Method, R, Setup, State, Weights
 from visard.data.faces import ClientData, FaceView
 from visard.engines.codec import own
 from visard.errors import UsageError
@@ -103,7 +103,7 @@ class World:
         return max(1, math.ceil(self.min_replies * asked))
 
 
-def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dict[Leaves, int]]]:
+def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dict[Disclosure, int]]]:
     """The world of a method that pools data: one client with everything, and what left each real one."""
     if not method.pools:
         return world, {}
@@ -127,10 +127,10 @@ def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dic
     return replace(world, clients=clients, training=(POOL,), held_out=(), _network=None), left
 
 
-def pooled_bytes(data: ClientData, kinds: frozenset[Leaves]) -> dict[Leaves, int]:
+def pooled_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Disclosure, int]:
     """Bytes of a client's training data that pooling moves out, by kind."""
     picture = data.train.faces.pixels[0].nbytes
-    each = {Leaves.pictures: picture, Leaves.labels: 8}
+    each = {Disclosure.pictures: picture, Disclosure.labels: 8}
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}
 
 

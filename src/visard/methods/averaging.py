@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from visard.core import Client, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
 from visard.learning.average import BatchNormPolicy, RunningMean, kept_local, sample_clients, without
 from visard.learning.features import HeadStart, client_head
@@ -39,12 +39,12 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    theta: Annotated[Weights, Leaves.weights]
-    W: Annotated[Tensor | None, Leaves.class_vectors]
-    n: Annotated[int, Leaves.count]
-    loss: Annotated[float, Leaves.metric]
-    gradients: Annotated[int, Leaves.count]  # gradient evaluations
-    samples: Annotated[int, Leaves.count]  # pictures drawn
+    theta: Annotated[Weights, Disclosure.weights]
+    W: Annotated[Tensor | None, Disclosure.class_vectors]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
+    gradients: Annotated[int, Disclosure.count]  # gradient evaluations
+    samples: Annotated[int, Disclosure.count]  # pictures drawn
 
 
 class Learnt(NamedTuple):
@@ -69,7 +69,7 @@ class Task(NamedTuple):
 class Averaging(Method[Server]):
     """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
 
-    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
     rounds: int = 20
     head: HeadSettings = HeadSettings()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from visard.core import PUBLIC, Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.learning.train import HeadSettings, Training, weights_of
 from visard.methods.domain_adaptation import SOURCE
 from visard.methods.supervised import Fit, Fitting, Supervised, check_rounds, fit
@@ -24,8 +24,8 @@ class Central(Fitting[CentralServer]):
 
     name = "central"
     title = "all pictures in one place: the upper bound"
-    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
-    pools = frozenset({Leaves.pictures, Leaves.labels})
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+    pools = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 20
     training: Training = Training()
@@ -76,8 +76,8 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    n: Annotated[int, Leaves.count]
-    loss: Annotated[float, Leaves.metric]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Local(Method[LocalServer]):
 
     name = "local"
     title = "each client alone: the lower bound"
-    leaves = frozenset({Leaves.count, Leaves.metric})
+    discloses = frozenset({Disclosure.count, Disclosure.metric})
 
     rounds: int = 20
     training: Training = Training()
@@ -137,7 +137,7 @@ class Pretrain(Fitting[PretrainServer]):
 
     name = "pretrain"
     title = "one party with labelled pictures trains alone: where federation starts"
-    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
     rounds: int = 20
     training: Training = Training()
@@ -185,5 +185,5 @@ class TargetOnly(Central):
     title = "all target pictures in one place, with labels: what labels would give"
     paper = "a baseline of Zhuang et al. 2021"
 
-    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
         return frozenset() if client == SOURCE else self.pools

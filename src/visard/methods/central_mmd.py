@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.data.faces import ClientData, FaceView
 from visard.errors import UsageError, VisardError
 from visard.learning import mmd
@@ -61,9 +61,9 @@ class Server:
 
 @dataclass(frozen=True)
 class Up:
-    extractor: Annotated[Weights, Leaves.weights]
-    classifier: Annotated[Weights, Leaves.class_vectors]
-    figures: Annotated[dict[str, float], Leaves.metric]
+    extractor: Annotated[Weights, Disclosure.weights]
+    classifier: Annotated[Weights, Disclosure.class_vectors]
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class CentralMMD(Method[Server]):
     name = "central-mmd"
     title = "domain adaptation by MMD on pooled data: the reference of encrypted-mmd"
     paper = "Kang, Li, Zhang 2022"
-    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.metric, Leaves.count})
-    pools = frozenset({Leaves.pictures, Leaves.labels})
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count})
+    pools = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 10
     exchanges: int = 10  # batches of each party in a round

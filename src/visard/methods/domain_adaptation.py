@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import Told, UsageError, VisardError
@@ -28,9 +28,9 @@ SOURCE: ClientId = "source"  # the client with labels; every other client is a t
 class Labelled:
     """What a client tells of its pseudo labels."""
 
-    clusters: Annotated[int, Leaves.count]
-    kept: Annotated[int, Leaves.count]  # pictures with a label
-    figures: Annotated[dict[str, float], Leaves.metric]
+    clusters: Annotated[int, Disclosure.count]
+    kept: Annotated[int, Disclosure.count]  # pictures with a label
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 def targets(clients: Iterable[ClientId]) -> list[ClientId]:
@@ -101,17 +101,17 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    theta: Annotated[Weights, Leaves.weights]
-    loss: Annotated[float, Leaves.metric]
-    gap: Annotated[float, Leaves.metric]  # mean penalty
+    theta: Annotated[Weights, Disclosure.weights]
+    loss: Annotated[float, Disclosure.metric]
+    gap: Annotated[float, Disclosure.metric]  # mean penalty
 
 
 @dataclass(frozen=True)
 class Adapting(Method[Server]):
     """Every batch is half source, half target; the head learns from the source, the penalty sees both."""
 
-    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
-    pools = frozenset({Leaves.pictures, Leaves.labels})
+    discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
+    pools = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 20
     training: Training = Training()  # an epoch is one of the source
@@ -130,8 +130,8 @@ class Adapting(Method[Server]):
     def extend(self, head: Head) -> None:
         """Add to a new head what the penalty learns; default nothing."""
 
-    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
-        return self.pools if client == SOURCE else frozenset({Leaves.pictures})
+    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
+        return self.pools if client == SOURCE else frozenset({Disclosure.pictures})
 
     def start(self, setup: Setup) -> Server:
         return Server(setup.new_weights(), given_head(self.head, setup))
@@ -210,7 +210,7 @@ class DAN(Adapting):
     name = "dan"
     title = "domain adaptation by MMD on pooled pictures"
     paper = "Long et al. 2015"
-    pools = frozenset({Leaves.pictures, Leaves.labels})
+    pools = frozenset({Disclosure.pictures, Disclosure.labels})
 
     kernels: int = 5  # Gaussians, each twice as wide (in squared distance) as the one before
 
@@ -248,7 +248,7 @@ class DANN(Adapting):
     name = "dann"
     title = "domain adaptation by an adversarial critic on pooled pictures"
     paper = "Ganin et al. 2016"
-    pools = frozenset({Leaves.pictures, Leaves.labels})
+    pools = frozenset({Disclosure.pictures, Disclosure.labels})
 
     hidden: int = 256  # width of the critic
     gamma: float = 10.0  # how fast the reversal grows to 1

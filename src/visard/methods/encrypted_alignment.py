@@ -17,7 +17,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from visard.core import BoundStep, Client, ClientId, Leaves, M, Method, Network, R, Replies, Setup, Weights, client_step
+from visard.core import (
+    BoundStep,
+    Client,
+    ClientId,
+    Disclosure,
+    M,
+    Method,
+    Network,
+    R,
+    Replies,
+    Setup,
+    Weights,
+    client_step,
+)
 from visard.core.method import S
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan
@@ -108,7 +121,9 @@ class Align:
 # Encrypted alignment at a client: the steps that a method with `methods/aligning.py` adds to its own.
 
 Penalty = Callable[[Tensor, Tensor], Tensor]  # of the pictures and embeddings of a local iteration
-SEALED = frozenset({Leaves.ciphertext, Leaves.public_key, Leaves.statistic})  # what alignment adds to what leaves
+SEALED = frozenset(
+    {Disclosure.ciphertext, Disclosure.public_key, Disclosure.statistic}
+)  # what alignment adds to what leaves
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Leaves, Method, Network, Setup, State, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, State, Weights, client_step
 from visard.core.method import S
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan, Variant
@@ -147,14 +147,14 @@ class Begin:
 
 @dataclass(frozen=True)
 class Pretrained:
-    theta: Annotated[Weights, Leaves.weights]
-    classifier: Annotated[Weights, Leaves.class_vectors]  # empty where classes are not shared
-    loss: Annotated[float, Leaves.metric]
+    theta: Annotated[Weights, Disclosure.weights]
+    classifier: Annotated[Weights, Disclosure.class_vectors]  # empty where classes are not shared
+    loss: Annotated[float, Disclosure.metric]
 
 
 @dataclass(frozen=True)
 class Card:
-    hello: Annotated[bytes, Leaves.public_key]  # public key and a nonce
+    hello: Annotated[bytes, Disclosure.public_key]  # public key and a nonce
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Measured:
-    kernel: Annotated[Tensor, Leaves.statistic]  # coefficients, from distances of the party's own features
+    kernel: Annotated[Tensor, Disclosure.statistic]  # coefficients, from distances of the party's own features
 
 
 @dataclass(frozen=True)
@@ -186,11 +186,11 @@ class Go:
 
 @dataclass(frozen=True)
 class Moved:
-    letters: Annotated[Letters, Leaves.ciphertext]
-    tags: Annotated[Letters, Leaves.ciphertext]
-    weights: Annotated[Weights, Leaves.weights]  # of pooled sources
-    classifier: Annotated[Weights, Leaves.class_vectors]  # of shared classes
-    figures: Annotated[dict[str, float], Leaves.metric]
+    letters: Annotated[Letters, Disclosure.ciphertext]
+    tags: Annotated[Letters, Disclosure.ciphertext]
+    weights: Annotated[Weights, Disclosure.weights]  # of pooled sources
+    classifier: Annotated[Weights, Disclosure.class_vectors]  # of shared classes
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -201,9 +201,9 @@ class Post:
 
 @dataclass(frozen=True)
 class Mail:
-    letters: Annotated[Letters, Leaves.ciphertext]
-    tags: Annotated[Letters, Leaves.ciphertext]
-    figures: Annotated[dict[str, float], Leaves.metric]
+    letters: Annotated[Letters, Disclosure.ciphertext]
+    tags: Annotated[Letters, Disclosure.ciphertext]
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -216,10 +216,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Drawn:
-    letters: Annotated[Letters, Leaves.ciphertext]
-    tags: Annotated[Letters, Leaves.ciphertext]
-    kernel: Annotated[Tensor | None, Leaves.statistic]  # the source's: coefficients, from its own distances
-    figures: Annotated[dict[str, float], Leaves.metric]
+    letters: Annotated[Letters, Disclosure.ciphertext]
+    tags: Annotated[Letters, Disclosure.ciphertext]
+    kernel: Annotated[Tensor | None, Disclosure.statistic]  # the source's: coefficients, from its own distances
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -231,16 +231,23 @@ class Heads:
 
 @dataclass(frozen=True)
 class Predicted:
-    figures: Annotated[dict[str, float], Leaves.metric]
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
 class EncryptedSteps(Method[S]):
     """What a party does; nothing that it says can be read by the server but weights, kernels and losses."""
 
-    leaves = frozenset(
-        {Leaves.weights, Leaves.class_vectors, Leaves.ciphertext, Leaves.public_key, Leaves.statistic, Leaves.metric}
-        | {Leaves.count}
+    discloses = frozenset(
+        {
+            Disclosure.weights,
+            Disclosure.class_vectors,
+            Disclosure.ciphertext,
+            Disclosure.public_key,
+            Disclosure.statistic,
+            Disclosure.metric,
+        }
+        | {Disclosure.count}
     )
 
     rounds: int = 10

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from visard.core import PUBLIC, Client, ClientId, Leaves, Network, Setup, Stage, Weights, client_step
+from visard.core import PUBLIC, Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step
 from visard.errors import Told, UsageError
 from visard.learning.average import sample_clients
 from visard.learning.features import class_means, features_of
@@ -51,10 +51,10 @@ class Down:  # all that the server sends: of W only the client's own rows
 
 @dataclass(frozen=True)
 class Up:
-    theta: Annotated[Weights, Leaves.weights]
-    w: Annotated[Tensor, Leaves.class_vectors]
-    n: Annotated[int, Leaves.count]
-    loss: Annotated[float, Leaves.metric]
+    theta: Annotated[Weights, Disclosure.weights]
+    w: Annotated[Tensor, Disclosure.class_vectors]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class FedFace(Fitting[Server], Looking[Server]):
     name = "fedface"
     title = "one face on each phone: positives at the clients, separation at the server"
     paper = "Aggarwal et al. 2021 (IJCB)"
-    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
     rounds: int = 200  # T
     training: OneStep = OneStep()  # Algorithm 1: one gradient step on all pictures, eta = 0.001

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
-from visard.core import Client, ClientId, Leaves, Network, Setup, Stage, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
 from visard.learning.average import RunningMean, mean_figures
 from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
@@ -53,9 +53,9 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    theta: Annotated[Weights, Leaves.weights]
-    n: Annotated[int, Leaves.count]
-    loss: Annotated[float, Leaves.metric]
+    theta: Annotated[Weights, Disclosure.weights]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class FedFRDA(Aligning[Server]):
     name = "fedfr-da"
     title = "adapt to people whose pictures nobody labelled, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
-    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric}) | SEALED  # the last with align.weight alone
+    discloses = (
+        frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric}) | SEALED
+    )  # the last with align.weight alone
 
     rounds: int = 20  # R
     training: Training = Training(unit="iterations", amount=100)  # amount = E

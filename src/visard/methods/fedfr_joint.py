@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from visard.core import Client, Leaves, Network, Setup, Stage, State, Weights, client_step
+from visard.core import Client, Disclosure, Network, Setup, Stage, State, Weights, client_step
 from visard.errors import UsageError
 from visard.learning.average import RunningMean, mean_figures, sample_clients
 from visard.learning.objective import ContrastSettings
@@ -46,16 +46,16 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:  # W, Pi, Omega and b are not in it: they stay in the client's state
-    theta: Annotated[Weights, Leaves.weights]
-    Phi: Annotated[Tensor | None, Leaves.class_vectors]
-    n: Annotated[int, Leaves.count]
-    figures: Annotated[dict[str, float], Leaves.metric]  # terms of the loss, steps of an epoch, pictures of D_HN
+    theta: Annotated[Weights, Disclosure.weights]
+    Phi: Annotated[Tensor | None, Disclosure.class_vectors]
+    n: Annotated[int, Disclosure.count]
+    figures: Annotated[dict[str, float], Disclosure.metric]  # terms of the loss, steps of an epoch, pictures of D_HN
 
 
 @dataclass(frozen=True)
 class Personalised:
-    n: Annotated[int, Leaves.count]
-    figures: Annotated[dict[str, float], Leaves.metric]
+    n: Annotated[int, Disclosure.count]
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class FedFRJoint(WithProxies[Server]):
     name = "fedfr-joint"
     title = "one generic model for all, one personal model for each"
     paper = "Liu et al. 2022 (AAAI)"
-    leaves = frozenset({Leaves.weights, Leaves.class_vectors, Leaves.count, Leaves.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
     rounds: int = 30  # T; 0 = only test what model.weights gives
     training: JointTraining = JointTraining()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
-from visard.core import Client, ClientId, Leaves, Method, Network, Setup, Stage, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
 from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
 from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
@@ -33,8 +33,8 @@ class Down:
 
 @dataclass(frozen=True)
 class Up:
-    theta: Annotated[Weights, Leaves.weights]
-    loss: Annotated[float, Leaves.metric]
+    theta: Annotated[Weights, Disclosure.weights]
+    loss: Annotated[float, Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class FineTune(Method[Server]):
     name = "finetune"
     title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
     paper = "a baseline of Zhuang et al. 2021"
-    leaves = frozenset({Leaves.weights, Leaves.count, Leaves.metric})
-    pools = frozenset({Leaves.pictures, Leaves.labels})  # the last where they are looked at, see `pools_of`
+    discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
+    pools = frozenset({Disclosure.pictures, Disclosure.labels})  # the last where they are looked at, see `pools_of`
 
     rounds: int = 20
     training: Training = Training(unit="iterations", amount=100)
@@ -62,10 +62,10 @@ class FineTune(Method[Server]):
         if self.pretrain_rounds < 0:
             raise UsageError(f"method.pretrain_rounds = {self.pretrain_rounds}: must not be negative")
 
-    def pools_of(self, client: ClientId) -> frozenset[Leaves]:
+    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
         if client == SOURCE:
             return frozenset()
-        return self.pools if self.measure or self.oracle() else frozenset({Leaves.pictures})
+        return self.pools if self.measure or self.oracle() else frozenset({Disclosure.pictures})
 
     def oracle(self) -> str:
         return self.clustering.oracle

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import BoundStep, Client, ClientStep, Leaves, Method, Weights
+from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Weights
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import Told, UsageError
@@ -62,8 +62,8 @@ class ScoreRequest:
 class Scores:
     """A client's test figures."""
 
-    figures: Annotated[dict[str, float], Leaves.metric]
-    pictures: Annotated[int, Leaves.count]
+    figures: Annotated[dict[str, float], Disclosure.metric]
+    pictures: Annotated[int, Disclosure.count]
 
 
 @ClientStep

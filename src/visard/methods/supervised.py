@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import PUBLIC, Client, Leaves, Method, Network, Weights, client_step
+from visard.core import PUBLIC, Client, Disclosure, Method, Network, Weights, client_step
 from visard.core.method import S
 from visard.errors import UsageError
 from visard.learning.features import class_means, client_head, features_of
@@ -40,10 +40,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Fitted:
-    theta: Annotated[Weights, Leaves.weights]
-    W: Annotated[Tensor | None, Leaves.class_vectors]
-    b: Annotated[Tensor | None, Leaves.class_vectors]
-    loss: Annotated[float, Leaves.metric]
+    theta: Annotated[Weights, Disclosure.weights]
+    W: Annotated[Tensor | None, Disclosure.class_vectors]
+    b: Annotated[Tensor | None, Disclosure.class_vectors]
+    loss: Annotated[float, Disclosure.metric]
 
 
 class Fitting(Method[S]):
@@ -93,7 +93,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Proxies:
-    Phi: Annotated[Tensor, Leaves.class_vectors]  # of public people, from the public party
+    Phi: Annotated[Tensor, Disclosure.class_vectors]  # of public people, from the public party
 
 
 class WithProxies(Fitting[S]):
@@ -132,7 +132,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Seen:
-    variance: Annotated[float, Leaves.metric]  # of unit features; 0 = all in one point
+    variance: Annotated[float, Disclosure.metric]  # of unit features; 0 = all in one point
 
 
 class Looking(Method[S]):
