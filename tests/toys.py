@@ -20,7 +20,7 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World
-from visard.errors import Told, VisardError
+from visard.errors import PublicError, VisardError
 from visard.numerics import Numerics
 
 SIZE = 32
@@ -136,7 +136,7 @@ class Toy(Method[ToyServer]):
 
 def _break(fault: str, up: ToyUp) -> ToyUp:
     if fault == "raise":
-        raise Told("the disk is full")
+        raise PublicError("the disk is full")
     if fault == "path":
         raise VisardError("no face set at /home/alice/ward-7")
     if fault == "die":
@@ -180,7 +180,7 @@ def pool_world(folder: str, clients: int = 3, seed: int = 0, faults: dict[str, s
 def party_world(run: dict[str, Any], folder: str, roles: list[str]) -> tuple[World, Toy]:
     """What a party of a deployment builds in these tests; the run says who misbehaves."""
     if run.get("method") != "toy":
-        raise Told("only toys are played here")
+        raise PublicError("only toys are played here")
     world = toy_world(Path(folder), int(run["clients"]))
     here = {role: world.clients[role] for role in roles if role in world.clients}
     return replace(world, clients=here), Toy(faults=run["faults"])

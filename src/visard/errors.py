@@ -18,7 +18,7 @@ class UsageError(VisardError):
     exit_code = 2
 
 
-class Told(VisardError):
+class PublicError(VisardError):
     """What a party tells the server of a failure there: a line that names no file, no folder and no person.
 
     Of other errors only the type leaves the party; the line is in its own log.

@@ -18,7 +18,7 @@ from visard.crypto import ckks, exchange, packed, session
 from visard.crypto.exchange import Plan
 from visard.crypto.paillier import PublicKey, generate
 from visard.crypto.session import TAG, Lattice, Session
-from visard.errors import Told, VisardError
+from visard.errors import PublicError, VisardError
 from visard.learning import mmd
 from visard.learning.mmd import taylor
 from visard.methods.encrypted_mmd_party import Cards
@@ -181,14 +181,14 @@ def test_a_plan_without_masks_is_refused(step: str, said: dict[str, Any], words:
     net, how = wire(2, 4), method()
     server = start(how, net)
     net.before = before
-    with pytest.raises(Told, match=words):
+    with pytest.raises(PublicError, match=words):
         how.round(server, net)
 
 
 def test_the_target_of_the_settings_is_the_target() -> None:
     net, how = wire(2, 4), method(target="s1")
     plan = method().plan(start(method(), net), net)  # whose target is t
-    with pytest.raises(Told, match="another target than s1"):
+    with pytest.raises(PublicError, match="another target than s1"):
         how.introduce(net.parties["s0"], Cards(plan, dict.fromkeys(net.parties, b"")))
 
 
@@ -205,7 +205,7 @@ def test_one_question_in_an_exchange() -> None:
             party = copy.deepcopy(net.parties["s0"])
             assert len({how.answer(party, message).letters["t"][:20] for _ in range(2)}) == 1  # the same again is fine
             how.advance(party, replace(first["s0"], secrets={}, theta={}, head={}, received={}, more=True))
-            with pytest.raises(Told) as caught:
+            with pytest.raises(PublicError) as caught:
                 how.answer(party, message)
             lines.append(str(caught.value))
         return message

@@ -15,7 +15,7 @@ from visard.deployment.node import Plan
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.requirements import Requirements
 from visard.deployment.wire import Answer, Request, pack, unpack
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 
 FILE = """
 [require.method]
@@ -73,16 +73,16 @@ def test_a_run_that_fits_goes_on_with_what_is_local(tmp_path: Path) -> None:
     ],
 )
 def test_a_run_that_differs_is_refused(tmp_path: Path, changes: dict[str, str], words: str) -> None:
-    with pytest.raises(Told, match=words):
+    with pytest.raises(PublicError, match=words):
         settings_of(run(**changes), required(tmp_path))
     settings_of(run(**changes), Requirements(require={"method": {"insecure_keys": {"one_of": [True, False]}}}))
 
 
 def test_keys_that_can_be_broken_need_the_word_of_the_party(tmp_path: Path) -> None:
     weak = run(**{"method.insecure_keys": "true", "method.key_bits": "512"})
-    with pytest.raises(Told, match="the run sets method.insecure_keys: this party does not allow"):
+    with pytest.raises(PublicError, match="the run sets method.insecure_keys: this party does not allow"):
         settings_of(weak, Requirements())
-    with pytest.raises(Told, match="the run sets method.insecure_keys"):
+    with pytest.raises(PublicError, match="the run sets method.insecure_keys"):
         settings_of(weak, required(tmp_path, "[require.method]\nname = 'encrypted-mmd'"))
     for table, other in (("require", "local"), ("local", "require")):
         text = f"[{table}.method]\ninsecure_keys = true\n[{other}.method]\nmin_batch = 64"
@@ -92,7 +92,7 @@ def test_keys_that_can_be_broken_need_the_word_of_the_party(tmp_path: Path) -> N
 
 def test_a_setting_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
     for text in ("[require.method]\nnoize = 3", "[require.method.noise]\nsigma = 3"):
-        with pytest.raises(Told, match="requirements for method.noi.*, which the run does not have"):
+        with pytest.raises(PublicError, match="requirements for method.noi.*, which the run does not have"):
             settings_of(run(), required(tmp_path, text))
     with pytest.raises(UsageError, match="method.noize"):  # stays in the party's log: it may quote what is local
         settings_of(run(), required(tmp_path, "[local.method]\nnoize = 3"))

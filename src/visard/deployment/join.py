@@ -16,7 +16,7 @@ from visard.engines.build import make_world
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.world import World, pooled
-from visard.errors import Told, UsageError, VisardError
+from visard.errors import PublicError, UsageError, VisardError
 from visard.files import read_json, write_json
 
 SYNTHETIC = "synthetic"
@@ -101,7 +101,7 @@ def world_of_party(
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
     size = int(run["spec"]["size"])
     if faces.size != size:
-        raise Told(f"the run is on pictures of {size} pixels, this party has {faces.size}")
+        raise PublicError(f"the run is on pictures of {size} pixels, this party has {faces.size}")
     if run["own"]:
         federation = own_federation(settings, faces, roles)
         world = make_world(settings, faces, federation)
@@ -109,7 +109,7 @@ def world_of_party(
         world = pooled(make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method)[0]
     here = {role: world.clients[role] for role in roles if role in world.clients}
     if not here:
-        raise Told(f"the run has no client {roles[0]!r}")
+        raise PublicError(f"the run has no client {roles[0]!r}")
     return replace(world, clients=here), settings.method
 
 
@@ -123,9 +123,9 @@ def settings_of(run: dict[str, Any], required: Requirements) -> Settings:
     except UsageError as error:
         if required.local:  # it may quote what this party has set
             raise
-        raise Told(str(error)) from None
+        raise PublicError(str(error)) from None
     if (settings.data.source, settings.model.weights, settings.model.class_vectors) != (SYNTHETIC, None, None):
-        raise Told("the run names a file or a face set for this party to open")
+        raise PublicError("the run names a file or a face set for this party to open")
     return settings
 
 
@@ -133,14 +133,14 @@ def shared_federation(run: dict[str, Any], settings: Settings, faces: FaceSet, f
     """The partition that the run was made with; it must be the same here and at the server."""
     manifest = partition(faces, settings.partition, settings.seed) if file is None else Manifest.load(file)
     if manifest.hash != run["partition"]:
-        raise Told("this party's partition or face set is not the one of the run")
+        raise PublicError("this party's partition or face set is not the one of the run")
     return manifest.federation(faces)
 
 
 def own_federation(settings: Settings, faces: FaceSet, roles: list[str]) -> Federation:
     """All pictures of the set are this party's; they are split as the run says."""
     if len(roles) != 1:
-        raise Told("a party that brings its own pictures has exactly one role")
+        raise PublicError("a party that brings its own pictures has exactly one role")
     alone = PartitionSettings(
         kind="equal", clients=1, split=settings.partition.split, min_images=settings.partition.min_images
     )

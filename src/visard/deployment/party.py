@@ -27,7 +27,7 @@ from visard.engines.checkpoint import Packs, StateFile
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.shared_memory import receive, send
 from visard.engines.world import Place, World, perform
-from visard.errors import Told, VisardError
+from visard.errors import PublicError, VisardError
 from visard.files import PRIVATE, fsync_folder, write_atomically, write_durably
 from visard.methods.scoring import steps_of
 
@@ -93,9 +93,9 @@ class OwnStates:
         try:
             data = path.read_bytes()
         except OSError:
-            raise Told(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
+            raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
         if not hmac.compare_digest(self.digest(data), digest):
-            raise Told(f"its state {name} of run {request.run[:8]} is damaged")
+            raise PublicError(f"its state {name} of run {request.run[:8]} is damaged")
         state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state
 
@@ -145,7 +145,7 @@ class Party:
             if not request.client:
                 return pack(Answer(*request.place, roles=presence(world, bool(request.settings.get("own"))))), b""
             if request.client not in world.clients:
-                raise Told(f"{request.client!r} is not a role of this party")
+                raise PublicError(f"{request.client!r} is not a role of this party")
             if request.keep:
                 return pack(self.keep(request, method, payload)), b""
             answer, reply = self.step(request, world, method, payload)
@@ -165,7 +165,7 @@ class Party:
         """Do a step and write the state that it leaves."""
         step = steps_of(method).get(request.step)
         if step is None:
-            raise Told(f"{method.name} has no client step {request.step!r}")
+            raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
         place = Place(request.stage, request.round, request.ask)
         done = perform(world, step, request.client, message, self.states.read(request), place)
@@ -178,7 +178,7 @@ class Party:
         from visard.models.files import save_model
 
         if self.models is None:
-            raise Told("this party keeps no models")
+            raise PublicError("this party keeps no models")
         theta = decode(payload, Basis).theta
         own = method.personal(self.states.read(request), theta)
         if own is not None:
@@ -211,7 +211,7 @@ def failed(request: Request, error: Exception, all_local: bool) -> Answer:
     kind = type(error).__name__
     if all_local and not isinstance(error, VisardError):
         return Answer(*request.place, failure=f"{kind}: {text}", traceback=traceback.format_exc())
-    if all_local or isinstance(error, Told):
+    if all_local or isinstance(error, PublicError):
         return Answer(*request.place, failure=text)
     if isinstance(error, VisardError):
         print(f"{request.client or 'a new run'}: {text}", file=sys.stderr, flush=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 
 WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": lambda value, bound: isinstance(value, int | float) and value >= bound,
@@ -56,18 +56,18 @@ class Requirements:
             value: Any = settings
             for part in name.split("."):
                 if not isinstance(value, Mapping) or part not in value:
-                    raise Told(f"this party has requirements for {name}, which the run does not have")
+                    raise PublicError(f"this party has requirements for {name}, which the run does not have")
                 value = value[part]
             rules = wanted.items() if isinstance(wanted, dict) else [("", wanted)]
             for word, bound in rules:
                 if not (WORDS[word](value, bound) if word else value == bound):
-                    raise Told(
+                    raise PublicError(
                         f"this party requires {name} {word.replace('_', ' ') or '='} {bound}, the run has {value}"
                     )
         allowed = {name for part in (self.require, self.local) for name, _ in _leaves(part)}
         for name, value in _leaves(settings):
             if name.split(".")[-1] == WEAK and value and name not in allowed:
-                raise Told(f"the run sets {name}: this party does not allow keys that can be broken")
+                raise PublicError(f"the run sets {name}: this party does not allow keys that can be broken")
 
 
 def without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:

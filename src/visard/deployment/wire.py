@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from visard.errors import Told
+from visard.errors import PublicError
 
 VERSION = 2
 MAX_HEADER = 2**20
@@ -27,7 +27,7 @@ H = TypeVar("H")
 Where = tuple[str, str, int, int]  # name, digest, offset, length; the last two are 0 for a file of a party
 
 
-class WireError(Told):
+class WireError(PublicError):
     """A header that is not what it should be."""
 
 

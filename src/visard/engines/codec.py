@@ -23,7 +23,7 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
-from visard.errors import Told
+from visard.errors import PublicError
 
 # ----------
 # Tensors as safetensors bytes, written directly: for the small states of many clients the library's own writer is
@@ -93,7 +93,7 @@ MAX_HEADER_OF_FILES = 2**28  # of states that this machine has written itself
 MAX_DEPTH = 16
 
 
-class CodecError(Told):
+class CodecError(PublicError):
     """Bytes that are not a message of the expected type, or a value that cannot be one."""
 
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 from visard.learning.heads import Head
 from visard.learning.objective import Drift, still_statistics
 from visard.learning.train import Schedule, scheduled
@@ -177,7 +177,7 @@ def meta_train(
     `labels` (n,) are rows of the head and `mask` (classes,) says which of them this client has. `drift` is Eq. 4.
     """
     if not len(view):
-        raise Told("has no training pictures")
+        raise PublicError("has no training pictures")
     parameters = [p for p in (*model.parameters(), *head.parameters()) if p.requires_grad]
     model.train()
     head.train()
@@ -210,5 +210,7 @@ def meta_train(
         samples += (3 if training.curved else 2) * len(D)
     mean = float(total) / training.steps
     if not math.isfinite(mean):
-        raise Told(f"the loss became {mean} in training: lower method.training.beta, or set method.training.clip")
+        raise PublicError(
+            f"the loss became {mean} in training: lower method.training.beta, or set method.training.clip"
+        )
     return MetaTrained(mean, training.steps * training.gradients, samples)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from visard.core import Weights
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import Told, UsageError, VisardError
+from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.average import kept_local
 from visard.learning.heads import Head, cosine, direction
 from visard.learning.train import Training, batches, freeze_norm
@@ -106,7 +106,7 @@ def one_step_together(
     nothing is clipped.
     """
     if not all(len(m.view) for m in members):
-        raise Told("has no training pictures")
+        raise PublicError("has no training pictures")
     pictures, labels, owner, first = [], [], [], 0
     for i, m in enumerate(members):
         rows = next(batches(len(m.view), training, m.rng))
@@ -169,7 +169,9 @@ def check_frozen(theta: Weights, trained: bool) -> None:
 def check_not_alone(theta: Weights, identities: int) -> None:
     """Statistics of one person's pictures normalise away what tells this person from others."""
     if has_statistics(theta) and identities < 2:
-        raise Told(f"one identity alone spoils batch norm's statistics: set method.batch_norm = frozen, or {INSTEAD}")
+        raise PublicError(
+            f"one identity alone spoils batch norm's statistics: set method.batch_norm = frozen, or {INSTEAD}"
+        )
 
 
 # ----------

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from visard.core import Weights
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 from visard.learning.heads import Head, build_head
 from visard.numerics import Numerics
 
@@ -246,7 +246,7 @@ def descend(
     gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call.
     """
     if not len(pictures):
-        raise Told("has no training pictures")
+        raise PublicError("has no training pictures")
     parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
     optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
     for part in (model, *heads):
@@ -273,7 +273,7 @@ def descend(
         steps, seen = steps + 1, seen + len(rows)
     means = {name: total / seen for name, total in sums.items()}
     if wrong := [name for name, mean in means.items() if not math.isfinite(mean)]:
-        raise Told(f"the {wrong[0]} became {means[wrong[0]]} in training: lower method.training.lr")
+        raise PublicError(f"the {wrong[0]} became {means[wrong[0]]} in training: lower method.training.lr")
     return Descent(means, steps, seen)
 
 
@@ -295,11 +295,13 @@ def load_weights(model: nn.Module, weights: Weights) -> None:
     """Copy weights into a network; every entry must be there with its shape."""
     own = model.state_dict()
     if odd := sorted(set(own) ^ set(weights)):
-        raise Told(f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}")
+        raise PublicError(
+            f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}"
+        )
     with torch.no_grad():
         for key, value in own.items():
             if value.shape != weights[key].shape:
-                raise Told(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
+                raise PublicError(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
             value.copy_(weights[key])
 
 

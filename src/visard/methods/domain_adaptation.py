@@ -14,7 +14,7 @@ from torch import Tensor
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import Told, UsageError, VisardError
+from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.heads import Head, direction
 from visard.learning.mmd import mmd2, squared_distances
 from visard.learning.objective import Critic, domain_loss, strength_at
@@ -151,7 +151,7 @@ class Adapting(Method[Server]):
     def adapt(self, client: Client, msg: Down) -> Up:
         model, parts = client.network(), client.data.parts
         if SOURCE not in parts or len(parts) < 2:
-            raise Told("has no source and target pictures: partition.kind = domains is needed")
+            raise PublicError("has no source and target pictures: partition.kind = domains is needed")
         load_weights(model, msg.theta)
         source, rows = parts[SOURCE], [parts[c].index for c in targets(parts)]
         target = FaceView.of(source.faces, np.concatenate(rows))

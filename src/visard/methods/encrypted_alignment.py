@@ -38,7 +38,7 @@ from visard.crypto.moments import check_apart, epsilon
 from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, check_bits, counted
 from visard.crypto.session import Letters, Scheme, Session
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 from visard.learning.mmd import Compare, Polynomial, within
 from visard.learning.train import Training
 from visard.methods.domain_adaptation import SOURCE, targets
@@ -113,7 +113,7 @@ class Align:
         mine = self.plan(embedding, source, plan.sources)
         twice = len({*plan.sources, source}) <= len(plan.sources)  # somebody masks an answer for itself
         if not self.weight or plan != mine.with_kernel(plan.kernel) or plan.kernel.degree != 2 or twice:
-            raise Told("the server's plan of alignment differs from this client's settings")
+            raise PublicError("the server's plan of alignment differs from this client's settings")
         return plan
 
 
@@ -158,7 +158,7 @@ class AlignedSteps(Method[S]):
         else:
             met = Session.from_state(kept["session"])
         if msg.exchange < met.exchange:
-            raise Told(f"exchange {msg.exchange} is over: this client is at {met.exchange}")
+            raise PublicError(f"exchange {msg.exchange} is over: this client is at {met.exchange}")
         learner = self._learner(client, msg.theta)
         kept["batches"] = learner.draw(plan.batches)
         kept["features"] = features = learner.look(kept["batches"], apart=bool(plan.noise))

@@ -18,7 +18,7 @@ from visard.crypto.exchange import Plan, Variant
 from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, Costs, check_bits, counted
 from visard.crypto.session import Letters, Scheme, SealedMail, Session
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 from visard.learning.average import weighted_mean
 from visard.learning.mmd import Compare, within
 from visard.learning.train import HeadSettings, Optimiser, Training
@@ -120,7 +120,7 @@ def one_question(
     digest = hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).digest()
     exchange, before = state.get("answered", (-1, b""))
     if exchange == session.exchange and before != digest:
-        raise Told(f"exchange {exchange}: another question was answered before")
+        raise PublicError(f"exchange {exchange}: another question was answered before")
     state["answered"] = (session.exchange, digest)
 
 
@@ -375,7 +375,7 @@ class EncryptedSteps(Method[S]):
         end = Session.from_state(client.state["session"])
         agreed = self._agreed(plan, end.keys)
         if tuple(client.state["roles"]) != (*plan.sources, plan.target):  # a target answers without masks
-            raise Told("the server's plan gives the parties other roles than before")
+            raise PublicError("the server's plan gives the parties other roles than before")
         return Party(client, agreed, learner, end, self.weight)
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
@@ -393,14 +393,14 @@ class EncryptedSteps(Method[S]):
     def _agreed(self, plan: Plan, parties: Iterable[ClientId]) -> Plan:
         """The server's plan, if it is this run's: a party does not compute what its settings do not say."""
         if sorted((*plan.sources, plan.target)) != sorted(parties):  # a smaller sum would tell more of this party
-            raise Told("the server's plan is not for the parties of this session")
+            raise PublicError("the server's plan is not for the parties of this session")
         if self.target not in ("", plan.target):
-            raise Told(f"the server's plan has another target than {self.target}")
+            raise PublicError(f"the server's plan has another target than {self.target}")
         n = self.training.batch_size
         mine = (self.protocol, self.scheme, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums)
         said = (plan.variant, plan.scheme, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums)
         if (*said, plan.noise) != (*mine, self.noise):
-            raise Told("the server's plan differs from this party's settings")
+            raise PublicError("the server's plan differs from this party's settings")
         return plan
 
 

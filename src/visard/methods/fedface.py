@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 from visard.learning.average import sample_clients
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import direction
@@ -152,7 +152,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         """The class vectors of a client's people: those sent, or the first ones, from the network with theta."""
         view = client.data.train
         if not len(view):
-            raise Told("has no training pictures")
+            raise PublicError("has no training pictures")
         if msg.w is not None:
             return msg.w
         if self.init == "random":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from visard.core import Client, Setup, Weights
 from visard.data.faces import FaceView
-from visard.errors import Told, UsageError, VisardError
+from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import class_means, features_of, shared_features
 from visard.learning.heads import Head, build_head, direction
 from visard.learning.objective import Pictures, Terms, distillation, minimise, teacher
@@ -152,7 +152,7 @@ class PublicSettings:
         """D_HN as a view of the public pictures; `model` holds `theta`, `own` are its features of the client's."""
         public = client.public
         if public is None:
-            raise Told("has no public pictures")
+            raise PublicError("has no public pictures")
         rows = torch.arange(len(public))
         if self.use == "hard" and self.mining == "features":
             features = shared_features(model, theta, public, client.numerics.channels_last)

@@ -18,7 +18,7 @@ from torch.nn.functional import mse_loss
 from visard.core import Client, Weights
 from visard.crypto.moments import MIXED
 from visard.data.augment import augment, to_float
-from visard.errors import Told, VisardError
+from visard.errors import PublicError, VisardError
 from visard.learning.mmd import Compare, Polynomial, within
 from visard.learning.train import HeadSettings, Optimiser, Training, batches, load_weights, new_optimiser, weights_of
 
@@ -69,7 +69,7 @@ def quality(client: Client, model: nn.Module, heads: Sequence[Any], everything: 
     data = client.data
     views = [view for view in ((data.train, data.val, data.test) if everything else (data.test,)) if len(view)]
     if not views:
-        raise Told("has no test data")
+        raise PublicError("has no test data")
     model.eval()
     outputs = []
     for view in views:
@@ -127,7 +127,7 @@ class Learner:
         """Random batches of the fixed size; with each the seed of its random changes, so that it can be seen again."""
         n, rng = self.training.batch_size, self.client.rng
         if len(self.view) < n:
-            raise Told(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
+            raise PublicError(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
         order = [torch.randperm(len(self.view), generator=rng)[:n] for _ in range(count)]
         return [{"rows": rows, "seed": int(torch.randint(2**62, (), generator=rng))} for rows in order]
 
@@ -241,5 +241,5 @@ class Learner:
 def finite(loss: float) -> float:
     """The loss, if it is a number."""
     if not math.isfinite(loss):
-        raise Told(f"the loss became {loss} in training: lower method.training.lr")
+        raise PublicError(f"the loss became {loss} in training: lower method.training.lr")
     return loss

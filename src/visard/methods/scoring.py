@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Weights
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
-from visard.errors import Told, UsageError
+from visard.errors import PublicError, UsageError
 from visard.evaluation.arrays import Ints, unit_rows
 from visard.evaluation.generic import embed
 from visard.evaluation.identification import identify
@@ -95,7 +95,7 @@ def score_client(client: Client, theta: Weights | None, benchmarks: tuple[str, .
     = all), also the personal protocols among them. A figure that the pictures cannot give is left out.
     """
     if theta is None:
-        raise Told("has no model to test")
+        raise PublicError("has no model to test")
     figures: dict[str, float] = {}
     weights, transform = split_transform(theta)
     load_weights(client.network(), weights)

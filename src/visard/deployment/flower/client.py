@@ -48,7 +48,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.deployment.flower.link import parts, record
 from visard.deployment.wire import Answer, pack
-from visard.errors import Told, VisardError
+from visard.errors import PublicError, VisardError
 
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
 UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
@@ -163,7 +163,7 @@ class Fleet:
         try:
             answer = do(*parts(message))
         except Exception as error:  # whatever a request asks for, this node goes on, and the run does not wait
-            why = str(error) if isinstance(error, Told) else type(error).__name__
+            why = str(error) if isinstance(error, PublicError) else type(error).__name__
             self.say(f"a request was refused: {error}")
             answer = pack(Answer("", "", "", 0, 0, failure=f"request refused: {why}")), b""
         try:

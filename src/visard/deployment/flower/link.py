@@ -10,7 +10,7 @@ from flwr.serverapp import Grid
 
 from visard.core import ClientId
 from visard.deployment.remote import Link, Reply
-from visard.errors import Told, VisardError
+from visard.errors import PublicError, VisardError
 
 
 def record(header: bytes, payload: bytes) -> RecordDict:
@@ -25,9 +25,9 @@ def parts(message: Message) -> tuple[bytes, bytes]:
         header = message.content.config_records["header"]["header"]
         payload = message.content.array_records["payload"]["payload"].data
     except (KeyError, ValueError, AttributeError, TypeError):
-        raise Told("a message without header and payload") from None
+        raise PublicError("a message without header and payload") from None
     if not isinstance(header, bytes) or not isinstance(payload, bytes):
-        raise Told("a message whose header or payload is not bytes")
+        raise PublicError("a message whose header or payload is not bytes")
     return header, payload
 
 
