@@ -49,9 +49,9 @@ def test_a_run_leaves_everything_behind(finished: dict[str, visard.Run], name: s
     assert (run.folder / "model.safetensors").exists() == has_generic
     assert has_generic or list((run.folder / "clients").glob("*.safetensors"))
     ledger = json.loads((run.folder / "ledger.json").read_text())
-    allowed = {k.value for k in method.discloses | method.pools}
+    allowed = {k.value for k in method.discloses | method.centralises}
     assert {row[5] for row in ledger["rows"]} <= allowed
-    assert set(ledger["pooled"]) == {k.value for k in method.pools}
+    assert set(ledger["pooled"]) == {k.value for k in method.centralises}
     events = [e["event"] for e in read_events(run.folder / "events.jsonl")]
     assert events[0] == "run_started"
     assert events[-1] == "run_finished"

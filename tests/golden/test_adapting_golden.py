@@ -18,7 +18,7 @@ from visard.clustering.cluster import Clustering
 from visard.core import Disclosure
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
-from visard.engines.world import World, pooled
+from visard.engines.world import World, centralised
 from visard.errors import UsageError
 from visard.learning.mmd import mmd2
 from visard.learning.objective import Critic, domain_loss, reverse, strength_at
@@ -82,7 +82,7 @@ def test_multi_kernel_mmd_by_loops() -> None:
 
 
 def pool_world(folder: Path, method: Adapting | FineTune | TargetOnly) -> World:
-    return pooled(domain_world(folder), method)[0]
+    return centralised(domain_world(folder), method)[0]
 
 
 def test_who_gives_what_to_the_pool(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_who_gives_what_to_the_pool(tmp_path: Path) -> None:
         ),
         (TargetOnly(), {"target-0": target | {Disclosure.labels}, "target-1": target | {Disclosure.labels}}),
     ):
-        pool, left = pooled(world, method)  # type: ignore[arg-type]
+        pool, left = centralised(world, method)  # type: ignore[arg-type]
         assert {c: set(sizes) for c, sizes in left.items()} == expected
         assert set(pool.clients["pool"].parts) == set(expected)
         rows = np.concatenate([world.clients[c].train.index for c in expected])
@@ -109,7 +109,7 @@ def test_nothing_to_pool_without_domains(tmp_path: Path) -> None:
     world = domain_world(tmp_path)
     world.training = ("source",)
     with pytest.raises(UsageError, match="domains"):
-        pooled(world, TargetOnly())
+        centralised(world, TargetOnly())
 
 
 def test_a_dann_step_by_hand(tmp_path: Path) -> None:

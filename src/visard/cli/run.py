@@ -9,7 +9,7 @@ import typer
 
 from visard.cli.console import RunWatcher, console, mark, share, size, table
 from visard.config import presets as all_presets
-from visard.engines.ledger import KINDS
+from visard.disclosure import Disclosure
 from visard.errors import UsageError
 from visard.methods import METHODS
 from visard.report.page import build_report
@@ -116,8 +116,8 @@ def methods() -> None:
     """
     rows = []
     for name, method in METHODS.items():
-        leaves = [k.value for k in KINDS if k in method.discloses]
-        pooled = [k.value.upper() for k in KINDS if k in method.pools]
+        leaves = [k.value for k in Disclosure if k in method.discloses]
+        pooled = [k.value.upper() for k in Disclosure if k in method.centralises]
         rows.append((name, method.title, method.paper or "-", ", ".join(pooled + leaves)))
     table(
         "Methods (what is pooled in one place stands in capitals)",

@@ -6,7 +6,8 @@ of the client only `client.state` survives it. Every field of a reply carries th
 
 from visard.core.client import PUBLIC, BoundStep, Client, ClientId, ClientStep, M, R, State, Weights, client_step
 from visard.core.method import Method, Setup, Stage
-from visard.core.network import Disclosure, Network, Replies, declared_kinds
+from visard.core.network import Network, Replies
+from visard.disclosure import Disclosure, declared_kinds
 
 __all__ = [
     "PUBLIC",

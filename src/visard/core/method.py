@@ -10,7 +10,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from visard.core.client import ClientId, ClientStep, State, Weights
-from visard.core.network import Disclosure, Network
+from visard.core.network import Network
+from visard.disclosure import Disclosure
 
 S = TypeVar("S")
 
@@ -49,7 +50,7 @@ class Method(ABC, Generic[S]):
     title: ClassVar[str]  # one line for people
     paper: ClassVar[str] = ""
     discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
-    pools: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that the method moves to one place before it starts
+    centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
 
     @abstractmethod
     def start(self, setup: Setup) -> S:
@@ -59,12 +60,12 @@ class Method(ABC, Generic[S]):
     def stages(self) -> list[Stage[S]]:
         """The phases, in order."""
 
-    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
-        """What a method that pools takes from one client; nothing: its data stay where they are."""
-        return self.pools
+    def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
+        """What a method that centralises data takes from one client; nothing: its data stay where they are."""
+        return self.centralises
 
-    def pools_public(self) -> bool:
-        """Whether a method that pools takes the public pictures into the pool too."""
+    def centralises_public(self) -> bool:
+        """Whether a method that centralises data takes the public pictures too."""
         return False
 
     def oracle(self) -> str:

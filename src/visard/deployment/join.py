@@ -15,7 +15,7 @@ from visard.deployment.requirements import Requirements, without_folders
 from visard.engines.build import make_world
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.world import World, pooled
+from visard.engines.world import World, centralised
 from visard.errors import PublicError, UsageError, VisardError
 from visard.files import read_json, write_json
 
@@ -67,7 +67,7 @@ def join(
     link.introduce(run, run_told)
     if settings.partition.kind != "parties":
         return world, run_told
-    if settings.method.pools:
+    if settings.method.centralises:
         raise UsageError(f"{settings.method.name} pools pictures: it cannot run where the parties keep theirs")
     refuse_oracle(settings.method)
     for name, value in (("client_benchmarks", False), ("impostors", "own")):
@@ -106,7 +106,9 @@ def world_of_party(
         federation = own_federation(settings, faces, roles)
         world = make_world(settings, faces, federation)
     else:
-        world = pooled(make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method)[0]
+        world = centralised(
+            make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method
+        )[0]
     here = {role: world.clients[role] for role in roles if role in world.clients}
     if not here:
         raise PublicError(f"the run has no client {roles[0]!r}")

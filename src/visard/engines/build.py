@@ -14,7 +14,7 @@ from visard.core import PUBLIC, Method
 from visard.data.catalog import open_faces
 from visard.data.faces import ClientData, FaceSet, Federation
 from visard.data.partition import Manifest
-from visard.engines.world import World, pooled
+from visard.engines.world import World, centralised
 from visard.errors import UsageError
 from visard.models.files import read_model
 
@@ -71,4 +71,4 @@ def world_of_run(folder: str) -> tuple[World, Method[Any]]:
     settings = load(Path(folder) / "config.toml")
     faces = open_faces(settings.data)
     federation = Manifest.load(Path(folder) / "partition.json").federation(faces)
-    return pooled(make_world(settings, faces, federation), settings.method)[0], settings.method
+    return centralised(make_world(settings, faces, federation), settings.method)[0], settings.method

@@ -13,18 +13,6 @@ from visard.core import ClientId, Disclosure, declared_kinds
 from visard.engines.codec import size_of
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
-KINDS = {
-    Disclosure.weights: "network weights",
-    Disclosure.class_vectors: "class vectors: one feature-space direction for each identity",
-    Disclosure.statistic: "statistics over many pictures",
-    Disclosure.ciphertext: "encrypted numbers",
-    Disclosure.metric: "figures such as a loss or an accuracy",
-    Disclosure.count: "counts such as the number of pictures",
-    Disclosure.public_key: "public keys",
-    Disclosure.features: "features of single pictures",
-    Disclosure.labels: "identity labels of pictures",
-    Disclosure.pictures: "pictures of faces",
-}
 
 
 class Ledger:
@@ -46,7 +34,7 @@ class Ledger:
         return total
 
     def record_pooled(self, client: ClientId, sizes: dict[Disclosure, int]) -> None:
-        """A method that pools data: the whole of it left the client before the first round."""
+        """A method that centralises data: the whole of it left the client before the first round."""
         for kind, size in sizes.items():
             row = ["pool", 0, client, "Pooled", kind.value, kind.value, size, False]
             self._lines.append(json.dumps(row))
@@ -71,7 +59,7 @@ class Ledger:
                 total["bytes"] += row[6]
         head = {
             "columns": COLUMNS,
-            "kinds": {k.value: text for k, text in KINDS.items()},
+            "kinds": {k.value: k.what for k in Disclosure},
             "totals": totals,
             "pooled": sorted(k.value for k in pooled),
         }

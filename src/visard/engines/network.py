@@ -26,14 +26,7 @@ from visard.learning.average import RunningMean
 # ----------
 # Checks of a reply before the server sees it: its type, its kinds, its shapes, its numbers.
 
-_SHAPES: dict[Disclosure, tuple[type, ...]] = {
-    Disclosure.metric: (int, float, dict),
-    Disclosure.count: (int, dict),
-    Disclosure.ciphertext: (bytes, list, tuple, dict),
-    Disclosure.public_key: (bytes, dict),
-    Disclosure.weights: (dict,),
-    Disclosure.class_vectors: (Tensor, dict),
-}
+_TYPES: dict[str, type] = {"Tensor": Tensor} | {t.__name__: t for t in (dict, list, tuple, bytes, int, float)}
 EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
 LONGEST = 100  # of the name of a figure
 
@@ -84,7 +77,9 @@ def _refusal(
 @functools.cache
 def _plan(reply: Any, discloses: frozenset[Disclosure]) -> list[tuple[str, Disclosure, tuple[type, ...], bool]]:
     """Of each field: its name, its kind, what it may be, and whether the method declares its kind."""
-    return [(n, k, _SHAPES.get(k, (object,)), k in discloses) for n, k in declared_kinds(reply).items()]
+    return [
+        (n, k, tuple(_TYPES[t] for t in k.types) or (object,), k in discloses) for n, k in declared_kinds(reply).items()
+    ]
 
 
 def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int) -> str | None:

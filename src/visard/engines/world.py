@@ -103,16 +103,16 @@ class World:
         return max(1, math.ceil(self.min_replies * asked))
 
 
-def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dict[Disclosure, int]]]:
+def centralised(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dict[Disclosure, int]]]:
     """The world of a method that pools data: one client with everything, and what left each real one."""
-    if not method.pools:
+    if not method.centralises:
         return world, {}
-    kinds = {c: kinds for c in world.training if (kinds := method.pools_of(c))}
+    kinds = {c: kinds for c in world.training if (kinds := method.centralises_from(c))}
     if not kinds:
         raise UsageError(f"{method.name} pools no client's pictures: it needs partition.kind = domains")
-    left = {c: pooled_bytes(world.clients[c], kinds[c]) for c in kinds}
+    left = {c: centralised_bytes(world.clients[c], kinds[c]) for c in kinds}
     parts = [world.clients[c] for c in kinds]
-    if method.pools_public():
+    if method.centralises_public():
         if world.public is None:
             raise UsageError("method.with_public = true, but partition.public_identities = 0")
         parts.append(world.clients[PUBLIC])
@@ -127,7 +127,7 @@ def pooled(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dic
     return replace(world, clients=clients, training=(POOL,), held_out=(), _network=None), left
 
 
-def pooled_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Disclosure, int]:
+def centralised_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Disclosure, int]:
     """Bytes of a client's training data that pooling moves out, by kind."""
     picture = data.train.faces.pixels[0].nbytes
     each = {Disclosure.pictures: picture, Disclosure.labels: 8}

@@ -25,7 +25,7 @@ class Central(Fitting[CentralServer]):
     name = "central"
     title = "all pictures in one place: the upper bound"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
-    pools = frozenset({Disclosure.pictures, Disclosure.labels})
+    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 20
     training: Training = Training()
@@ -36,7 +36,7 @@ class Central(Fitting[CentralServer]):
     def __post_init__(self) -> None:
         check_rounds(self.rounds)
 
-    def pools_public(self) -> bool:
+    def centralises_public(self) -> bool:
         return self.with_public
 
     def supervised(self) -> Supervised:
@@ -185,5 +185,5 @@ class TargetOnly(Central):
     title = "all target pictures in one place, with labels: what labels would give"
     paper = "a baseline of Zhuang et al. 2021"
 
-    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
-        return frozenset() if client == SOURCE else self.pools
+    def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
+        return frozenset() if client == SOURCE else self.centralises

@@ -74,7 +74,7 @@ class CentralMMD(Method[Server]):
     title = "domain adaptation by MMD on pooled data: the reference of encrypted-mmd"
     paper = "Kang, Li, Zhang 2022"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count})
-    pools = frozenset({Disclosure.pictures, Disclosure.labels})
+    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 10
     exchanges: int = 10  # batches of each party in a round

@@ -111,7 +111,7 @@ class Adapting(Method[Server]):
     """Every batch is half source, half target; the head learns from the source, the penalty sees both."""
 
     discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
-    pools = frozenset({Disclosure.pictures, Disclosure.labels})
+    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 20
     training: Training = Training()  # an epoch is one of the source
@@ -130,8 +130,8 @@ class Adapting(Method[Server]):
     def extend(self, head: Head) -> None:
         """Add to a new head what the penalty learns; default nothing."""
 
-    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
-        return self.pools if client == SOURCE else frozenset({Disclosure.pictures})
+    def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
+        return self.centralises if client == SOURCE else frozenset({Disclosure.pictures})
 
     def start(self, setup: Setup) -> Server:
         return Server(setup.new_weights(), given_head(self.head, setup))
@@ -210,7 +210,7 @@ class DAN(Adapting):
     name = "dan"
     title = "domain adaptation by MMD on pooled pictures"
     paper = "Long et al. 2015"
-    pools = frozenset({Disclosure.pictures, Disclosure.labels})
+    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     kernels: int = 5  # Gaussians, each twice as wide (in squared distance) as the one before
 
@@ -248,7 +248,7 @@ class DANN(Adapting):
     name = "dann"
     title = "domain adaptation by an adversarial critic on pooled pictures"
     paper = "Ganin et al. 2016"
-    pools = frozenset({Disclosure.pictures, Disclosure.labels})
+    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     hidden: int = 256  # width of the critic
     gamma: float = 10.0  # how fast the reversal grows to 1

@@ -45,7 +45,9 @@ class FineTune(Method[Server]):
     title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
     paper = "a baseline of Zhuang et al. 2021"
     discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
-    pools = frozenset({Disclosure.pictures, Disclosure.labels})  # the last where they are looked at, see `pools_of`
+    centralises = frozenset(
+        {Disclosure.pictures, Disclosure.labels}
+    )  # the last where they are looked at, see `centralises_from`
 
     rounds: int = 20
     training: Training = Training(unit="iterations", amount=100)
@@ -62,10 +64,10 @@ class FineTune(Method[Server]):
         if self.pretrain_rounds < 0:
             raise UsageError(f"method.pretrain_rounds = {self.pretrain_rounds}: must not be negative")
 
-    def pools_of(self, client: ClientId) -> frozenset[Disclosure]:
+    def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         if client == SOURCE:
             return frozenset()
-        return self.pools if self.measure or self.oracle() else frozenset({Disclosure.pictures})
+        return self.centralises if self.measure or self.oracle() else frozenset({Disclosure.pictures})
 
     def oracle(self) -> str:
         return self.clustering.oracle

@@ -6,12 +6,13 @@ import dataclasses
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from visard.disclosure import Disclosure
 from visard.errors import VisardError
 from visard.report.run_folder import Run, mapping, number, whole
 from visard.report.text import listing
 
-PRIVATE = ("pictures", "features", "labels")  # of single pictures: what a federated method keeps at home
-HARMLESS = ("weights", "class_vectors", "statistic", "ciphertext", "metric", "count", "public_key")
+PRIVATE = tuple(kind.value for kind in Disclosure if kind.private)
+HARMLESS = tuple(kind.value for kind in Disclosure if not kind.private)
 COLUMNS = ("stage", "round", "client", "message", "field", "kind", "bytes", "encrypted")
 POOL = "pool"  # the stage of data that moved to one place before the first round
 FINAL = "final"  # the stage of the last evaluation

@@ -12,31 +12,12 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from visard.core import Disclosure, Method, declared_kinds
-from visard.engines.ledger import KINDS
 from visard.methods.scoring import steps_of
 
 BEGIN, END = (
     "<!-- from the types of the methods: python -m visard.report.privacy_page docs/privacy.md -->",
     "<!-- end -->",
 )
-
-# what somebody who keeps everything can make of a kind of thing
-LEARNED = {
-    Disclosure.weights: "Weights of one client in the clear. Compared with what the server sent they give the client's "
-    "update: attacks by gradient inversion and membership inference apply, the better the fewer pictures and steps.",
-    Disclosure.class_vectors: "A class vector lies close to the features of one person: treat it as a face template, which "
-    "is personal data. It shows whether two clients know the same person.",
-    Disclosure.statistic: "A figure over many pictures. It says something about the whole data of the client and, taken "
-    "often enough with small changes, about single pictures.",
-    Disclosure.ciphertext: "Nothing but its length and time, as long as the server does not hold the key.",
-    Disclosure.metric: "How well the client does: a loss, a hit rate. Small differences can tell whether a picture was "
-    "trained on.",
-    Disclosure.count: "How many pictures or people the client has.",
-    Disclosure.public_key: "Nothing secret: a public key, made for the run.",
-    Disclosure.features: "A feature of one picture is a face template: it finds the person again.",
-    Disclosure.labels: "Who is on which picture.",
-    Disclosure.pictures: "Everything.",
-}
 
 
 def fields_of(method: type[Method[Any]]) -> dict[Disclosure, list[str]]:
@@ -55,16 +36,16 @@ def lines(methods: Mapping[str, type[Method[Any]]]) -> Iterable[str]:
     yield "| method | pooled before the run | what leaves a client, by kind |"
     yield "|---|---|---|"
     for name, method in methods.items():
-        pooled = ", ".join(f"**{k.value}**" for k in Disclosure if k in method.pools) or "nothing"
+        pooled = ", ".join(f"**{k.value}**" for k in Disclosure if k in method.centralises) or "nothing"
         kinds = [f"{k.value}: {', '.join(f'`{f}`' for f in fields)}" for k, fields in fields_of(method).items()]
         yield f"| [`{name}`](methods/{name}.md#what-leaves-a-client) | {pooled} | {'; '.join(kinds)} |"
-    used = set().union(*(m.discloses | m.pools for m in methods.values()))
+    used = set().union(*(m.discloses | m.centralises for m in methods.values()))
     yield ""
     yield "| kind | what it is | what can be learned from it | methods |"
     yield "|---|---|---|---|"
     for kind in (k for k in Disclosure if k in used):
-        by = ", ".join(f"`{name}`" for name, m in methods.items() if kind in m.discloses | m.pools)
-        yield f"| {kind.value} | {KINDS[kind]} | {LEARNED[kind]} | {by} |"
+        by = ", ".join(f"`{name}`" for name, m in methods.items() if kind in m.discloses | m.centralises)
+        yield f"| {kind.value} | {kind.what} | {kind.reveals} | {by} |"
 
 
 def page(text: str, methods: Mapping[str, type[Method[Any]]]) -> str:

@@ -65,7 +65,7 @@ def _clients(
     evaluation: EvaluationSettings, method: Method[Any], world: World, server: Any, net: Network
 ) -> dict[str, Any]:
     """Figures of the clients' own models: of those that trained, and of those that were held out."""
-    if not evaluation.clients or method.pools:
+    if not evaluation.clients or method.centralises:
         return {"clients": {"figures": {}, "summary": {}}}
     public = tuple(world.benchmarks) if evaluation.client_benchmarks else ()
     tuning = evaluation.tuning if evaluation.tuning.batches else None

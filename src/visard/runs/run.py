@@ -30,7 +30,7 @@ from visard.engines.local import LocalNetwork
 from visard.engines.loop import Silent, Watcher, asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
-from visard.engines.world import World, pooled
+from visard.engines.world import World, centralised
 from visard.errors import Interrupted, UsageError, VisardError
 from visard.files import only_user, read_json, write_atomically, write_json
 from visard.models.files import save_model
@@ -196,7 +196,7 @@ def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher:
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
-    world, left = pooled(make_world(settings, faces, federation), method)
+    world, left = centralised(make_world(settings, faces, federation), method)
     states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash, remote=link is not None)
     resumed = states.resume()
     events = EventLog(folder / "events.jsonl")
