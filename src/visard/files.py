@@ -1,4 +1,4 @@
-"""Writing files so that a crash at any moment leaves the old file or the new one, never half of one."""
+"""The one home of writing files: a crash at any moment leaves the old file or the new one, never half of one."""
 
 from __future__ import annotations
 
@@ -6,42 +6,63 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from visard.errors import VisardError
+from visard.errors import UsageError, VisardError
 
 PRIVATE = 0o600  # mode of files that only their owner may read
 
 
-def fsync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
+def flush_to_disk(path: Path) -> None:
+    """Make the content of a file durable; of a folder, the names in it."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
 
 
-def write_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write and fsync, without atomicity: for files that nothing refers to yet. `mode` is of a new file."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
+def write_durably(path: Path, data: bytes, mode: int = 0o666, new: bool = False) -> None:
+    """Write and fsync, without atomicity: for files that nothing refers to yet, or that must be `new`.
+
+    `mode` is of a file that does not exist yet.
+    """
+    how = os.O_EXCL if new else os.O_TRUNC
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def write_atomically(path: Path, data: bytes | str, mode: int = 0o666) -> None:
-    """Write beside, fsync, rename, fsync the folder."""
+@contextmanager
+def replacing(path: Path, parents: bool = False) -> Iterator[Path]:
+    """The path of a file to write beside `path`: it takes its place when the block ends well, else it is removed.
+
+    The folder must exist, or is made with its `parents`.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_durably(beside, data.encode() if isinstance(data, str) else data, mode)
+        if parents:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        elif not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: no folder {path.parent}")
+        yield beside
+        flush_to_disk(beside)
         os.replace(beside, path)
+        flush_to_disk(path.parent)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise VisardError(f"cannot write {path}: {error.strerror or error}") from None
-    fsync_folder(path.parent)
+    finally:
+        with suppress(OSError):  # most often it is not there
+            beside.unlink()
+
+
+def write_atomically(path: Path, data: bytes | str, mode: int = 0o666, parents: bool = False) -> None:
+    """Write a whole file, atomically and durably."""
+    with replacing(path, parents) as beside:
+        write_durably(beside, data.encode() if isinstance(data, str) else data, mode)
 
 
 @contextmanager

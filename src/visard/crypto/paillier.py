@@ -16,7 +16,6 @@ import functools
 import hashlib
 import json
 import math
-import os
 import secrets
 import stat
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from visard.errors import UsageError, VisardError
+from visard.files import PRIVATE, write_durably
 
 # ----------
 # gmpy2, or a clear line where it is not installed. The only place that imports it.
@@ -286,15 +286,11 @@ def save_key(path: Path, key: PrivateKey) -> None:
     """Write a new key file with mode 600; an existing one is never overwritten."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_durably(path, key_to_bytes(key), PRIVATE, new=True)
     except FileExistsError:
         raise UsageError(f"{path} exists already: a key is never overwritten") from None
     except OSError as error:
         raise VisardError(f"cannot write {path}: {error.strerror}") from None
-    with os.fdopen(handle, "wb") as f:
-        f.write(key_to_bytes(key))
-        f.flush()
-        os.fsync(f.fileno())
 
 
 def load_key(path: Path, bits: int, *, trusted: bool = False) -> PrivateKey:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from visard.data import partition_kinds
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
 from visard.data.partition_kinds import Ints, domain_groups, expressions, home_domain, identities_in, split_by_identity
-from visard.data.storage import canonical_json, digest, first_problem, flush_to_disk
+from visard.data.storage import canonical_json, digest, first_problem
 from visard.errors import UsageError, VisardError
+from visard.files import write_atomically
 
 # ----------
 # A partition as a JSON file: which picture belongs to which client, with a hash over all of it.
@@ -88,19 +88,9 @@ class Manifest:
         return digest(canonical_json(self.content.model_dump(mode="json")))
 
     def save(self, path: Path | str) -> Path:
-        """Write the manifest beside `path`, then rename, so that no half-written one is ever seen."""
-        path = Path(path)
-        beside = path.with_name(f"{path.name}.partial-{os.getpid()}")
+        """Write the manifest atomically."""
         text = canonical_json({**self.content.model_dump(mode="json"), "sha256": self.hash})
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(text + b"\n")
-            flush_to_disk(beside)
-            beside.replace(path)
-            flush_to_disk(path.parent)
-        except OSError as error:
-            beside.unlink(missing_ok=True)
-            raise VisardError(f"cannot write {path}: {error.strerror}") from None
+        write_atomically(path := Path(path), text + b"\n", parents=True)
         return path
 
     @classmethod

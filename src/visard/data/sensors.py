@@ -22,7 +22,7 @@ from visard.data.faces import FaceSet
 from visard.data.storage import array_path, map_array
 from visard.data.synthetic.sets import cache_folder
 from visard.errors import UsageError, VisardError
-from visard.files import fsync_folder, read_json, write_json
+from visard.files import flush_to_disk, read_json, write_json
 
 READINGS = "readings.json"
 KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}
@@ -102,7 +102,7 @@ def write_readings(
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)
-        fsync_folder(out.parent)
+        flush_to_disk(out.parent)
     except OSError as error:
         if out.is_dir():  # another process made the same set first
             return out

@@ -6,17 +6,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from visard.errors import UsageError, VisardError
+from visard.files import flush_to_disk
 
 HEADER = "faces.json"
 VERSION: Literal[1] = 1
@@ -122,34 +121,8 @@ def digest(*parts: bytes) -> str:
     return sha.hexdigest()
 
 
-def flush_to_disk(path: Path) -> None:
-    """fsync a file or a folder, so that a rename after it can be trusted."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # ----------
 # Writing a face set: beside its final place, then renamed, so that no half-written set is ever seen.
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write beside `path`, which takes its place only if the block ends well."""
-    beside = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise VisardError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 class FaceSetWriter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from visard.errors import UsageError, VisardError
-from visard.files import read_json, write_durably, write_json
+from visard.files import PRIVATE, read_json, write_durably, write_json
 
 # ----------
 # Which node may play which role: a registered key lets a party in, but not into another party's place.
@@ -282,8 +281,6 @@ def _public(path: Path) -> ec.EllipticCurvePublicKey:
 def _write(path: Path, data: bytes, secret: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
-        os.close(handle)
-        write_durably(path, data)
+        write_durably(path, data, PRIVATE if secret else 0o644, new=True)
     except OSError as error:
         raise VisardError(f"cannot write {path}: {error.strerror}") from None

@@ -28,7 +28,7 @@ from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.shared_memory import receive, send
 from visard.engines.world import Place, World, perform
 from visard.errors import PublicError, VisardError
-from visard.files import PRIVATE, fsync_folder, write_atomically, write_durably
+from visard.files import PRIVATE, flush_to_disk, write_atomically, write_durably
 from visard.methods.scoring import steps_of
 
 MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
@@ -109,7 +109,7 @@ class OwnStates:
         path = self.home(request.run) / request.new_state
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, data, PRIVATE)
-        fsync_folder(path.parent)
+        flush_to_disk(path.parent)
         return StateFile(request.new_state, digest)
 
     def sweep(self, request: Request) -> None:

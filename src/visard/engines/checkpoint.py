@@ -23,7 +23,7 @@ from urllib.parse import quote
 from visard.core import ClientId, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.errors import VisardError
-from visard.files import PRIVATE, fsync_folder, read_json, write_atomically, write_durably
+from visard.files import PRIVATE, flush_to_disk, read_json, write_atomically, write_durably
 
 # ----------
 # Client states in pack files: every process that does steps appends the states of a round to one file of its own.
@@ -274,8 +274,8 @@ class Checkpoint:
             clients = self.packs.compact(clients, self.new_pack)
             before = {file.name for file in self.committed.clients.values()}
             for pack in {file.name for file in clients.values()} - before:
-                _fsync_file(self.folder / pack)
-            fsync_folder(self.folder / "clients")
+                flush_to_disk(self.folder / pack)
+            flush_to_disk(self.folder / "clients")
         position = Position(step, ledger_bytes, name, hashlib.sha256(data).hexdigest(), clients)
         self._write_manifest(position)
         self.committed = position
@@ -306,11 +306,3 @@ def read_checked(path: Path, digest: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != digest:
         raise VisardError(f"checkpoint file {path} is damaged (its digest does not match the manifest)")
     return data
-
-
-def _fsync_file(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from visard.core import ClientId, Disclosure, declared_kinds
 from visard.engines.codec import size_of
+from visard.files import replacing
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
 
@@ -64,15 +65,12 @@ class Ledger:
             "pooled": sorted(k.value for k in pooled),
         }
         text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
-        beside = path.with_name(f".{path.name}.tmp")
-        with beside.open("w") as out, self._path.open() as rows:  # one row at a time: there may be millions
+        # one row at a time: there may be millions
+        with replacing(path) as beside, beside.open("w") as out, self._path.open() as rows:
             out.write(f'{text},\n "rows": [')
             for number, line in enumerate(rows):
                 out.write(f"{',' if number else ''}\n  {line.rstrip()}")
             out.write("\n ]\n}\n" if self._path.stat().st_size else "]\n}\n")
-            out.flush()
-            os.fsync(out.fileno())
-        os.replace(beside, path)
 
 
 @functools.cache

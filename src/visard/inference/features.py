@@ -20,9 +20,8 @@ from visard.clustering.quality import counts, quality
 from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
-from visard.files import read_json, write_atomically, write_json
+from visard.files import read_json, replacing, write_atomically, write_json
 from visard.inference.model import FaceModel, embed
-from visard.models.onnx import written
 
 VERSION = 1
 ROWS = 2048  # pictures embedded between two writes
@@ -59,7 +58,7 @@ def write_features(
     """
     if path.suffix != ".npy":
         raise UsageError(f"{path}: features are written as .npy")
-    with written(path) as beside:
+    with replacing(path) as beside:
         with beside.open("wb") as file:
             for number, found in enumerate(pieces(model, view, flip=flip, progress=progress)):
                 found = unit_rows(found) if unit else np.ascontiguousarray(found, np.float32)

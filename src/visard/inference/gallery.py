@@ -26,8 +26,8 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.bins import one_thread_each
 from visard.evaluation.roc import allowed
+from visard.files import replacing
 from visard.inference.model import FaceModel, embed, load_model
-from visard.models.onnx import written
 
 # ----------
 # Nearest templates by cosine: exactly, or through a sketch of bits that a million templates answer in milliseconds.
@@ -299,7 +299,7 @@ class Gallery:
         tensors = {key: np.ascontiguousarray(getattr(self, key)) for key in TENSORS if key != "names"}
         # all in one entry: safetensors writes several in random order
         about = json.dumps({"kind": KIND, "version": VERSION, **self.about}, sort_keys=True)
-        with written(Path(path)) as beside:
+        with replacing(Path(path)) as beside:
             save_file({**tensors, "names": names}, str(beside), {"gallery": about})
 
     @classmethod

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
-from visard.files import fsync_folder
+from visard.files import replacing
 from visard.models.files import PRESETS, Inputs
 
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -187,7 +186,7 @@ def export_onnx(
         raise UsageError(f"opset {opset}: must be {OPSET} to {most}")
     size = int(spec["size"])
     network.eval()
-    with written(path) as beside:
+    with replacing(path) as beside:
         shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
         # torch traces a batch of 1 as a constant, whatever is said of it
         example = torch.zeros(2 if dynamic else 1, 3, size, size)
@@ -230,7 +229,7 @@ def quantise(
     """
     quantization, preparation = need("onnxruntime.quantization"), need("onnxruntime.quantization.shape_inference")
     onnx, source, path = need("onnx"), Path(source), Path(path)
-    with written(path) as beside, tempfile.TemporaryDirectory(dir=path.parent, prefix=".visard-") as folder, _quiet():
+    with replacing(path) as beside, tempfile.TemporaryDirectory(dir=path.parent, prefix=".visard-") as folder, _quiet():
         prepared = str(Path(folder) / "prepared.onnx")
         preparation.quant_pre_process(str(source), prepared)
         if calibration is None:
@@ -263,24 +262,6 @@ class _Batches:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get_next, None)
-
-
-@contextmanager
-def written(path: Path) -> Iterator[Path]:
-    """A file beside `path` that takes its place when the block ends well, and is removed when not."""
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: no folder {path.parent}")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield beside
-        with beside.open("r+b") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except OSError as error:
-        raise VisardError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        beside.unlink(missing_ok=True)
-    fsync_folder(path.parent)
 
 
 @contextmanager

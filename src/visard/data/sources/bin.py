@@ -14,9 +14,9 @@ import numpy.typing as npt
 from visard.data.containers import check_length
 from visard.data.pairs import consecutive_folds, kept_pairs
 from visard.data.sources.listing import Listing, Numbers, number, rows_of
-from visard.data.storage import replacing
 from visard.data.unpickle import Array, load_plain
 from visard.errors import UsageError, VisardError
+from visard.files import replacing
 
 Encoded = bytes | memoryview
 
@@ -91,7 +91,7 @@ def map_file(path: Path) -> memoryview:
 def write_bin(path: Path, pictures: Iterable[bytes], same: Sequence[bool]) -> None:
     """Write encoded pictures (2 N) and N booleans as a .bin file that InsightFace reads too (pickle protocol 3)."""
     count = 0
-    with replacing(path) as file:
+    with replacing(path, parents=True) as beside, beside.open("wb") as file:
         file.write(b"\x80\x03](")
         for picture in pictures:
             if not 0 < len(picture) < 2**32:

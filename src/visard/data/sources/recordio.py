@@ -15,8 +15,8 @@ import numpy.typing as npt
 from visard.data import pictures as decoding
 from visard.data.containers import check_length
 from visard.data.sources.listing import Listing, Numbers
-from visard.data.storage import replacing
 from visard.errors import UsageError, VisardError
+from visard.files import replacing
 
 # ----------
 # RecordIO, the file format of MXNet's image sets: records one after the other, with an index beside them.
@@ -209,7 +209,12 @@ def write_recordio(path: Path, pictures: Iterable[tuple[bytes, int]]) -> int:
     come one identity after the other.
     """
     ranges: list[tuple[int, int, int]] = []
-    with replacing(path.with_suffix(".idx")) as index, replacing(path.with_suffix(".rec")) as file:
+    with (
+        replacing(path.with_suffix(".idx"), parents=True) as index_beside,
+        replacing(path.with_suffix(".rec"), parents=True) as beside,
+        index_beside.open("wb") as index,
+        beside.open("wb") as file,
+    ):
         file.write(bytes(len(pack_record(_header(0, [0.0, 0.0])))))
         key = 1
         for data, identity in pictures:
