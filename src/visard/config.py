@@ -15,6 +15,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from visard import methods
+from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
 from visard.data.catalog import DataSettings
 from visard.data.partition import PartitionSettings
@@ -81,12 +82,15 @@ class Settings(Section):
     engine: EngineSettings = EngineSettings()
     numerics: Numerics = Numerics()
     evaluation: EvaluationSettings = EvaluationSettings()
+    aggregation: Rule = Mean()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is None (TOML has no word for it)."""
-        plain = self.model_dump(mode="json", exclude={"method"})
+        plain = self.model_dump(mode="json", exclude={"method", "aggregation"})
         plain["method"] = {"name": self.method.name, **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
-        tidy: dict[str, Any] = _tidy({k: plain[k] for k in type(self).model_fields})
+        if self.aggregation != Mean():  # the plain mean goes without saying
+            plain["aggregation"] = {"rule": self.aggregation.name, **dataclasses.asdict(self.aggregation)}
+        tidy: dict[str, Any] = _tidy({k: plain[k] for k in type(self).model_fields if k in plain})
         return tidy
 
     def to_toml(self) -> str:
@@ -127,12 +131,26 @@ def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     kind = methods.find(str(section["name"]))
     fields = {k: v for k, v in section.items() if k != "name"}
     _check_keys(kind, fields, "method", where)
-    _check_keys(Settings, {k: v for k, v in tree.items() if k != "method"}, "", where)
+    _check_keys(Settings, {k: v for k, v in tree.items() if k not in ("method", "aggregation")}, "", where)
+    rule, of_rule = _rule(tree.get("aggregation", {}), where)
     try:
         method = TypeAdapter(kind).validate_python(fields)
-        return Settings.model_validate({**tree, "method": method})
+        aggregation = TypeAdapter(rule).validate_python(of_rule)
+        return Settings.model_validate({**tree, "method": method, "aggregation": aggregation})
     except ValidationError as error:
         raise UsageError(f"{where}: {_first_problem(error, bool(fields))}") from None
+
+
+def _rule(section: Any, where: str) -> tuple[type[Rule], dict[str, Any]]:
+    """The class of an aggregation rule, and its settings."""
+    if not isinstance(section, dict):
+        raise UsageError(f"{where}: [aggregation] must be a section with a rule")
+    name = str(section.get("rule", Mean.name))
+    if name not in RULES:
+        raise UsageError(f"{where}: unknown aggregation rule {name!r}{did_you_mean(name, RULES)}")
+    fields = {k: v for k, v in section.items() if k != "rule"}
+    _check_keys(RULES[name], fields, "aggregation", where)
+    return RULES[name], fields
 
 
 def _read(source: str) -> tuple[str, str]:

@@ -159,10 +159,10 @@ def test_a_pool_finds_the_bad_client_of_a_cohort_too(tmp_path: Path) -> None:
     bad = world.training[2]
     asked[bad] = Down({"no": torch.zeros(1)}, None, 0.1)
     with pool(tmp_path, world) as net:
-        theta, ups = net.reduce(FEDFACE.local, asked, mean="theta", by="n")
+        means, ups = net.reduce(FEDFACE.local, asked, mean="theta", by="n")
     assert set(ups) == set(world.training) - {bad}
     assert "weights do not fit" in ups.missing[bad]
-    assert set(theta) == set(message.theta)
+    assert set(means["theta"]) == set(message.theta)
 
 
 def test_several_steps_and_clipping_are_done_client_by_client() -> None:
@@ -267,8 +267,8 @@ def test_reduce_averages_like_the_method_by_itself(tmp_path: Path) -> None:
     net.begin("federate", 0)
     replies = net.ask(method.local, asked)
     net.begin("federate", 0)
-    theta, ups = net.reduce(method.local, asked, mean="theta", by="n")
+    means, ups = net.reduce(method.local, asked, mean="theta", by="n")
     assert all(up.theta == {} for up in ups.values())
     n = sum(up.n for up in replies.values())
     expected = sum((up.n / n * up.theta["0.weight"].double() for up in replies.values()), torch.zeros(1).double())
-    torch.testing.assert_close(theta["0.weight"].double(), expected, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(means["theta"]["0.weight"].double(), expected, rtol=1e-6, atol=1e-7)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from visard.aggregation.rules import RunningMean, weighted_mean
 from visard.errors import VisardError
-from visard.learning.average import RunningMean, kept_local, weighted_mean, without
+from visard.learning.weights import kept_local, without
 
 
 def test_literal_numbers() -> None:
@@ -51,7 +52,7 @@ def test_weights_must_be_positive(n: int) -> None:
 
 def test_no_clients_is_an_error() -> None:
     with pytest.raises(VisardError, match="no clients"):
-        RunningMean().mean()
+        RunningMean().result()
 
 
 KEYS = [

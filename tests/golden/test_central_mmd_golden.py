@@ -16,7 +16,8 @@ from visard.data.faces import ClientData, FaceView
 from visard.data.partition import PartitionSettings, partition
 from visard.data.sensors import Readings, draw, write_readings
 from visard.learning.mmd import Compare, median_alpha
-from visard.learning.train import HeadSettings, Training, weights_of
+from visard.learning.train import HeadSettings, Training
+from visard.learning.weights import weights_of
 from visard.methods.central_mmd import SOURCES, CentralMMD, party
 from visard.methods.encrypted_mmd_party import Begin
 from visard.methods.mmd_learner import Learner

@@ -9,11 +9,10 @@ import torch
 from tests.toys import toy_engine, toy_network, toy_world
 from torch import Tensor, nn
 
-from visard.core import Client
+from visard.core import Client, sample_clients
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.world import Place, derive, generator, perform
-from visard.learning.average import sample_clients
 from visard.learning.train import HeadSettings, Training, batches
 from visard.methods.averaging import Down, Server
 from visard.methods.fedavg import FedAvg

@@ -204,13 +204,13 @@ def test_a_second_round_uses_the_averaged_class_matrix(tmp_path: Path) -> None:
     world.class_vectors = random(4, 8, seed=5).float()
     net, sent = toy_engine(tmp_path, world), []
     s = METHOD.start(world.setup())
-    ask = net.stream
+    ask = net.reduce
 
     def spy(step, messages, **more):  # type: ignore[no-untyped-def]
         sent.append(next(iter(messages.values())))
         return ask(step, messages, **more)
 
-    net.stream = spy  # type: ignore[method-assign]
+    net.reduce = spy  # type: ignore[method-assign]
     first = run_round(net, s, 0)
     second = run_round(net, first, 1)
     assert torch.equal(sent[0].Phi, world.class_vectors)

@@ -11,7 +11,8 @@ from tests.toys import noise_faces, toy_network
 
 from visard.errors import UsageError, VisardError
 from visard.learning.heads import build_head
-from visard.learning.train import Trained, Training, batches, load_weights, train, weights_of
+from visard.learning.train import Trained, Training, batches, train
+from visard.learning.weights import load_weights, weights_of
 from visard.numerics import Numerics
 
 

@@ -19,7 +19,7 @@ from visard.engines.world import World, generator
 from visard.errors import UsageError
 from visard.learning.features import class_means, features_of, shared_features
 from visard.learning.objective import ContrastSettings, Pictures, distillation, untrained
-from visard.learning.train import load_weights, weights_of
+from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedfr_joint import FedFRJoint, Server, Up
 from visard.methods.fedfr_joint_client import BranchSettings, JointHead, JointTraining, PersonalSettings, PublicSettings
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from visard.aggregation.rules import weighted_mean
 from visard.errors import UsageError
-from visard.learning.average import weighted_mean
 from visard.models import build, default_embedding
 from visard.models.sensors import SEEN, Standardise
 

@@ -19,7 +19,8 @@ from visard.engines.world import Place, enter
 from visard.errors import UsageError
 from visard.evaluation.generic import embed
 from visard.learning.meta import MetaTraining
-from visard.learning.train import HeadSettings, Training, load_weights, weights_of
+from visard.learning.train import HeadSettings, Training
+from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml
 from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_figures, score_tuned, settle, steps_of, tune

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Generic, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, Protocol
 
 import torch
 
-from visard.core.client import BoundStep, ClientId, M, R, Weights
+from visard.core.client import BoundStep, ClientId, M, R
 
 
 class Replies(dict[ClientId, R], Generic[R]):
@@ -57,15 +57,18 @@ class Network(Protocol):
         step: BoundStep[M, R],
         messages: Mapping[ClientId, M],
         *,
-        mean: str,
-        by: str,
+        mean: str | tuple[str, ...],
+        by: str | Callable[[R], float] | None,
         timeout: float | None = None,
         min_replies: int | None = None,
-    ) -> tuple[Weights, Replies[R]]:
-        """As `ask`, but of the field `mean` only the average comes back, each client weighted by its field `by`.
+    ) -> tuple[dict[str, Any], Replies[R]]:
+        """As `ask`, but of the fields `mean` only what all clients make together comes back, by name.
 
-        The replies have {} in its place, so memory does not grow with the clients. An engine that simulates the
-        clients may do many of them in one pass (`ClientStep.together`): the same average up to rounding.
+        The run's aggregation rule says how they become one, by default as the weighted mean. A client's weight is a
+        field of its reply, a function of its reply, or the same for all (None). A field holds weights or a tensor;
+        a client whose field is None does not count for it, and a field that no client has comes back as None. The
+        replies are without the fields, so memory does not grow with the clients. An engine that simulates the
+        clients may do many of them in one pass (`ClientStep.together`): the same mean up to rounding.
         """
         ...
 
@@ -76,3 +79,21 @@ class Network(Protocol):
     def log_client(self, client: ClientId, /, **figures: float) -> None:
         """Record figures of one client in this round; the seconds that its steps took are put beside them."""
         ...
+
+
+def sample_clients(net: Network, share: float) -> list[ClientId]:
+    """A random share of the clients (at least one) by the server's generator, in their fixed order."""
+    count = max(1, round(share * len(net.clients)))
+    chosen = torch.randperm(len(net.clients), generator=net.rng)[:count].tolist()
+    return [net.clients[i] for i in sorted(chosen)]
+
+
+def mean_metrics(parts: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    """The mean of each metric over (metrics, n) of clients; one that a client lacks does not count for it."""
+    total: dict[str, float] = {}
+    weight: dict[str, float] = {}
+    for metrics, n in parts:
+        for name, value in metrics.items():
+            total[name] = total.get(name, 0.0) + n * value
+            weight[name] = weight.get(name, 0.0) + n
+    return {name: total[name] / weight[name] for name in total if weight[name]}

@@ -42,6 +42,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         others=federation.everyone() if settings.evaluation.impostors == "all" else None,
         class_vectors=vectors,
         biases=biases,
+        aggregation=settings.aggregation,
         start_from=models.start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
 

@@ -15,13 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from visard.aggregation.rules import Reduction, Weighing
 from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, State, Weights, declared_kinds
 from visard.engines.checkpoint import Checkpoint, StateFile
 from visard.engines.codec import own, sizes_of
 from visard.engines.ledger import Ledger
 from visard.engines.world import POOL, Done, Place, World, enter, generator
 from visard.errors import VisardError
-from visard.learning.average import RunningMean
 
 # ----------
 # Checks of a reply before the server sees it: its type, its kinds, its shapes, its numbers.
@@ -196,47 +196,6 @@ def with_mean(reply: R, mean: str, value: Weights) -> R:
     return dataclasses.replace(reply, **{mean: value})  # type: ignore[type-var]
 
 
-class Averaging:
-    """Takes the averaged field out of replies as they come in; the replies of a cohort share one value of it."""
-
-    def __init__(self, mean: str, by: str) -> None:
-        self.mean, self.by = mean, by
-        self._running = RunningMean()
-        self._last: tuple[Any, float] | None = None
-
-    def checked(self, reply: Any) -> tuple[str, ...]:
-        """The fields of a reply that an earlier reply has brought already."""
-        return (self.mean,) if self._last and getattr(reply, self.mean, None) is self._last[0] else ()
-
-    def add(self, reply: R) -> R:
-        """Count a reply in; returns it with {} in place of the averaged field."""
-        value, weight = getattr(reply, self.mean), getattr(reply, self.by)
-        if self._last and value is self._last[0]:
-            self._last = (value, self._last[1] + weight)
-        else:
-            self._flush()
-            self._last = (value, weight)
-        return with_mean(reply, self.mean, {})
-
-    def result(self) -> Weights:
-        """The average over all replies."""
-        self._flush()
-        return self._running.mean()
-
-    def _flush(self) -> None:
-        if self._last:
-            self._running.add(*self._last)
-        self._last = None
-
-
-def gather(
-    replies: Iterable[tuple[ClientId, R]], averaging: Averaging, missing: dict[ClientId, str]
-) -> tuple[Weights, Replies[R]]:
-    """The average, and the replies without it."""
-    small = {client: averaging.add(reply) for client, reply in replies}
-    return averaging.result(), Replies(small, missing)
-
-
 LONGEST_TRACEBACK = 20_000
 
 
@@ -342,15 +301,18 @@ class EngineNetwork(ABC):
         step: BoundStep[M, R],
         messages: Mapping[ClientId, M],
         *,
-        mean: str,
-        by: str,
+        mean: str | tuple[str, ...],
+        by: Weighing,
         timeout: float | None = None,
         min_replies: int | None = None,
-    ) -> tuple[Weights, Replies[R]]:
+    ) -> tuple[dict[str, Any], Replies[R]]:
         """See `Network.reduce`."""
         missing: dict[ClientId, str] = {}
-        averaging = Averaging(mean, by)
-        return gather(self._replies(step, messages, timeout, min_replies, missing, averaging), averaging, missing)
+        fields = (mean,) if isinstance(mean, str) else mean
+        reduction = Reduction(self.world.aggregation, fields, by, next(iter(messages.values()), None))
+        replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
+        rest = {client: reduction.take(reply) for client, reply in replies}
+        return reduction.result(), Replies(rest, missing)
 
     def _replies(
         self,
@@ -359,7 +321,7 @@ class EngineNetwork(ABC):
         timeout: float | None,
         min_replies: int | None,
         missing: dict[ClientId, str],
-        averaging: Averaging | None = None,
+        reduction: Reduction | None = None,
     ) -> Iterator[tuple[ClientId, R]]:
         self.asks += 1
         good = 0
@@ -369,8 +331,8 @@ class EngineNetwork(ABC):
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sizes_of([m for c, m in messages.items() if c != POOL])  # which is at the server
         place = Place(self.stage, self.round, self.asks)
-        if averaging is not None and step.together is not None:
-            outcomes = self.outcomes_together(step, messages, place, timeout, averaging.mean)
+        if reduction is not None and self._grouped(step, reduction):
+            outcomes = self.outcomes_together(step, messages, place, timeout, reduction.fields[0])
         else:
             outcomes = self.outcomes(step, messages, place, timeout)
         with self._only(step.name):
@@ -383,7 +345,7 @@ class EngineNetwork(ABC):
                     missing[client] = plain(failure)
                     self._problem("missing", client, reason=failure, traceback=outcome.traceback)
                     continue
-                checked = averaging.checked(reply) if averaging else ()
+                checked = reduction.known(reply) if reduction else ()
                 if wrong := refusal(
                     step, messages[client], reply, self.world.pictures(client), self.world.embedding, checked
                 ):
@@ -405,6 +367,10 @@ class EngineNetwork(ABC):
             raise VisardError(
                 f"{self.stage} round {self.round}: {good} good replies of {len(messages)}, {needed} needed{why}"
             )
+
+    def _grouped(self, step: BoundStep[Any, Any], reduction: Reduction) -> bool:
+        """Whether clients may be done in one pass: the step can, and nothing but the mean of one field is wanted."""
+        return step.together is not None and self.world.aggregation.of_groups and len(reduction.fields) == 1
 
     @contextmanager
     def _only(self, name: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visard.aggregation.rules import Mean, Rule
 from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, M, Method, R, Setup, State, Weights
 from visard.data.faces import ClientData, FaceView
 from visard.engines.codec import own
@@ -63,6 +64,7 @@ class World:
     class_vectors: Tensor | None = field(default=None, repr=False)  # of the public identities, from a file
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
+    aggregation: Rule = Mean()  # how replies become one
     told: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties said that they bring
     _network: nn.Module | None = field(default=None, repr=False)
 

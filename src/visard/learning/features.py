@@ -15,7 +15,8 @@ from visard.core import Client, Weights
 from visard.data.augment import to_float
 from visard.data.faces import FaceView
 from visard.learning.heads import Head, direction
-from visard.learning.train import HeadSettings, load_weights
+from visard.learning.train import HeadSettings
+from visard.learning.weights import load_weights
 
 BATCH = 256
 KEPT = 2  # sets of features that a process remembers: those of this round, and of the one before

@@ -19,7 +19,8 @@ from visard.core import Weights
 from visard.data.faces import FaceView
 from visard.errors import UsageError
 from visard.learning.heads import direction
-from visard.learning.train import Training, descend, load_weights
+from visard.learning.train import Training, descend
+from visard.learning.weights import load_weights
 from visard.numerics import Numerics
 
 Term = Callable[[Tensor, Tensor, Tensor], Tensor]  # (pictures x, features f, labels y) -> a scalar

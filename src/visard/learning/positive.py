@@ -16,9 +16,9 @@ from visard.core import Weights
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
-from visard.learning.average import kept_local
 from visard.learning.heads import Head, cosine, direction
 from visard.learning.train import Training, batches, freeze_norm
+from visard.learning.weights import kept_local
 from visard.numerics import Numerics
 
 

@@ -291,30 +291,6 @@ def freeze_norm(model: nn.Module) -> None:
             module.eval()
 
 
-def load_weights(model: nn.Module, weights: Weights) -> None:
-    """Copy weights into a network; every entry must be there with its shape."""
-    own = model.state_dict()
-    if odd := sorted(set(own) ^ set(weights)):
-        raise PublicError(
-            f"weights do not fit the network: entry {odd[0]!r} is {'missing' if odd[0] in own else 'unknown'}"
-        )
-    with torch.no_grad():
-        for key, value in own.items():
-            if value.shape != weights[key].shape:
-                raise PublicError(f"weights do not fit the network: {key!r} has shape {tuple(weights[key].shape)}")
-            value.copy_(weights[key])
-
-
-def weights_of(model: nn.Module) -> Weights:
-    """A copy of all parameters and buffers, in plain memory order."""
-    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
-
-
-def weights_in(model: nn.Module) -> Weights:
-    """The same without a copy: for the end of a step, because engines copy what it gives before the next one."""
-    return {k: v.contiguous() for k, v in model.state_dict().items()}
-
-
 # ----------
 # Adam (Kingma and Ba 2015) behind the interface of `Sgd`.
 #

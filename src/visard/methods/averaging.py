@@ -12,13 +12,13 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
 from visard.errors import UsageError
-from visard.learning.average import BatchNormPolicy, RunningMean, kept_local, sample_clients, without
 from visard.learning.features import HeadStart, client_head
 from visard.learning.heads import Head
 from visard.learning.objective import Drift
-from visard.learning.train import HeadSettings, load_weights, weights_in
+from visard.learning.train import HeadSettings
+from visard.learning.weights import BatchNormPolicy, kept_local, load_weights, weights_in, without
 from visard.methods.supervised import check_rounds
 
 
@@ -108,16 +108,12 @@ class Averaging(Method[Server]):
 
     def round(self, s: Server, net: Network) -> Server:
         down = Down(s.theta, s.fixed, s.W, self.rate(net.round))
-        theta, W, loss, pictures, gradients, samples = RunningMean(), RunningMean(), 0.0, 0, 0, 0
-        for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):
-            n = up.n if self.weighting == "data" else 1
-            theta.add(up.theta, n)
-            if up.W is not None:
-                W.add({"W": up.W}, n)
-            loss, pictures = loss + up.n * up.loss, pictures + up.n
-            gradients, samples = gradients + up.gradients, samples + up.samples
-        net.log(loss=loss / pictures, lr=down.lr, gradients=gradients, samples=samples)
-        return Server(theta.mean(), s.fixed, W.mean()["W"] if self.share_head else None)
+        asked = dict.fromkeys(sample_clients(net, self.participation), down)
+        means, ups = net.reduce(self.local, asked, mean=("theta", "W"), by="n" if self.weighting == "data" else None)
+        loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
+        gradients, samples = (sum(getattr(up, name) for up in ups.values()) for name in ("gradients", "samples"))
+        net.log(loss=loss, lr=down.lr, gradients=gradients, samples=samples)
+        return Server(means["theta"], s.fixed, means["W"])
 
     @client_step
     def local(self, client: Client, msg: Down) -> Up:

@@ -18,7 +18,8 @@ from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.heads import Head, direction
 from visard.learning.mmd import mmd2, squared_distances
 from visard.learning.objective import Critic, domain_loss, strength_at
-from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.train import HeadSettings, Training, train
+from visard.learning.weights import load_weights, weights_of
 from visard.methods.supervised import check_rounds
 
 SOURCE: ClientId = "source"  # the client with labels; every other client is a target

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from visard.aggregation.rules import weighted_mean
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, State, Weights, client_step
 from visard.core.method import S
 from visard.crypto import exchange, session
@@ -19,7 +20,6 @@ from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, Costs, check_bits, counted
 from visard.crypto.session import Letters, Scheme, SealedMail, Session
 from visard.errors import PublicError, UsageError
-from visard.learning.average import weighted_mean
 from visard.learning.mmd import Compare, within
 from visard.learning.train import HeadSettings, Optimiser, Training
 from visard.methods.domain_adaptation import given_head

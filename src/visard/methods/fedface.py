@@ -14,9 +14,19 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from visard.core import PUBLIC, Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step
+from visard.core import (
+    PUBLIC,
+    Client,
+    ClientId,
+    Disclosure,
+    Network,
+    Setup,
+    Stage,
+    Weights,
+    client_step,
+    sample_clients,
+)
 from visard.errors import PublicError, UsageError
-from visard.learning.average import sample_clients
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import direction
 from visard.learning.positive import (
@@ -31,7 +41,8 @@ from visard.learning.positive import (
     same_weights,
     spread_out,
 )
-from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.train import HeadSettings, Training, train
+from visard.learning.weights import load_weights, weights_of
 from visard.methods.supervised import Fit, Fitting, Looking, Supervised, check_rounds
 
 
@@ -112,7 +123,8 @@ class FedFace(Fitting[Server], Looking[Server]):
         lr = 0.0 if first else self.training.lr_at(net.round, self.rounds)
         chosen = sample_clients(net, 1.0 if first else self.participation)
         asked = {c: Down(s.theta, s.W.get(c), lr) for c in chosen}  # line 4
-        theta, ups = net.reduce(self.local, asked, mean="theta", by="n")  # lines 5 to 9
+        means, ups = net.reduce(self.local, asked, mean="theta", by="n")  # lines 5 to 9
+        theta = means["theta"]
         rows = s.W | {c: up.w for c, up in ups.items()}  # who did not answer keeps its row
         before = torch.cat(list(rows.values()))  # Eq. 8
         after = spread_out(before, self.spread)  # line 10, Eq. 9

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
-from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics
 from visard.errors import UsageError, VisardError
-from visard.learning.average import RunningMean, mean_figures
-from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.train import HeadSettings, Training, train
+from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import (
     SOURCE,
     Labelled,
@@ -118,7 +118,7 @@ class FedFRDA(Aligning[Server]):
         labelled = [c for c, up in ups.items() if up.clusters > 0]
         if not labelled:
             raise VisardError("no target client found a cluster: raise clustering.d or lower clustering.min_size")
-        figures = mean_figures((u.figures, u.kept) for u in ups.values())
+        figures = mean_metrics((u.figures, u.kept) for u in ups.values())
         clusters, kept = (sum(getattr(u, name) for u in ups.values()) for name in ("clusters", "kept"))
         ours = {"clusters": clusters, "kept": kept, "left_out": len(targets(net.clients)) - len(labelled)}
         net.log(**figures | ours)
@@ -128,17 +128,16 @@ class FedFRDA(Aligning[Server]):
         if self.relabel_every and net.round and net.round % self.relabel_every == 0:
             s = self.label_all(s, net)
         lr = self.training.lr_at(net.round, self.rounds)
-        theta, losses = RunningMean(), {}
         met, pulls = self.exchanged(s.met, net, s.theta, s.labelled)
         messages = {c: Down(s.theta, lr, pull=pulls.get(c)) for c in s.labelled}
         if self.with_source:
             head = {} if s.begun else s.head
             messages = {SOURCE: Down(s.theta, lr, not s.begun, head, pulls.get(SOURCE)), **messages}
-        for c, up in net.stream(self.local, messages):
-            theta.add(up.theta, up.n if self.weighting == "data" else 1)  # line 21
-            losses[c] = up.loss
-        net.log(lr=lr, **losses_of_sides(losses))
-        return replace(s, theta=theta.mean(), begun=s.begun or SOURCE in losses, met=met)
+        means, ups = net.reduce(  # line 21
+            self.local, messages, mean="theta", by="n" if self.weighting == "data" else None
+        )
+        net.log(lr=lr, **losses_of_sides({c: up.loss for c, up in ups.items()}))
+        return replace(s, theta=means["theta"], begun=s.begun or SOURCE in ups, met=met)
 
     @client_step
     def fit(self, client: Client, msg: Down) -> Up:

@@ -13,9 +13,19 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from visard.core import Client, Disclosure, Network, Setup, Stage, State, Weights, client_step
+from visard.core import (
+    Client,
+    Disclosure,
+    Network,
+    Setup,
+    Stage,
+    State,
+    Weights,
+    client_step,
+    mean_metrics,
+    sample_clients,
+)
 from visard.errors import UsageError
-from visard.learning.average import RunningMean, mean_figures, sample_clients
 from visard.learning.objective import ContrastSettings
 from visard.learning.train import Training
 from visard.methods.domain_adaptation import given_head
@@ -110,21 +120,22 @@ class FedFRJoint(WithProxies[Server]):
 
     def round(self, s: Server, net: Network) -> Server:
         down = self.down(s, net, self.training.lr_at(net.round, self.rounds))
-        theta, Phi, told = RunningMean(), RunningMean(), []
-        for _, up in net.stream(self.local, dict.fromkeys(sample_clients(net, self.participation), down)):  # line 5
-            public = up.figures.get("public", 0.0)
-            trained = up.n + (public if 0 <= public < math.inf else 0.0)
-            n = {"local": up.n, "trained": trained, "uniform": 1}[self.weighting]
-            theta.add(up.theta, n)  # line 8, Eq. 2
-            Phi.add({"Phi": up.Phi} if up.Phi is not None and self.public.used else {}, n)  # line 9, Eq. 4
-            told.append((up.figures, up.n))
-        net.log(**mean_figures(told) | {"lr": down.lr})
-        return Server(theta.mean(), Phi.mean().get("Phi"))
+        asked = dict.fromkeys(sample_clients(net, self.participation), down)  # line 5
+        fields = ("theta", "Phi") if self.public.used else ("theta",)
+        means, ups = net.reduce(self.local, asked, mean=fields, by=self.weigh)  # lines 8 and 9, Eqs. 2 and 4
+        net.log(**mean_metrics((up.figures, up.n) for up in ups.values()) | {"lr": down.lr})
+        return Server(means["theta"], means.get("Phi"))
+
+    def weigh(self, up: Up) -> float:
+        """The weight of a client: its own pictures N_l, with the public ones that it used, or the same for all."""
+        public = up.figures.get("public", 0.0)
+        trained = up.n + (public if 0 <= public < math.inf else 0.0)
+        return {"local": up.n, "trained": trained, "uniform": 1}[self.weighting]
 
     def personal_round(self, s: Server, net: Network) -> Server:
         down = self.down(s, net, self.training.lr)
         replies = net.stream(self.alone, dict.fromkeys(net.clients, down))
-        net.log(**mean_figures((done.figures, done.n) for _, done in replies))
+        net.log(**mean_metrics((done.figures, done.n) for _, done in replies))
         return s
 
     @client_step

@@ -15,7 +15,8 @@ from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import class_means, features_of, shared_features
 from visard.learning.heads import Head, build_head, direction
 from visard.learning.objective import Pictures, Terms, distillation, minimise, teacher
-from visard.learning.train import HeadSettings, Training, load_weights, weights_of
+from visard.learning.train import HeadSettings, Training
+from visard.learning.weights import load_weights, weights_of
 
 # ----------
 # Decoupled feature customisation: a transformation of the feature and a head of its own (Liu et al. 2022, Eq. 6).

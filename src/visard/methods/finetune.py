@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
-from visard.learning.train import HeadSettings, Training, load_weights, train, weights_of
+from visard.learning.train import HeadSettings, Training, train
+from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
 from visard.methods.supervised import check_rounds, fit
 

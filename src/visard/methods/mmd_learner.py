@@ -20,7 +20,8 @@ from visard.crypto.moments import MIXED
 from visard.data.augment import augment, to_float
 from visard.errors import PublicError, VisardError
 from visard.learning.mmd import Compare, Polynomial, within
-from visard.learning.train import HeadSettings, Optimiser, Training, batches, load_weights, new_optimiser, weights_of
+from visard.learning.train import HeadSettings, Optimiser, Training, batches, new_optimiser
+from visard.learning.weights import load_weights, weights_of
 
 # ----------
 # What sits on an extractor: a classification head, or a regressor, and how well it predicts on the own test data.

@@ -21,7 +21,8 @@ from visard.evaluation.personal import personal_figures
 from visard.evaluation.scores import roc_of
 from visard.evaluation.verification import verify_all
 from visard.learning.features import client_head
-from visard.learning.train import HeadSettings, Training, batches, load_weights, train
+from visard.learning.train import HeadSettings, Training, batches, train
+from visard.learning.weights import load_weights
 from visard.models.files import split_transform, with_transform
 
 FAR = (0.1, 0.01)

@@ -15,7 +15,8 @@ from visard.core.method import S
 from visard.errors import UsageError
 from visard.learning.features import class_means, client_head, features_of
 from visard.learning.positive import variance
-from visard.learning.train import HeadSettings, Trained, Training, load_weights, train, weights_of
+from visard.learning.train import HeadSettings, Trained, Training, train
+from visard.learning.weights import load_weights, weights_of
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from visard.core import Method, Network
 from visard.engines.world import World, derive
 from visard.evaluation.generic import embed, flat, identification, verification
 from visard.evaluation.personal import summarise
-from visard.learning.train import load_weights
+from visard.learning.weights import load_weights
 from visard.methods.scoring import ScoreRequest, steps_of
 
 if TYPE_CHECKING:

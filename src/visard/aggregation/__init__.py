@@ -1,0 +1,1 @@
+"""How the replies of many clients become one."""
