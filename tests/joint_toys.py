@@ -14,7 +14,8 @@ from tests.toys import noise_faces, toy_network
 from visard.core import PUBLIC
 from visard.data.augment import augment, to_float
 from visard.data.faces import ClientData, FaceSet
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.engines.world import World, generator
 from visard.learning.train import batches
 from visard.methods.fedfr_joint import FedFRJoint

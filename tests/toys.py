@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from visard.core import Client, Disclosure, Method, Network, Setup, Stage, Weights, client_step
 from visard.data.faces import FaceSet, FaceSetWriter
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork

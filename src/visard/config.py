@@ -18,7 +18,7 @@ from visard import methods
 from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
 from visard.data.catalog import DataSettings
-from visard.data.partition import PartitionSettings
+from visard.data.partition_kinds import PartitionSettings
 from visard.errors import UsageError, did_you_mean
 from visard.methods.scoring import Tuning
 from visard.numerics import Numerics

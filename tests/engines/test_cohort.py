@@ -15,7 +15,8 @@ from torch import nn
 
 from visard.core import BoundStep, ClientId
 from visard.data.faces import FaceSet
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from visard.data.expressions import expressions, matching
 from visard.data.faces import FaceSet, FaceSetWriter
-from visard.data.partition import Manifest, PartitionSettings, partition
-from visard.data.partition_kinds import expressions, matching
+from visard.data.partition import Manifest, partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.data.synthetic.sets import ATTRIBUTES
 from visard.errors import UsageError
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from visard.core import Client
 from visard.data.augment import Augment
 from visard.data.faces import ClientData, FaceView
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.data.sensors import Readings, draw, write_readings
 from visard.learning.mmd import Compare, median_alpha
 from visard.learning.train import HeadSettings, Training

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from visard.clustering.cluster import Clustering
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.deployment.join import refuse_oracle
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World, derive, generator

@@ -10,15 +10,10 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from visard.data.expressions import evaluate
 from visard.data.faces import FaceSet, FaceSetWriter
-from visard.data.partition import Manifest, PartitionSettings, partition
-from visard.data.partition_kinds import (
-    deal_by_dirichlet,
-    evaluate,
-    lognormal_counts,
-    proportional_counts,
-    split_by_identity,
-)
+from visard.data.partition import Manifest, partition, split_by_identity
+from visard.data.partition_kinds import PartitionSettings, dirichlet_clients, lognormal_counts, proportional_counts
 from visard.errors import UsageError
 
 ROOT = Path(tempfile.mkdtemp(prefix="visard-partition-"))
@@ -164,7 +159,7 @@ def test_split_fractions_hold_on_average(seed: int) -> None:
 @settings(max_examples=100, deadline=None)
 def test_dirichlet_gives_each_picture_once(counts: list[int], clients: int, alpha: float, seed: int) -> None:
     identity = np.repeat(np.arange(len(counts)), counts).astype(np.int64)
-    client = deal_by_dirichlet(identity, clients, alpha, np.random.default_rng(seed))
+    client = dirichlet_clients(identity, clients, alpha, np.random.default_rng(seed))
     assert client.shape == identity.shape
     assert client.min() >= 0
     assert client.max() < clients

@@ -7,7 +7,8 @@ import pytest
 
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 
 pytestmark = pytest.mark.shared
 

@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from visard.data.expressions import evaluate, matching
 from visard.data.faces import FaceSet, FaceSetWriter, FaceView
-from visard.data.partition import Manifest, PartitionSettings, check_disjoint, partition
-from visard.data.partition_kinds import deal_by_dirichlet, evaluate, lognormal_counts, matching, proportional_counts
+from visard.data.partition import Manifest, check_disjoint, partition
+from visard.data.partition_kinds import (
+    PARTITIONS,
+    Kind,
+    PartitionSettings,
+    dirichlet_clients,
+    lognormal_counts,
+    proportional_counts,
+)
 from visard.errors import UsageError, VisardError
 
 ATTRIBUTES = ["Male", "Young", "Eyeglasses", "5_o_Clock"]
@@ -218,7 +226,7 @@ def test_several_domains_give_a_test_set_each(two_domains: FaceSet) -> None:
 def test_dirichlet_small_alpha_is_skewed(faces: FaceSet) -> None:
     def largest_share(alpha: float) -> float:
         identity = np.repeat(np.arange(200), 50)
-        client = deal_by_dirichlet(identity, 5, alpha, np.random.default_rng(0))
+        client = dirichlet_clients(identity, 5, alpha, np.random.default_rng(0))
         table = np.zeros((200, 5))
         np.add.at(table, (identity, client), 1)
         assert np.abs(table.sum(0) / len(identity) - 0.2).max() < 0.1
@@ -394,12 +402,30 @@ def test_negative_seed(faces: FaceSet) -> None:
         ({"kind": "domains", "clients": 2, "source_domain": "a"}, "needs source_domain and target_domain"),
         ({"kind": "one_identity", "clients": 2, "identities": 3}, "as many clients as identities"),
         ({"kind": "dirichlet", "clients": 2, "alpha": 0}, "alpha"),
-        ({"kind": "fancy", "clients": 2}, "kind"),
+        ({"kind": "fancy", "clients": 2}, r"no such kind of partition \(known: attribute, dirichlet"),
+        ({"kind": "dirichelt", "clients": 2}, r"no such kind of partition \(did you mean 'dirichlet'\?\)"),
+        ({"kind": "lognormal", "clients": 2, "shares": [1.0, 0.0]}, "shares"),
+        ({"kind": "lognormal", "clients": 2, "shares": [1.0]}, "1 for 2 clients"),
     ],
 )
 def test_settings_that_do_not_fit(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         settings(**fields)
+
+
+class FirstRows(Kind):
+    """A kind of partition that a user might write: the first pictures, one for each client."""
+
+    def rows(self, faces: FaceSet, identities: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return [np.array([k]) for k in range(clients)]
+
+
+def test_a_new_kind_is_one_entry(faces: FaceSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PARTITIONS, "first_rows", FirstRows)
+    manifest = partition(faces, settings(kind="first_rows", clients=3, split=(1, 0, 0)), 0)
+    assert [rows.train for rows in manifest.content.clients.values()] == [[0], [1], [2]]
+    with pytest.raises(ValidationError, match="kind = first_rows needs clients"):
+        settings(kind="first_rows")
 
 
 # expressions ----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from PIL import Image
 from visard.cli import main
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
-from visard.data.partition import PartitionSettings, partition
+from visard.data.partition import partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.data.sensors import (
     FRAMES,
     HOP,

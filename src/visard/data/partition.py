@@ -1,4 +1,4 @@
-"""Share the pictures of a face set out to clients, with test sets of identities that no client has."""
+"""Partitions: which picture of a face set belongs to which client, made from settings and kept in a JSON file."""
 
 from __future__ import annotations
 
@@ -9,19 +9,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from visard.data import partition_kinds
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
-from visard.data.partition_kinds import Ints, domain_groups, expressions, home_domain, identities_in, split_by_identity
+from visard.data.partition_kinds import (
+    PARTITIONS,
+    Ints,
+    PartitionSettings,
+    pick,
+    pictures_of,
+    position_in_group,
+    rows_of,
+)
 from visard.data.storage import canonical_json, digest, first_problem
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically
 
-# ----------
-# A partition as a JSON file: which picture belongs to which client, with a hash over all of it.
-
 PARTS = ("train", "val", "test")
+# streams of random numbers: the test and the public identities stay the same whatever the clients are
+TEST_STREAM, CLIENT_STREAM, SPLIT_STREAM, PUBLIC_STREAM = 1, 2, 3, 4
+
 Rows = list[Annotated[int, Field(ge=0)]]
 
 
@@ -88,7 +95,7 @@ class Manifest:
         return digest(canonical_json(self.content.model_dump(mode="json")))
 
     def save(self, path: Path | str) -> Path:
-        """Write the manifest atomically."""
+        """Write the manifest, with the hash of its content, to `path`."""
         text = canonical_json({**self.content.model_dump(mode="json"), "sha256": self.hash})
         write_atomically(path := Path(path), text + b"\n", parents=True)
         return path
@@ -154,107 +161,28 @@ def identity_names(view: FaceView) -> set[str]:
     return {view.faces.names[number] for number in np.unique(view.identity)}
 
 
-Count = Annotated[int, Field(ge=1)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-# streams of random numbers: the test and the public identities stay the same whatever the clients are
-TEST_STREAM, CLIENT_STREAM, SPLIT_STREAM, PUBLIC_STREAM = 1, 2, 3, 4
-
-
-class PartitionSettings(BaseModel):
-    """How a set becomes clients: [partition] in the settings file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    # parties: real clients bring their own pictures, and all of this set are test pictures
-    # one_domain: the same classes everywhere, every source domain a client, the target domains one client, the last
-    kind: Literal[
-        "equal", "lognormal", "attribute", "one_identity", "domains", "dirichlet", "one_domain", "parties"
-    ] = "equal"  # fmt: skip
-    clients: Count | None = None  # number of clients; of target clients for kind = domains
-    identities: Count | None = None  # given out in total (by domains: to the target clients); None = all
-    test_identities: int = Field(0, ge=0)  # set aside as unseen test set, of each domain if there are several
-    public_identities: int = Field(0, ge=0)  # set aside as pictures that every party has
-    min_images: Count = 1  # identities with fewer pictures are left out
-    client_images: Count = 1  # and clients (by domains: target clients) get those with so many or more
-    split: tuple[Fraction, Fraction, Fraction] = (0.7, 0.1, 0.2)  # train, validation, test inside a client
-    hold_out: int = Field(0, ge=0)  # the last so many clients take no part in training
-    mu: float = 3.0  # lognormal: S_i ~ LogNormal(mu, sigma)
-    sigma: float = Field(3.0, ge=0)
-    shares: tuple[float, ...] = ()  # lognormal: the S_i, where they are not to be drawn
-    alpha: float = Field(0.5, gt=0)  # dirichlet: each identity's pictures over the clients ~ Dirichlet(alpha)
-    # attribute: one expression a client, earlier ones choose first; or the name of a list ("table-ii", "eight")
-    attributes: tuple[str, ...] = ()
-    cap: Count | None = None  # attribute: at most so many pictures a client
-    least: Count = 1  # attribute: identities with fewer pictures at a client are left out there
-    seed: int | None = Field(None, ge=0)  # of its own, so that runs with other seeds share the partition
-    # domains: names of domains, or an attribute expression; one_domain: names, () = all but the target's
-    source_domain: str | tuple[str, ...] = ()
-    target_domain: str | tuple[str, ...] = ()
-    source_identities: Count | None = None  # domains: identities of the source client; None = all
-
-    @field_validator("attributes", mode="before")
-    @classmethod
-    def _named(cls, given: Any) -> Any:
-        return expressions(given) if isinstance(given, str) else given
-
-    @model_validator(mode="after")
-    def _fits_together(self) -> PartitionSettings:
-        if abs(sum(self.split) - 1) > 1e-6:
-            raise ValueError(f"split {self.split} must sum to 1")
-        if self.kind == "attribute":
-            if not self.attributes:
-                raise ValueError("kind = attribute needs attributes, one expression a client")
-            if self.clients not in (None, len(self.attributes)):
-                raise ValueError(f"{self.clients} clients, but {len(self.attributes)} attribute expressions")
-        elif self.kind == "one_identity":
-            if None not in (self.clients, self.identities) and self.clients != self.identities:
-                raise ValueError("kind = one_identity has as many clients as identities")
-        elif self.kind == "one_domain":
-            if self.test_identities or not self.target_domain:
-                raise ValueError("kind = one_domain needs target_domain, and has no test_identities")
-        elif self.clients is None:
-            raise ValueError(f"kind = {self.kind} needs clients")
-        if self.shares and (len(self.shares) != self.clients or min(self.shares) <= 0):
-            raise ValueError(f"shares: {len(self.shares)} for {self.clients} clients; each must be positive")
-        if self.kind == "domains" and not (self.source_domain and self.target_domain):
-            raise ValueError("kind = domains needs source_domain and target_domain")
-        if self.public_identities and self.kind in ("domains", "one_domain", "parties"):
-            raise ValueError(f"kind = {self.kind} has no public identities")
-        return self
-
-
 def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifest:
-    """Share out `faces`; the same settings and seed give the same manifest."""
+    """Divide `faces` among clients; the same settings and seed give the same manifest."""
     seed = seed if settings.seed is None else settings.seed
     if seed < 0:
         raise UsageError(f"seed = {seed}: must not be negative")
-    pictures = np.bincount(faces.identity, minlength=len(faces.names))
-    enough = np.flatnonzero(pictures >= settings.min_images)
-    if not len(enough):
+    left = np.flatnonzero(pictures_of(faces) >= settings.min_images)
+    if not len(left):
         raise UsageError(f"no identity of {faces.path.name} has {settings.min_images} pictures")
-    source, target = _sides(faces, settings, enough)
-    rng = np.random.default_rng([seed, TEST_STREAM])
-    groups = domain_groups(faces, enough)
-    if settings.kind == "domains":
-        groups = _test_groups(faces, settings, source, target)
-    if settings.kind == "parties":
-        return _only_tests(faces, settings, seed, groups)
-    unseen = _choose_unseen(groups, pictures, settings.test_identities, rng)
-    taken = np.concatenate([np.zeros(0, np.int64), *unseen.values()])
-    source, target = np.setdiff1d(source, taken), np.setdiff1d(target, taken)
+    kind = PARTITIONS[settings.kind](settings)
+    unseen = kind.unseen(faces, left, np.random.default_rng([seed, TEST_STREAM]))
+    left = np.setdiff1d(left, np.concatenate([np.zeros(0, np.int64), *unseen.values()]))
     public = np.zeros(0, np.int64)
     if settings.public_identities:
         rng = np.random.default_rng([seed, PUBLIC_STREAM])
-        public = partition_kinds.pick(target, settings.public_identities, rng, "public_identities")
-        target = np.setdiff1d(target, public)
-    target = target[pictures[target] >= settings.client_images]
-
-    owned = _deal(faces, settings, source, target, np.random.default_rng([seed, CLIENT_STREAM]))
-    for name, rows in owned.items():
+        public = pick(left, settings.public_identities, rng, "public_identities")
+        left = np.setdiff1d(left, public)
+    clients = kind.clients(faces, left, np.random.default_rng([seed, CLIENT_STREAM]))
+    for name, rows in clients.items():
         if not len(rows):
             raise UsageError(f"{name} would have no pictures: ask for fewer clients or wider conditions")
-    if settings.hold_out >= len(owned):
-        raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(owned)} clients to train")
+    if clients and settings.hold_out >= len(clients):
+        raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")
     rng = np.random.default_rng([seed, SPLIT_STREAM])
     content = Content(
         kind=settings.kind,
@@ -262,103 +190,40 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         seed=seed,
         faces=faces.fingerprint(),
         count=len(faces),
-        clients={name: _split(faces, rows, settings.split, rng) for name, rows in owned.items()},
-        unseen={name: partition_kinds.rows_of(faces, group).tolist() for name, group in unseen.items()},
-        hold_out=list(owned)[len(owned) - settings.hold_out :],
-        public=partition_kinds.rows_of(faces, public).tolist(),
+        clients={name: _split(faces, rows, settings.split, rng) for name, rows in clients.items()},
+        unseen={name: rows_of(faces, group).tolist() for name, group in unseen.items()},
+        hold_out=list(clients)[len(clients) - settings.hold_out :],
+        public=rows_of(faces, public).tolist(),
     )
     return Manifest(content)
-
-
-def _only_tests(faces: FaceSet, settings: PartitionSettings, seed: int, groups: dict[str, Ints]) -> Manifest:
-    """A partition without clients: every picture is in the test set of its domain."""
-    unseen = {name: partition_kinds.rows_of(faces, group).tolist() for name, group in groups.items()}
-    plain = settings.model_dump(mode="json")
-    return Manifest(
-        Content(
-            kind=settings.kind,
-            settings=plain,
-            seed=seed,
-            faces=faces.fingerprint(),
-            count=len(faces),
-            clients={},
-            unseen=unseen,
-            hold_out=[],
-        )
-    )
-
-
-def _sides(faces: FaceSet, settings: PartitionSettings, enough: Ints) -> tuple[Ints, Ints]:
-    """Identities of the source and of the target clients; without domains all are target."""
-    if settings.kind != "domains":
-        return np.zeros(0, np.int64), enough
-    source = identities_in(faces, settings.source_domain, enough)
-    target = identities_in(faces, settings.target_domain, enough)
-    both = np.intersect1d(source, target)
-    if len(both):
-        raise UsageError(f"{len(both)} identities belong to the source and to the target domain")
-    return source, target
-
-
-def _test_groups(faces: FaceSet, settings: PartitionSettings, source: Ints, target: Ints) -> dict[str, Ints]:
-    """One group per named domain; "source" and "target" where an expression tells them apart."""
-    groups: dict[str, Ints] = {}
-    for side, where, members in (
-        ("source", settings.source_domain, source),
-        ("target", settings.target_domain, target),
-    ):
-        if isinstance(where, str) and where not in faces.domains:
-            groups[side] = members
-        else:
-            home = home_domain(faces)[members]
-            names = [where] if isinstance(where, str) else where
-            groups |= {name: members[home == faces.domains.index(name)] for name in names}
-    return groups
-
-
-def _choose_unseen(groups: dict[str, Ints], pictures: Ints, wanted: int, rng: np.random.Generator) -> dict[str, Ints]:
-    """`wanted` identities of each group, each with at least two pictures to compare."""
-    if not wanted:
-        return {}
-    unseen = {}
-    for name, group in groups.items():
-        usable = group[pictures[group] >= 2]
-        if len(usable) < wanted:
-            have = f"{len(usable)} identities with two pictures or more"
-            raise UsageError(f"test_identities = {wanted}, but there are {have} for test set {name!r}")
-        unseen[name] = np.sort(rng.permutation(usable)[:wanted])
-    return unseen
-
-
-def _deal(
-    faces: FaceSet, settings: PartitionSettings, source: Ints, target: Ints, rng: np.random.Generator
-) -> dict[str, Ints]:
-    """The rows of each client."""
-    kind, wanted = settings.kind, settings.identities
-    if kind == "one_identity":
-        wanted = wanted or settings.clients
-    given = partition_kinds.pick(target, wanted, rng, "identities" if wanted == settings.identities else "clients")
-    clients = settings.clients or len(given)
-    if kind == "equal" or kind == "one_identity":
-        return partition_kinds.named(partition_kinds.equal(faces, given, clients))
-    if kind == "lognormal":
-        return partition_kinds.named(
-            partition_kinds.lognormal(faces, given, clients, settings.mu, settings.sigma, rng, settings.shares)
-        )
-    if kind == "one_domain":
-        return partition_kinds.by_domain(faces, settings.source_domain, settings.target_domain)
-    if kind == "dirichlet":
-        return partition_kinds.named(partition_kinds.dirichlet(faces, given, clients, settings.alpha, rng))
-    if kind == "attribute":
-        return partition_kinds.named(
-            partition_kinds.by_attribute(faces, given, settings.attributes, settings.cap, rng, settings.least)
-        )
-    origin = partition_kinds.pick(source, settings.source_identities, rng, "source_identities")
-    targets = partition_kinds.equal(faces, given, clients)
-    return {"source": partition_kinds.rows_of(faces, origin)} | {f"target-{i}": rows for i, rows in enumerate(targets)}
 
 
 def _split(faces: FaceSet, rows: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> ClientRows:
     part = split_by_identity(faces.identity[rows].astype(np.int64), fractions, rng)
     train, val, test = (rows[part == number].tolist() for number in range(3))
     return ClientRows(train=train, val=val, test=test)
+
+
+def split_by_identity(identity: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> Ints:
+    """0 train, 1 validation or 2 test for each picture, so that every identity is split like `fractions`.
+
+    Picture j of n falls where (j + u) / n lies among the cumulated fractions, u ~ U(0, 1) per identity: each
+    count is within 1 of n * fraction, and exact on average however small n is. Then every identity has a
+    training picture, and a test picture too if it has 3 or more, where those fractions are not zero.
+    """
+    order, position, size = position_in_group(identity, rng)
+    groups = np.cumsum(position == 0) - 1
+    offset = rng.random(int(groups[-1]) + 1 if len(groups) else 0)[groups]
+    bounds = np.cumsum(fractions)[:2]
+    part = np.searchsorted(bounds, (position + offset) / size, side="right")
+    # a part of fraction 0 has no width, but rounding in the sum could let a picture in
+    usable = np.flatnonzero(np.array(fractions) > 0)
+    part = usable[np.abs(part[:, None] - usable[None, :]).argmin(axis=1)]
+    # parts rise with the position, so the first picture is in train if any is, and the last in test
+    if fractions[0] > 0:
+        part[position == 0] = 0
+    if fractions[2] > 0:
+        part[(position == size - 1) & (size >= 3)] = 2
+    result = np.empty(len(identity), np.int64)
+    result[order] = part
+    return result

@@ -9,7 +9,8 @@ from visard.config import Settings, parse
 from visard.core import Disclosure, Method
 from visard.data.catalog import find_set, open_faces
 from visard.data.faces import FaceSet, Federation
-from visard.data.partition import Manifest, PartitionSettings, partition
+from visard.data.partition import Manifest, partition
+from visard.data.partition_kinds import PartitionSettings
 from visard.deployment.remote import PartyLink
 from visard.deployment.requirements import Requirements, without_folders
 from visard.engines.build import make_world
