@@ -21,8 +21,8 @@ from torch.func import functional_call
 
 from visard import models
 from visard.learning.heads import build_head
-from visard.learning.meta import Order, meta_step
 from visard.learning.objective import still_statistics
+from visard.methods.hf_maml import Order, meta_step
 from visard.numerics import Numerics
 
 Batch = tuple[Tensor, Tensor]

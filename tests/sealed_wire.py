@@ -15,8 +15,9 @@ from visard.core import BoundStep, Client, Replies, Setup
 from visard.data.augment import Augment
 from visard.engines.codec import decode, encode
 from visard.engines.network import refusal
+from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare
-from visard.learning.train import HeadSettings, Training
+from visard.learning.train import Training
 from visard.methods.encrypted_mmd import EncryptedMMD, Server
 from visard.numerics import Numerics
 

@@ -16,8 +16,9 @@ from visard.data.faces import ClientData, FaceView
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.sensors import Readings, draw, write_readings
+from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, median_alpha
-from visard.learning.train import HeadSettings, Training
+from visard.learning.train import Training
 from visard.learning.weights import weights_of
 from visard.methods.central_mmd import SOURCES, CentralMMD, party
 from visard.methods.encrypted_mmd_party import Begin

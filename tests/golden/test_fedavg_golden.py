@@ -13,7 +13,8 @@ from visard.core import Client, sample_clients
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.world import Place, derive, generator, perform
-from visard.learning.train import HeadSettings, Training, batches
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training, batches
 from visard.methods.averaging import Down, Server
 from visard.methods.fedavg import FedAvg
 

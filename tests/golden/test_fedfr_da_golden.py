@@ -22,7 +22,8 @@ from visard.deployment.join import refuse_oracle
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World, derive, generator
 from visard.errors import UsageError, VisardError
-from visard.learning.train import HeadSettings, Training, batches, train
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training, batches, train
 from visard.methods.domain_adaptation import DAN, DANN, SOURCE
 from visard.methods.fedfr_da import Down, FedFRDA, Server
 from visard.methods.finetune import FineTune
@@ -244,7 +245,7 @@ def test_a_source_that_misses_the_first_round(tmp_path: Path, monkeypatch: pytes
     if choice == "random":
         how = method(training=STILL, pretraining=STILL, pretrain_rounds=1)
         net.begin("pretrain", 0)
-        s = how.pretrain(s, net)
+        s = how.stages()[0].run(s, net)
         kept = net.states.client_state(SOURCE)["head"]
 
     def offline(*args: object, **named: object) -> object:

@@ -24,9 +24,8 @@ from torch import Tensor
 from visard.core import Weights
 from visard.data.augment import Augment
 from visard.engines.local import LocalNetwork
-from visard.learning.heads import SphereFace2, balanced_bias, spread
+from visard.learning.heads import HeadSettings, SphereFace2, balanced_bias, spread
 from visard.learning.objective import ContrastSettings, model_contrastive
-from visard.learning.train import HeadSettings
 from visard.methods.fedfr_joint import FedFRJoint, Server
 from visard.methods.fedfr_joint_client import (
     Branch,

@@ -16,12 +16,10 @@ from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.world import Place, derive, generator, perform
 from visard.errors import UsageError
-from visard.learning.heads import CosFace
-from visard.learning.meta import MetaTrained, MetaTraining, Order, meta_step, meta_train, three_batches
+from visard.learning.heads import CosFace, HeadSettings
 from visard.learning.objective import Drift, still_statistics
-from visard.learning.train import HeadSettings
 from visard.methods.averaging import Down, Server
-from visard.methods.hf_maml import HFMaml
+from visard.methods.hf_maml import HFMaml, MetaTrained, MetaTraining, Order, meta_step, meta_train, three_batches
 from visard.numerics import Numerics
 
 ALPHA, BETA = 0.3, 0.2

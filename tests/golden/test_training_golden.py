@@ -119,3 +119,40 @@ def test_weights_that_do_not_fit_are_named() -> None:
         load_weights(model, {k: v for k, v in weights.items() if k != "0.weight"})
     with pytest.raises(VisardError, match=r"'0.bias' has shape \(9,\)"):
         load_weights(model, {**weights, "0.bias": torch.zeros(9)})
+
+
+def test_gradients_can_be_corrected_before_a_step(tmp_path: Path) -> None:
+    """One step without momentum, decay and clipping: p - lr (g + c), with c from outside."""
+    view = noise_faces(tmp_path / "faces", identities=6, images=8).all()
+    how = Training(lr=0.1, momentum=0.0, weight_decay=0.0, clip=0.0, unit="iterations", amount=1, batch_size=8)
+
+    def step(shift: float, names: list[str]) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model, head = toy_network(), build_head("cosface", 6, 8, scale=16, margin=0.1)
+
+        def correct(gradients: dict[str, torch.Tensor]) -> None:
+            names.extend(gradients)
+            for gradient in gradients.values():
+                gradient += shift
+
+        train(model, head, view, how, torch.Generator().manual_seed(1), Numerics(), lr=0.1, correct=correct)
+        return dict(model.named_parameters())
+
+    names: list[str] = []
+    plain, shifted = step(0.0, []), step(2.0, names)
+    assert names == list(plain)
+    for name, value in plain.items():
+        torch.testing.assert_close(shifted[name], value - 0.1 * 2.0)
+
+
+@pytest.mark.parametrize("part", ["network", "head"])
+def test_a_frozen_part_stays_as_it_is(tmp_path: Path, part: str) -> None:
+    view = noise_faces(tmp_path / "faces", identities=6, images=8).all()
+    torch.manual_seed(0)
+    model, head = toy_network(), build_head("cosface", 6, 8, scale=16, margin=0.1)
+    kept, moved = (model, head) if part == "network" else (head, model)
+    before, others = weights_of(kept), weights_of(moved)
+    train(model, head, view, Training(batch_size=8), torch.Generator(), Numerics(), lr=0.1, frozen=[kept])
+    assert all(torch.equal(value, before[name]) for name, value in kept.state_dict().items()), "statistics too"
+    assert not any(torch.equal(p, others[name]) for name, p in moved.named_parameters())
+    assert all(p.requires_grad and p.grad is None for p in kept.parameters()), "as it was handed in"

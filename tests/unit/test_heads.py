@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from visard.config import load
 from visard.errors import UsageError, VisardError
-from visard.learning.heads import HEADS, ArcFace, Softmax, SphereFace2, arc_margin, build_head
-from visard.learning.train import HeadSettings
+from visard.learning.heads import HEADS, ArcFace, HeadSettings, Softmax, SphereFace2, arc_margin, build_head
 from visard.methods.fedavg import FedAvg
 
 KINDS = sorted(HEADS)
@@ -190,3 +190,15 @@ def test_settings_know_which_heads_have_biases(kind: Any) -> None:
     if HeadSettings(kind).biased:
         with pytest.raises(UsageError, match="biases"):
             FedAvg(share_head=True, head=HeadSettings(kind))
+
+
+def test_settings_pass_all_of_a_heads_own_parameters() -> None:
+    head = load("fedavg", ["method.head.kind=arcface", "method.head.options.past_pi=easy"]).method.head  # type: ignore[attr-defined]
+    built = head.build(3, 4)
+    assert isinstance(built, ArcFace)
+    assert built.past_pi == "easy"
+    assert "options" not in load("fedavg").to_dict()["method"]["head"], "what is not given is not written"
+    with pytest.raises(UsageError, match="unknown option 'past_py'.*past_pi"):
+        HeadSettings("arcface", options={"past_py": "easy"}).build(3, 4)
+    with pytest.raises(UsageError, match="unknown head 'arcfac'"):
+        load("fedavg", ["method.head.kind=arcfac"])

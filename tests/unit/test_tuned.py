@@ -17,12 +17,12 @@ from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet, FaceView
 from visard.engines.world import Place, enter
 from visard.errors import UsageError
-from visard.evaluation.generic import embed
-from visard.learning.meta import MetaTraining
-from visard.learning.train import HeadSettings, Training
+from visard.learning.features import embed
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedavg import FedAvg
-from visard.methods.hf_maml import HFMaml
+from visard.methods.hf_maml import HFMaml, MetaTraining
 from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_figures, score_tuned, settle, steps_of, tune
 from visard.runs.evaluation import _clients
 

@@ -14,7 +14,7 @@ from torch import nn
 from visard.core import Client
 from visard.data.augment import to_float
 from visard.errors import VisardError
-from visard.learning.train import HeadSettings
+from visard.learning.heads import HeadSettings
 from visard.methods.mmd_learner import Regressor, classification_figures, mean_output, new_head, quality
 from visard.numerics import Numerics
 

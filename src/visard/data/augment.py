@@ -13,6 +13,10 @@ ERASED_AREA = (0.02, 0.2)  # share of the picture that one erased rectangle cove
 ERASED_ASPECT = (0.5, 2.0)  # height / width of the rectangle
 
 
+Three = tuple[float, float, float]
+HALF: Three = (0.5, 0.5, 0.5)
+
+
 @dataclass(frozen=True)
 class Augment:
     """Which random changes a training batch gets; the default mirrors half of the pictures."""
@@ -31,8 +35,14 @@ class Augment:
             raise UsageError(f"augment.erase = {self.erase}: must be a probability")
 
 
-def to_float(images: npt.NDArray[np.uint8], channels_last: bool = False) -> Tensor:
-    """Pictures (B, H, W, 3) uint8 -> (B, 3, H, W) float32 in [-1, 1]: (x / 255 - 0.5) / 0.5.
+def to_float(
+    images: npt.NDArray[np.uint8],
+    channels_last: bool = False,
+    order: str = "rgb",
+    mean: Three = HALF,
+    std: Three = HALF,
+) -> Tensor:
+    """Pictures (B, H, W, 3) uint8 RGB -> (B, 3, H, W) float32: (x / 255 - mean) / std, by default in [-1, 1].
 
     With `channels_last` the result keeps the picture's own memory order and no transposition is made.
     What is float already (sensor data, vectors) passes as it is.
@@ -40,9 +50,15 @@ def to_float(images: npt.NDArray[np.uint8], channels_last: bool = False) -> Tens
     if images.dtype != np.uint8:
         return torch.from_numpy(np.asarray(images, np.float32))
     pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+    if order == "bgr":
+        pixels = pixels.flip(1)
     if not channels_last:
         pixels = pixels.contiguous()  # transpose while a value is one byte
-    return pixels.to(torch.float32).mul_(2 / 255).sub_(1)
+    if len(set(mean)) == len(set(std)) == 1:
+        return pixels.to(torch.float32).mul_(1 / (255 * std[0])).sub_(mean[0] / std[0])
+    scale = torch.tensor([1 / (255 * s) for s in std]).view(1, 3, 1, 1)
+    shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)]).view(1, 3, 1, 1)
+    return pixels.to(torch.float32).mul_(scale).sub_(shift)
 
 
 MIRROR = Augment()

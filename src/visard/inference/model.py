@@ -19,9 +19,10 @@ from visard.data.faces import FaceSet, FaceView
 from visard.data.storage import digest
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation import benchmarks as tests
-from visard.evaluation.generic import embed as embed_view
-from visard.evaluation.generic import embed_pictures, identification, verification
+from visard.evaluation.generic import identification, verification
 from visard.evaluation.ijb import Switches
+from visard.learning.features import embed as embed_view
+from visard.learning.features import embed_pictures
 from visard.models.files import Inputs
 from visard.models.open import open_model
 

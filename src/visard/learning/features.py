@@ -1,39 +1,105 @@
-"""Features of a view inside a client step: the network as it is, in evaluation mode and float32."""
+"""Pictures into a network and features out of it, and the head that a client trains on them."""
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from functools import lru_cache
-from typing import Literal
+from collections.abc import Iterable, Iterator
+from typing import Literal, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from visard.core import Client, Weights
-from visard.data.augment import to_float
+from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceView
-from visard.learning.heads import Head, direction
-from visard.learning.train import HeadSettings
+from visard.learning.heads import Head, HeadSettings, direction
 from visard.learning.weights import load_weights
+from visard.models.files import Inputs, resized
+from visard.numerics import Numerics
 
 BATCH = 256
+
+
+class Batches(Protocol):
+    """Pictures in batches: a view, or several as one."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, rows: np.ndarray, /) -> np.ndarray: ...
+
+
 KEPT = 2  # sets of features that a process remembers: those of this round, and of the one before
 
 _known: OrderedDict[tuple[str, str], Tensor] = OrderedDict()
 
 
-def features_of(model: nn.Module, view: FaceView, channels_last: bool = True) -> Tensor:
+def input_batch(
+    view: Batches,
+    rows: npt.ArrayLike,
+    numerics: Numerics,
+    rng: torch.Generator | None = None,
+    how: Augment | None = None,
+) -> Tensor:
+    """Pictures of a view as they go into a network in training; with `how` each one is changed at random."""
+    x = to_float(view.batch(np.asarray(rows)), numerics.channels_last)
+    return numerics.place(x if how is None or rng is None else augment(x, rng, how))
+
+
+def features_of(model: nn.Module, view: Batches, channels_last: bool = True) -> Tensor:
     """Features (n, E) of the pictures of a view, not normalised; leaves the network in evaluation mode."""
+    parts = _features(model, (to_float(chunk, channels_last) for chunk in _chunks(view, BATCH)))
+    return torch.cat(parts) if parts else torch.zeros(0, 0)
+
+
+def embed(
+    model: nn.Module, view: FaceView, *, flip: bool = False, batch: int = BATCH, inputs: Inputs | None = None
+) -> npt.NDArray[np.float32]:
+    """Features (n, E) of the pictures of a view; with `flip` the sum over picture and mirror image.
+
+    `inputs` says how pictures go in, by default in their own size and in [-1, 1].
+    """
+    return _embed(model, _chunks(view, batch), flip, inputs or Inputs(size=view.faces.size))
+
+
+def embed_pictures(
+    model: nn.Module,
+    pictures: npt.NDArray[np.uint8],
+    *,
+    flip: bool = False,
+    batch: int = BATCH,
+    inputs: Inputs | None = None,
+) -> npt.NDArray[np.float32]:
+    """Features (n, E) of pictures (n, size, size, 3)."""
+    chunks = (pictures[i : i + batch] for i in range(0, len(pictures), batch))
+    return _embed(model, chunks, flip, inputs or Inputs(size=pictures.shape[1]))
+
+
+def _embed(
+    model: nn.Module, chunks: Iterable[npt.NDArray[np.uint8]], flip: bool, inputs: Inputs
+) -> npt.NDArray[np.float32]:
+    parts = _features(model, (inputs.tensor(resized(chunk, inputs.size)) for chunk in chunks), flip)
+    if not parts:  # the width of the features is known to the network alone
+        parts = [part[:0] for part in _features(model, [torch.zeros(2, 3, inputs.size, inputs.size)])]
+    return np.concatenate([part.numpy() for part in parts])
+
+
+def _chunks(view: Batches, size: int) -> Iterator[npt.NDArray[np.uint8]]:
+    return (view.batch(np.arange(i, min(i + size, len(view)))) for i in range(0, len(view), size))
+
+
+def _features(model: nn.Module, batches: Iterable[Tensor], flip: bool = False) -> list[Tensor]:
+    """Features in float32 whatever the training precision was."""
     model.eval()
     parts = []
     with torch.no_grad():
-        for start in range(0, len(view), BATCH):
-            x = to_float(view.batch(np.arange(start, min(start + BATCH, len(view)))), channels_last)
+        for x in batches:
             # `forward` itself: a compiled network would be compiled again for evaluation
-            parts.append(model.forward(x).float())
-    return torch.cat(parts) if parts else torch.zeros(0, 0)
+            found = model.forward(x)
+            parts.append((found + model.forward(x.flip(3)) if flip else found).float())
+    return parts
 
 
 def shared_features(model: nn.Module, theta: Weights, view: FaceView, channels_last: bool = True) -> Tensor:
@@ -89,7 +155,8 @@ def client_head(
         rows = torch.from_numpy(train.classes)
         return head, rows[labels], torch.zeros(len(W), dtype=torch.bool).index_fill_(0, rows, True)
     if "head" in client.state:
-        head = _reused(settings, train.n_classes, client.embedding)
+        with torch.random.fork_rng(devices=[]):  # a new head draws random numbers, which this step must not notice
+            head = settings.build(train.n_classes, client.embedding)
         load_weights(head, client.state["head"])
         return head, labels, None
     head = settings.build(train.n_classes, client.embedding)
@@ -97,13 +164,3 @@ def client_head(
         features = features_of(model, train, client.numerics.channels_last)
         head.weight.data.copy_(class_means(features, labels, train.n_classes))
     return head, labels, None
-
-
-@lru_cache(maxsize=8)
-def _reused(settings: HeadSettings, classes: int, embedding: int) -> Head:
-    """A head whose weights are whatever the last client left: as with the network, one serves all in turn.
-
-    Making one draws random numbers, which a step must not notice: where it is the first of its kind differs by engine.
-    """
-    with torch.random.fork_rng(devices=[]):
-        return settings.build(classes, embedding)

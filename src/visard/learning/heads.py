@@ -11,7 +11,9 @@ What all share:
 import math
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,6 @@ from torch.nn.functional import cross_entropy, softplus
 
 from visard.errors import UsageError, VisardError, did_you_mean
 
-Kind = Literal["arcface", "cosface", "softmax", "sphereface2"]
 PastPi = Literal["monotone", "plain", "easy"]
 
 EPS = 1e-7  # 1 - EPS is the float32 just below 1: the last cosine with a non-zero sine
@@ -90,6 +91,8 @@ class Head(nn.Module, ABC):
 
     features (B, embedding), labels (B,) int64, mask (classes,) bool: True = the class is present here.
     """
+
+    biased: ClassVar[bool] = False  # whether heads of this kind have biases beside their class vectors
 
     def __init__(self, classes: int, embedding: int) -> None:
         super().__init__()
@@ -216,6 +219,8 @@ class Softmax(Head):
     Without `normalise` the features carry their own length and s plays no part.
     """
 
+    biased = True
+
     def __init__(
         self, classes: int, embedding: int, scale: float = 64.0, normalise: bool = False, bias: bool = True
     ) -> None:
@@ -241,6 +246,8 @@ class SphereFace2(Head):
     `balanced` starts it where positives and negatives pull equally (`balanced_bias`): from 0 the negatives
     hardly learn at first. detach_margin = True takes d logit / d cos = r, as if g and m were a constant.
     """
+
+    biased = True
 
     def __init__(
         self, classes: int, embedding: int, scale: float = 30.0, margin: float = 0.4, t: float = 3.0,
@@ -295,20 +302,43 @@ HEADS: dict[str, type[Head]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class HeadSettings:
+    """`[method.head]`: the classification head of a training run."""
+
+    kind: str = "cosface"  # a name in HEADS
+    scale: float = 30.0
+    margin: float = 0.35  # arcface: radians; cosface: cosine; ignored by heads that have none
+    options: dict[str, Any] | None = None  # the head's other parameters, for example past_pi of arcface
+
+    def __post_init__(self) -> None:
+        if self.kind not in HEADS:
+            raise UsageError(f"method.head.kind: unknown head {self.kind!r}{did_you_mean(self.kind, HEADS)}")
+
+    @property
+    def biased(self) -> bool:
+        """Whether heads of this kind have biases beside their class vectors."""
+        return HEADS[self.kind].biased
+
+    def build(self, classes: int, embedding: int) -> Head:
+        """A freshly initialised head."""
+        return build_head(self.kind, classes, embedding, self.scale, self.margin, **self.options or {})
+
+
 def build_head(
-    kind: Kind,
+    kind: str,
     classes: int,
     embedding: int,
     scale: float | None = None,
     margin: float | None = None,
-    **settings: Any,
+    **options: Any,
 ) -> Head:
-    """The head of that kind; `None` leaves its own default. softmax has no margin and ignores it."""
+    """The head of that kind; `None` leaves its own default, and a head without a margin ignores it."""
     if kind not in HEADS:
         raise UsageError(f"unknown head {kind!r}{did_you_mean(kind, HEADS)}")
-    given = {"scale": scale, "margin": None if kind == "softmax" else margin}
-    settings |= {name: value for name, value in given.items() if value is not None}
-    try:
-        return HEADS[kind](classes, embedding, **settings)
-    except TypeError as error:
-        raise UsageError(f"head {kind}: {str(error).split('() ', 1)[-1]}") from None
+    known = signature(HEADS[kind]).parameters
+    if odd := sorted(options.keys() - known.keys()):
+        raise UsageError(f"head {kind}: unknown option {odd[0]!r}{did_you_mean(odd[0], known)}")
+    shared = {"scale": scale, "margin": margin}
+    options |= {name: value for name, value in shared.items() if value is not None and name in known}
+    return HEADS[kind](classes, embedding, **options)

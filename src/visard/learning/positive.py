@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Weights
-from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
+from visard.learning.features import input_batch
 from visard.learning.heads import Head, cosine, direction
 from visard.learning.train import Training, batches, freeze_norm
 from visard.learning.weights import kept_local
@@ -110,7 +110,7 @@ def one_step_together(
     pictures, labels, owner, first = [], [], [], 0
     for i, m in enumerate(members):
         rows = next(batches(len(m.view), training, m.rng))
-        pictures.append(augment(to_float(m.view.batch(rows), numerics.channels_last), m.rng, training.augment))
+        pictures.append(input_batch(m.view, rows, numerics, m.rng, training.augment))
         labels.append(torch.from_numpy(m.view.labels[rows]) + first)
         owner.append(torch.full((len(rows),), i))
         first += len(m.w)

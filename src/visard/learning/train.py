@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from visard.core import Weights
-from visard.data.augment import Augment, augment, to_float
+from visard.data.augment import Augment
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError
-from visard.learning.heads import Head, build_head
+from visard.learning.features import Batches, input_batch
+from visard.learning.heads import Head
 from visard.numerics import Numerics
 
 # ----------
@@ -122,38 +124,12 @@ class Training:
 
 
 @dataclass(frozen=True)
-class HeadSettings:
-    """The classification head of a training run."""
-
-    kind: Literal["arcface", "cosface", "softmax", "sphereface2"] = "cosface"
-    scale: float = 30.0
-    margin: float = 0.35  # arcface: radians; cosface: cosine
-
-    @property
-    def biased(self) -> bool:
-        """Whether heads of this kind have biases beside their class vectors."""
-        return self.kind in ("softmax", "sphereface2")
-
-    def build(self, classes: int, embedding: int) -> Head:
-        """A freshly initialised head."""
-        return build_head(self.kind, classes, embedding, scale=self.scale, margin=self.margin)
-
-
-@dataclass(frozen=True)
 class Trained:
     """What one call of `train` did."""
 
     loss: float  # mean over the pictures seen, without penalty
     steps: int
     pictures: int
-
-
-class Batches(Protocol):
-    """Pictures to train on: a view, or several as one."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, rows: np.ndarray, /) -> np.ndarray: ...
 
 
 def batches(n: int, training: Training, rng: torch.Generator) -> Iterator[np.ndarray]:
@@ -193,6 +169,8 @@ def train(
     frozen_norm: bool = False,
     penalty: Callable[[Tensor, Tensor], Tensor] | None = None,
     beside: Callable[[int], Tensor] | None = None,
+    correct: Callable[[dict[str, Tensor]], None] | None = None,
+    frozen: Collection[nn.Module] = (),
 ) -> Trained:
     r"""SGD on `model` and `head` in place.
 
@@ -201,9 +179,19 @@ def train(
     `frozen_norm`: batch norm uses its running statistics and leaves them alone (its scale and shift still train).
     `penalty` of the pictures as they went in and of their features is added to the loss. `beside` gives as many
     pictures without labels, which go through the network behind those of a batch: only the penalty sees them.
+    `correct` may change the gradients of the network, by name and in place, before they are clipped and a step is
+    taken. `frozen` says which of network and head stay as they are.
     """
     labels = torch.from_numpy(view.labels) if labels is None else labels
     anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
+
+    @torch.no_grad()
+    def corrected() -> None:
+        for p, start in anchored:
+            if p.grad is not None:
+                p.grad.add_(p - start, alpha=mu)
+        if correct is not None:
+            correct({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
     def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
         loss = head.loss(features[: len(rows)].float(), labels.index_select(0, torch.from_numpy(rows)), mask)
@@ -211,7 +199,7 @@ def train(
 
     done = descend(
         model, [head], view, training, rng, numerics, objective, lr=training.lr if lr is None else lr,
-        frozen_norm=frozen_norm, beside=beside, corrected=(lambda: _add_proximal(anchored, mu)) if anchored else None,
+        frozen_norm=frozen_norm, beside=beside, corrected=corrected, frozen=frozen,
     )  # fmt: skip
     return Trained(done.means["loss"], done.steps, done.pictures)
 
@@ -238,50 +226,58 @@ def descend(
     frozen_norm: bool = False,
     beside: Callable[[int], Tensor] | None = None,
     corrected: Callable[[], None] | None = None,
+    frozen: Collection[nn.Module] = (),
 ) -> Descent:
     """SGD on `model` and `heads` in place: the one loop of gradient steps.
 
     `objective` of the augmented pictures, their features and their rows gives what is minimised, and figures to report
     the means of. `beside` gives pictures that go through the network behind those of a batch, and `corrected` changes
-    gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call.
+    gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call. What is `frozen`
+    of model and heads stays as it is, in evaluation mode.
     """
     if not len(pictures):
         raise PublicError("has no training pictures")
-    parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
-    optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
     for part in (model, *heads):
-        part.train()
+        part.train(part not in frozen)
     if frozen_norm:
         freeze_norm(model)
     sums: dict[str, float] = {}
     steps = seen = 0
-    for rows in batches(len(pictures), training, rng):
-        x = augment(to_float(pictures.batch(rows), numerics.channels_last), rng, training.augment)
-        x = x if beside is None else torch.cat([x, beside(len(x))])
-        with numerics.autocast():
-            features = model(x := numerics.place(x))
-        minimised, figures = objective(x, features, rows)
-        optimiser.zero_grad()
-        minimised.backward()  # type: ignore[no-untyped-call]
-        if corrected is not None:
-            corrected()
-        if training.clip:
-            optimiser.clip(training.clip)
-        optimiser.step()
-        for name, value in figures.items():
-            sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
-        steps, seen = steps + 1, seen + len(rows)
+    with _without_gradients(frozen):
+        parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
+        optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
+        for rows in batches(len(pictures), training, rng):
+            x = input_batch(pictures, rows, numerics, rng, training.augment)
+            x = x if beside is None else torch.cat([x, beside(len(x))])
+            with numerics.autocast():
+                features = model(x := numerics.place(x))
+            minimised, figures = objective(x, features, rows)
+            optimiser.zero_grad()
+            minimised.backward()  # type: ignore[no-untyped-call]
+            if corrected is not None:
+                corrected()
+            if training.clip:
+                optimiser.clip(training.clip)
+            optimiser.step()
+            for name, value in figures.items():
+                sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
+            steps, seen = steps + 1, seen + len(rows)
     means = {name: total / seen for name, total in sums.items()}
     if wrong := [name for name, mean in means.items() if not math.isfinite(mean)]:
         raise PublicError(f"the {wrong[0]} became {means[wrong[0]]} in training: lower method.training.lr")
     return Descent(means, steps, seen)
 
 
-def _add_proximal(anchored: list[tuple[nn.Parameter, Tensor]], mu: float) -> None:
-    with torch.no_grad():
-        for p, start in anchored:
-            if p.grad is not None:
-                p.grad.add_(p - start, alpha=mu)
+@contextmanager
+def _without_gradients(parts: Collection[nn.Module]) -> Iterator[None]:
+    held = [p for part in parts for p in part.parameters() if p.requires_grad]
+    for p in held:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in held:
+            p.requires_grad_(True)
 
 
 def freeze_norm(model: nn.Module) -> None:

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
 from visard.errors import UsageError
 from visard.learning.features import HeadStart, client_head
-from visard.learning.heads import Head
+from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift
-from visard.learning.train import HeadSettings
 from visard.learning.weights import BatchNormPolicy, kept_local, load_weights, weights_in, without
 from visard.methods.supervised import check_rounds
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
-from visard.learning.train import HeadSettings, Training
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training
 from visard.learning.weights import weights_of
 from visard.methods.domain_adaptation import SOURCE
 from visard.methods.supervised import Fit, Fitting, Supervised, check_rounds, fit

@@ -20,8 +20,9 @@ from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, St
 from visard.data.faces import ClientData, FaceView
 from visard.errors import UsageError, VisardError
 from visard.learning import mmd
+from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare
-from visard.learning.train import HeadSettings, Optimiser, Training
+from visard.learning.train import Optimiser, Training
 from visard.methods.domain_adaptation import check_start
 from visard.methods.encrypted_mmd_party import Begin, begun, head_of
 from visard.methods.mmd_learner import Learner, quality

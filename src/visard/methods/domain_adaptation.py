@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
-from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
-from visard.learning.heads import Head, direction
+from visard.learning.features import input_batch
+from visard.learning.heads import Head, HeadSettings, direction
 from visard.learning.mmd import mmd2, squared_distances
 from visard.learning.objective import Critic, domain_loss, strength_at
-from visard.learning.train import HeadSettings, Training, train
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.supervised import check_rounds
 
@@ -174,8 +174,7 @@ class Adapting(Method[Server]):
 
         def beside(count: int) -> Tensor:
             chosen = [next(stream) for _ in range(count)]
-            x = to_float(target.batch(chosen), client.numerics.channels_last)
-            return augment(x, client.rng, self.training.augment)
+            return input_batch(target, chosen, client.numerics, client.rng, self.training.augment)
 
         done = train(
             model, head, source, self.training, client.rng, client.numerics,

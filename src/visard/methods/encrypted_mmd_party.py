@@ -20,8 +20,9 @@ from visard.crypto.packed_ckks import block_of
 from visard.crypto.paillier import BITS, Costs, check_bits, counted
 from visard.crypto.session import Letters, Scheme, SealedMail, Session
 from visard.errors import PublicError, UsageError
+from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, within
-from visard.learning.train import HeadSettings, Optimiser, Training
+from visard.learning.train import Optimiser, Training
 from visard.methods.domain_adaptation import given_head
 from visard.methods.mmd_learner import Learner, new_head, quality
 

@@ -28,7 +28,7 @@ from visard.core import (
 )
 from visard.errors import PublicError, UsageError
 from visard.learning.features import class_means, features_of
-from visard.learning.heads import direction
+from visard.learning.heads import HeadSettings, direction
 from visard.learning.positive import (
     Member,
     OneStep,
@@ -41,9 +41,9 @@ from visard.learning.positive import (
     same_weights,
     spread_out,
 )
-from visard.learning.train import HeadSettings, Training, train
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
-from visard.methods.supervised import Fit, Fitting, Looking, Supervised, check_rounds
+from visard.methods.supervised import Fit, Fitting, Looking, Supervised, check_rounds, pretraining
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,8 @@ class FedFace(Fitting[Server], Looking[Server]):
         return Server(theta, {}, setup.public_classes > 0)
 
     def stages(self) -> list[Stage[Server]]:
-        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain_round)] if self.pretrain_rounds else []
+        first: list[Stage[Server]] = pretraining(self.pretrain_rounds, self.pretrain, PUBLIC, self.fit, Fit)
         return [*first, Stage("federate", self.rounds, self.round)]
-
-    def pretrain_round(self, s: Server, net: Network) -> Server:
-        lr = self.pretrain.lr_at(net.round, self.pretrain_rounds)
-        done = net.ask(self.fit, {PUBLIC: Fit(s.theta, lr)})[PUBLIC]
-        net.log(loss=done.loss, lr=lr)
-        return Server(done.theta, s.W, s.public)
 
     def round(self, s: Server, net: Network) -> Server:
         first = self.enrol and net.round == 0

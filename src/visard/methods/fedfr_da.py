@@ -14,7 +14,8 @@ from typing import Annotated, Literal
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics
 from visard.errors import UsageError, VisardError
-from visard.learning.train import HeadSettings, Training, train
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import (
     SOURCE,
@@ -27,7 +28,7 @@ from visard.methods.domain_adaptation import (
 )
 from visard.methods.encrypted_alignment import SEALED, Aligning, Met
 from visard.methods.encrypted_mmd_party import Post
-from visard.methods.supervised import check_rounds, fit
+from visard.methods.supervised import check_rounds, fit, pretraining
 
 # ----------
 # FedFR-DA: what the server keeps, and all that travels.
@@ -101,17 +102,13 @@ class FedFRDA(Aligning[Server]):
         return Server(setup.new_weights(), head, [], met=self.before(setup, self.training))
 
     def stages(self) -> list[Stage[Server]]:
-        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
+        first: list[Stage[Server]] = pretraining(  # lines 1-2
+            self.pretrain_rounds, self.pretraining, SOURCE, self.fit, Down
+        )
         return [*first, Stage("label", 1, self.label_all), Stage("federate", self.rounds, self.round)]
 
     def oracle(self) -> str:
         return self.clustering.oracle
-
-    def pretrain(self, s: Server, net: Network) -> Server:  # lines 1-2
-        lr = self.pretraining.lr_at(net.round, self.pretrain_rounds)
-        up = net.ask(self.fit, {SOURCE: Down(s.theta, lr)})[SOURCE]
-        net.log(loss=up.loss, lr=lr)
-        return replace(s, theta=up.theta)
 
     def label_all(self, s: Server, net: Network) -> Server:  # lines 4-8
         ups = net.ask(self.label, {c: Down(s.theta, 0.0) for c in targets(net.clients)})

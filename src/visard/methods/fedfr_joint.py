@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 from torch import Tensor
 
 from visard.core import (
+    PUBLIC,
     Client,
     Disclosure,
     Network,
@@ -38,7 +40,7 @@ from visard.methods.fedfr_joint_client import (
     PublicSettings,
     personal_weights,
 )
-from visard.methods.supervised import Supervised, WithProxies
+from visard.methods.supervised import Fit, Supervised, WithProxies, pretraining
 
 
 @dataclass(frozen=True)
@@ -103,16 +105,13 @@ class FedFRJoint(WithProxies[Server]):
         return Server(setup.new_weights(), given_head(self.head, setup).get("weight") if self.public.used else None)
 
     def stages(self) -> list[Stage[Server]]:
-        first = Stage("pretrain", self.pretrain_rounds, self.pretrain_round)
         last = Stage("personalise", int(self.personalise.stage != "none"), self.personal_round)
-        return [stage for stage in (first, Stage("federate", self.rounds, self.round), last) if stage.rounds]
+        ours = [stage for stage in (Stage("federate", self.rounds, self.round), last) if stage.rounds]
+        how = (self.pretrain_rounds, self.pretrain, PUBLIC, self.fit, partial(Fit, class_vectors=True))
+        return [*pretraining(*how, lambda s, done: Server(done.theta, done.W if self.public.used else None)), *ours]
 
     def supervised(self) -> Supervised:
         return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)
-
-    def pretrain_round(self, s: Server, net: Network) -> Server:
-        done = self.fit_public(s.theta, net)
-        return Server(done.theta, done.W if self.public.used else None)
 
     def down(self, s: Server, net: Network, lr: float) -> Down:
         known = s.Phi is not None or not self.public.used

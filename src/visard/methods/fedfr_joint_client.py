@@ -13,9 +13,9 @@ from visard.core import Client, Setup, Weights
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import class_means, features_of, shared_features
-from visard.learning.heads import Head, build_head, direction
+from visard.learning.heads import Head, HeadSettings, build_head, direction
 from visard.learning.objective import Pictures, Terms, distillation, minimise, teacher
-from visard.learning.train import HeadSettings, Training
+from visard.learning.train import Training
 from visard.learning.weights import load_weights, weights_of
 
 # ----------

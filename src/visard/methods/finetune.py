@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step
 from visard.errors import UsageError, VisardError
-from visard.learning.train import HeadSettings, Training, train
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
-from visard.methods.supervised import check_rounds, fit
+from visard.methods.supervised import check_rounds, fit, pretraining
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,8 @@ class FineTune(Method[Server]):
         return Server(setup.new_weights())
 
     def stages(self) -> list[Stage[Server]]:
-        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
+        first: list[Stage[Server]] = pretraining(self.pretrain_rounds, self.pretraining, SOURCE, self.fit, Down)
         return [*first, Stage("label", 1, self.label_all), Stage("train", self.rounds, self.round)]
-
-    def pretrain(self, s: Server, net: Network) -> Server:
-        lr = self.pretraining.lr_at(net.round, self.pretrain_rounds)
-        up = net.ask(self.fit, {SOURCE: Down(s.theta, lr)})[SOURCE]
-        net.log(loss=up.loss, lr=lr)
-        return Server(up.theta)
 
     def label_all(self, s: Server, net: Network) -> Server:
         (pool,) = net.clients

@@ -19,8 +19,9 @@ from visard.core import Client, Weights
 from visard.crypto.moments import MIXED
 from visard.data.augment import augment, to_float
 from visard.errors import PublicError, VisardError
+from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, Polynomial, within
-from visard.learning.train import HeadSettings, Optimiser, Training, batches, new_optimiser
+from visard.learning.train import Optimiser, Training, batches, new_optimiser
 from visard.learning.weights import load_weights, weights_of
 
 # ----------

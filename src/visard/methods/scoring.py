@@ -11,17 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Weights
-from visard.data.augment import augment, to_float
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError
 from visard.evaluation.arrays import Ints, unit_rows
-from visard.evaluation.generic import embed
 from visard.evaluation.identification import identify
 from visard.evaluation.personal import personal_figures
 from visard.evaluation.scores import roc_of
 from visard.evaluation.verification import verify_all
-from visard.learning.features import client_head
-from visard.learning.train import HeadSettings, Training, batches, train
+from visard.learning.features import client_head, embed, input_batch
+from visard.learning.heads import HeadSettings
+from visard.learning.train import Training, batches, train
 from visard.learning.weights import load_weights
 from visard.models.files import split_transform, with_transform
 
@@ -248,8 +247,7 @@ def settle(client: Client, model: nn.Module, tuning: Tuning) -> None:
     model.train()
     with torch.no_grad(), client.numerics.autocast():
         for rows in batches(len(pictures), training, client.rng):
-            x = to_float(pictures.batch(rows), client.numerics.channels_last)
-            model(client.numerics.place(augment(x, client.rng, training.augment)))
+            model(input_batch(pictures, rows, client.numerics, client.rng, training.augment))
 
 
 def _training(tuning: Tuning) -> Training:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import PUBLIC, Client, Disclosure, Method, Network, Weights, client_step
+from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, Method, Network, Stage, Weights, client_step
 from visard.core.method import S
 from visard.errors import UsageError
 from visard.learning.features import class_means, client_head, features_of
+from visard.learning.heads import HeadSettings
 from visard.learning.positive import variance
-from visard.learning.train import HeadSettings, Trained, Training, train
+from visard.learning.train import Trained, Training, train
 from visard.learning.weights import load_weights, weights_of
 
 
@@ -62,6 +64,28 @@ class Fitting(Method[S]):
         return Fitted(weights_of(client.network()), told.get("weight"), told.get("bias"), done.loss)
 
 
+def pretraining(
+    rounds: int,
+    training: Training,
+    at: ClientId,
+    step: BoundStep[Any, Any],
+    message: Callable[[Weights, float], Any],
+    keep: Callable[[S, Any], S] = lambda s, done: replace(s, theta=done.theta),  # type: ignore[type-var]
+) -> list[Stage[S]]:
+    """The stage in which one client with labelled pictures trains the network alone; no stage for no rounds.
+
+    `message(theta, lr)` is what it is asked with `step`; `keep` makes the next server state of its reply.
+    """
+
+    def round(s: S, net: Network) -> S:
+        lr = training.lr_at(net.round, rounds)
+        done = net.ask(step, {at: message(s.theta, lr)})[at]  # type: ignore[attr-defined]
+        net.log(loss=done.loss, lr=lr)
+        return keep(s, done)
+
+    return [Stage("pretrain", rounds, round)] if rounds else []
+
+
 def fit(
     client: Client, theta: Weights, training: Training, settings: HeadSettings, lr: float, means: bool = False
 ) -> Trained:
@@ -99,14 +123,6 @@ class Proxies:
 
 class WithProxies(Fitting[S]):
     """A method that starts from public people, whom one party (`PUBLIC`) trains on or measures."""
-
-    def fit_public(self, theta: Weights, net: Network) -> Fitted:
-        """One round of supervised training at the public party."""
-        how = self.supervised()
-        lr = how.training.lr_at(net.round, how.rounds)
-        done = net.ask(self.fit, {PUBLIC: Fit(theta, lr, class_vectors=True)})[PUBLIC]
-        net.log(loss=done.loss, lr=lr)
-        return done
 
     def public_means(self, theta: Weights, net: Network) -> Tensor:
         """Mean features (K_g, E) of the public people."""

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from visard.data.augment import Three, to_float
 from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import write_atomically
 from visard.models.iresnet import DEPTHS, WIDTHS, IResNet
@@ -253,7 +254,6 @@ def with_transform(backbone: nn.Module, transform: nn.Linear | None, embedding: 
 # ----------
 # What a network expects as input: side of the pictures, order of the channels, mean and standard deviation.
 
-Three = tuple[float, float, float]
 ORDERS = ("rgb", "bgr")
 
 
@@ -296,15 +296,7 @@ class Inputs:
 
     def tensor(self, pictures: npt.NDArray[np.uint8]) -> Tensor:
         """Pictures (B, H, W, 3) uint8 RGB -> (B, 3, H, W) float32 in the picture's own memory order."""
-        pixels = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).to(torch.float32)
-        if self.order == "bgr":
-            pixels = pixels.flip(1)
-        if len(set(self.mean)) == len(set(self.std)) == 1:
-            # one multiplication and one subtraction: the same bits as in training for mean = std = 0.5
-            return pixels.mul_(1 / (255 * self.std[0])).sub_(self.mean[0] / self.std[0])
-        scale = torch.tensor([1 / (255 * s) for s in self.std]).view(1, 3, 1, 1)
-        shift = torch.tensor([m / s for m, s in zip(self.mean, self.std, strict=True)]).view(1, 3, 1, 1)
-        return pixels.mul_(scale).sub_(shift)
+        return to_float(pictures, True, self.order, self.mean, self.std)
 
 
 PRESETS = {

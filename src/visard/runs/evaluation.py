@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from visard.core import Method, Network
 from visard.engines.world import World, derive
-from visard.evaluation.generic import embed, flat, identification, verification
+from visard.evaluation.generic import flat, identification, verification
 from visard.evaluation.personal import summarise
+from visard.learning.features import embed
 from visard.learning.weights import load_weights
 from visard.methods.scoring import ScoreRequest, steps_of
 
