@@ -30,8 +30,7 @@ from torch import Tensor
 from visard.crypto import ckks
 from visard.crypto.forward import Forward
 from visard.crypto.moments import moments
-from visard.crypto.packed import Packed
-from visard.crypto.packed_ckks import PackedCkks
+from visard.crypto.packed import Packed, PackedCkks
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
 from visard.learning import mmd
 from visard.learning.mmd import Polynomial, taylor

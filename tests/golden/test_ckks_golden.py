@@ -18,7 +18,7 @@ from visard.crypto import ckks
 from visard.crypto import ckks as residues
 from visard.crypto.ckks import PrivateKey, PublicKey
 from visard.crypto.moments import moments
-from visard.crypto.packed_ckks import PackedCkks
+from visard.crypto.packed import PackedCkks
 from visard.learning import mmd
 from visard.learning.mmd import Polynomial, taylor
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
-from visard.crypto.packed import FixedPoint, Slots, linear_maps
+from visard.crypto.packed import FixedPoint, Slots
 from visard.crypto.paillier import FixedBase, PrivateKey, generate
 from visard.errors import VisardError
 
@@ -41,7 +41,7 @@ def test_homomorphism(a: int, b: int, k: int) -> None:
 def test_linear_maps_are_the_plain_ones(values: list[int], rows: int, bits: int, random: object) -> None:
     matrix = [[random.randint(-(2**bits), 2**bits) for _ in values] for _ in range(rows)]  # type: ignore[attr-defined]
     ciphers = [key().public.encrypt(v) for v in values]
-    found = [key().decrypt(c) for c in linear_maps(key().public, ciphers, matrix)]
+    found = [key().decrypt(c) for c in key().public.linear_maps(ciphers, matrix)]
     assert found == [sum(k * v for k, v in zip(row, values, strict=True)) for row in matrix]
 
 
@@ -83,7 +83,7 @@ def test_fixed_point_is_within_half_a_unit(values: list[float], bits: int) -> No
     assert float((back - x).abs().max()) <= 0.5 / 2**bits + 1e-9
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1.5])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_fixed_point_refuses(bad: float) -> None:
     with pytest.raises(VisardError, match="a value to encrypt is"):
-        FixedPoint(20, limit=1.0).encode(torch.tensor([0.5, bad]))
+        FixedPoint(20).encode(torch.tensor([0.5, bad]))

@@ -80,7 +80,7 @@ def test_masks_cancel_and_are_new_for_every_question() -> None:
 
     def of(me: str, about: bytes) -> list[int]:
         mine = {o: pairs[frozenset((me, o))] for o in "abc" if o != me}
-        return packed.mask_numbers(packed.seeds(me, mine, about), 3, int(n))
+        return packed.mask_numbers(packed.mask_seeds(me, mine, about), 3, int(n))
 
     assert all(sum(m) % n == 0 for m in zip(*(of(c, b"one") for c in "abc"), strict=True))
     assert len({*of("a", b"one"), *of("b", b"one"), *of("a", b"two")}) == 9

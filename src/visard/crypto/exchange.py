@@ -1,15 +1,16 @@
-r"""The messages of one exchange of batches, whichever protocol computes them.
+r"""The sealed messages of one exchange of batches, whichever protocol computes them.
 
     packed   offer (own features, own key) -> answer (under the owner's key) -> take
     others   offer (own monomials, own key) -> answer (own masked gradient, the peer's key) -> unveil -> take
 
-What a party takes is $\sum_p w_p \nabla_{a_i} E_p k$ times its scale, for the weights of `Plan.weights`.
+An offer is what a client sends of its batches, an answer what a peer computes from an offer and sends back. What a
+client takes from the answers is $\sum_p w_p \nabla_{a_i} E_p k$ times its scale, for the weights of `Plan.weights`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -18,8 +19,7 @@ from torch import Tensor
 
 from visard.crypto.forward import FRACTION, Forward
 from visard.crypto.moments import moments, noisy
-from visard.crypto.packed import Packed
-from visard.crypto.packed_ckks import PackedCkks
+from visard.crypto.packed import Packed, PackedCkks, Packing
 from visard.crypto.session import TAG, Letters, Scheme, SealedMail, Session
 from visard.learning.mmd import Polynomial
 
@@ -29,7 +29,7 @@ ByParameters = Callable[[int, Tensor], Tensor]  # batch, gradients by features (
 
 @dataclass(frozen=True)
 class Plan:
-    """What all parties agree on."""
+    """What all clients agree on."""
 
     variant: Variant
     kernel: Polynomial
@@ -49,8 +49,7 @@ class Plan:
         return replace(self, kernel=kernel)
 
     @property
-    def packed(self) -> Any:
-        """`Packed` or `PackedCkks`: alike but for their keys and ciphertexts."""
+    def packed(self) -> Packing:
         if self.scheme == "ckks":
             return PackedCkks(self.kernel, self.length, self.n)
         return Packed(self.kernel, self.length, self.bits)
@@ -60,7 +59,7 @@ class Plan:
         return Forward(self.kernel, self.length, self.variant in ("both", "compressed"))
 
     def weights(self, owner: str) -> dict[str, float]:
-        """The peers of a party and how much their mean kernel counts in its gradient."""
+        """The peers of a client and how much their mean kernel counts in its gradient."""
         S = len(self.sources)
         if owner == self.target:
             return dict.fromkeys(self.sources, 1 / S)
@@ -70,20 +69,20 @@ class Plan:
         return {self.target: 1.0} | others
 
     def scale(self) -> float:
-        """-2 / n: L_p3 of a party's own batch; of pooled sources S times it, since their weights are averaged."""
+        """-2 / n: L_p3 of a client's own batch; of pooled sources S times it, since their weights are averaged."""
         return -2 / self.n
 
     def share(self, owner: str) -> float:
-        """The factor of the mean kernel inside a party's own batch; of pooled sources again S times it."""
+        """The factor of the mean kernel inside a client's own batch; of pooled sources again S times it."""
         S = len(self.sources)
         return (self.n - 1) / (S * self.n - 1) if self.pooled and owner != self.target else 1.0
 
     def fellows(self, owner: str, me: str) -> list[str]:
-        """With whom a party masks its answer to `owner`, which then can read the sum alone; none: it reads each."""
+        """The peers with which a client masks its answer to `owner`, which then can read the sum alone."""
         return [c for c in self.weights(owner) if c != me] if self.sums and self.variant == "packed" else []
 
     def partners(self, me: str) -> list[str]:
-        """Everyone with whom a party needs a common secret."""
+        """Everyone with whom a client needs a common secret."""
         owners = self.weights(me)
         return list(dict.fromkeys([*owners, *(c for o in owners for c in self.fellows(o, me))]))
 
@@ -93,10 +92,6 @@ class Plan:
 
     def learns_loss(self, owner: str) -> bool:
         return self.loss and owner != self.target
-
-    def answers(self, owner: str) -> int:
-        """Ciphertexts of one answer to a party in the packed protocol."""
-        return self.batches * int(self.packed.answered(self.n, self.learns_loss(owner)))
 
 
 def offer(session: Session, plan: Plan, features: Tensor) -> SealedMail:
@@ -111,39 +106,40 @@ def answer_packed(
     session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor
 ) -> SealedMail:
     """To each peer, the own moments applied to its features; `extra` (batches,) is added to the loss it learns."""
-    size, post = plan.packed.offered(plan.n), Posting()
-    # once: all peers hear the same
+    how, mail = plan.packed, []
+    size = how.offered(plan.n)
+    # once, so that all peers get the same noise
     said = [noisy(moments(b), plan.n, plan.noise, session.noise_key(i, b)) for i, b in enumerate(features)]
     for owner in plan.weights(session.me):
-        received = _open(session, plan, "offer", owner, owner, offers.get(owner, b""), size * plan.batches)
+        received = _open(session, plan, "offer", owner, owner, offers, size * plan.batches)
         weight, loss = plan.weights(owner)[session.me], plan.learns_loss(owner)
         key: Any = session.lattice.keys[owner] if session.lattice else session.keys[owner]
         ciphers: list[Any] = []
         for i, m in enumerate(said):
             mine = received[i * size : (i + 1) * size]
-            more = -float(extra[i]) / 2
-            ciphers += plan.packed.answer(key, mine, plan.n, m, weight, loss, more)
+            ciphers += how.answer(key, mine, plan.n, m, weight, loss, -float(extra[i]) / 2)
         if fellows := plan.fellows(owner, session.me):
-            ciphers = plan.packed.mask(key, ciphers, session.masks(owner, fellows, plan.name() + offers[owner][:-TAG]))
-        post.add(_seal(session, plan, "answer", owner, ciphers, [owner]))
-    return post.done
+            ciphers = how.mask(key, ciphers, session.masks(owner, fellows, plan.name() + offers[owner][:-TAG]))
+        mail.append(_seal(session, plan, "answer", owner, ciphers, [owner]))
+    return _together(mail)
 
 
 def take_packed(
     session: Session, plan: Plan, features: Tensor, answers: Mapping[str, bytes]
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients (batches, n, L) by own features, and the losses (batches,) if this party learns them."""
-    weights, me = plan.weights(session.me), session.me
-    size, loss = plan.answers(me) // plan.batches, plan.learns_loss(me)
-    received = [_open(session, plan, "answer", p, me, answers.get(p, b""), size * plan.batches) for p in weights]
+    """Gradients (batches, n, L) by own features, and the losses (batches,) if this client learns them."""
+    how, weights, me = plan.packed, plan.weights(session.me), session.me
+    loss = plan.learns_loss(me)
+    size = how.answered(plan.n, loss)
+    received = [_open(session, plan, "answer", peer, me, answers, size * plan.batches) for peer in weights]
     key: Any = session.lattice.private if session.lattice else session.private
-    summed, total = plan.packed.total(session.keys[me], received), sum(weights.values())
+    summed, total = how.total(session.keys[me], received), sum(weights.values())
     gradients, losses = [], []
     for i, a in enumerate(features):
-        values = plan.packed.values(key, summed[i * size : (i + 1) * size], plan.n, loss)
-        gradients.append(plan.scale() * plan.packed.gradient(a, values, total))
+        values = how.values(key, summed[i * size : (i + 1) * size], plan.n, loss)
+        gradients.append(plan.scale() * how.gradient(a, values, total))
         if loss:
-            losses.append(-2 * plan.packed.mean_kernel(a, values, total))
+            losses.append(-2 * how.mean_kernel(a, values, total))
     return torch.stack(gradients), torch.tensor(losses, dtype=torch.float64) if loss else None
 
 
@@ -154,11 +150,10 @@ def answer_forward(
 
     With `by` the gradient is by the parameters of the extractor (no chain rule), else by the features.
     """
-    how, post, masks = plan.forward, Posting(), dict[str, bytes]()
+    how, mail, masks = plan.forward, [], dict[str, bytes]()
     size = how.offered(plan.n)
     for peer, weight in plan.weights(session.me).items():
-        key = session.keys[peer]
-        received = session.open("offer", peer, peer, offers.get(peer, b""), size * plan.batches)
+        key, received = session.keys[peer], _open(session, plan, "offer", peer, peer, offers, size * plan.batches)
         ciphers: list[int] = []
         losses: list[int] = []
         kept: list[int] = []
@@ -172,37 +167,38 @@ def answer_forward(
             if plan.learns_loss(peer):
                 factors, constant = how.terms.weights(a)
                 losses += how.combine(key, means, -2 * factors[None], (extra[i] - 2 * constant)[None])
-        post.add(session.seal("answer", peer, ciphers + losses, [peer]))
+        mail.append(_seal(session, plan, "answer", peer, ciphers + losses, [peer]))
         masks[peer] = b"".join(m.to_bytes(key.bits // 8, "big") for m in kept)
-    return post.done, masks
+    return _together(mail), masks
 
 
 def unveil(
     session: Session, plan: Plan, answers: Mapping[str, bytes], outputs: int
 ) -> tuple[SealedMail, Tensor | None]:
     """Decrypt what the peers masked and send it back; `outputs` is the length of one batch's gradient."""
-    post, losses, me = Posting(), None, session.me
-    size = outputs * plan.batches
+    mail, losses, me = [], None, session.me
+    size, length = outputs * plan.batches, session.private.public.bits // 8
     for owner in plan.weights(me):
         learns = plan.learns_loss(me) and owner == plan.target
-        count = size + plan.batches * learns
-        ciphers = session.open("answer", owner, me, answers.get(owner, b""), count)
-        post.add(session.seal_plain("unveiled", me, plan.forward.unveil(session.private, ciphers[:size]), owner))
+        ciphers = _open(session, plan, "answer", owner, me, answers, size + plan.batches * learns)
+        masked = [m.to_bytes(length, "big") for m in plan.forward.unveil(session.private, ciphers[:size])]
+        mail.append(session.seal_parts("unveiled", me, masked, length, [owner]))
         if learns:
             plain = [session.private.decrypt(c) / (1 << 2 * FRACTION) for c in ciphers[size:]]
             losses = torch.tensor(plain, dtype=torch.float64)
-    return post.done, losses
+    return _together(mail), losses
 
 
 def take_forward(session: Session, plan: Plan, unveiled: Mapping[str, bytes], masks: Letters, outputs: int) -> Tensor:
     """The own gradient (batches, outputs), summed over the peers."""
     total = torch.zeros(plan.batches, outputs, dtype=torch.float64)
     for peer in plan.weights(session.me):
-        key = session.keys[peer]
+        key, data = session.keys[peer], unveiled.get(peer, b"")
         length = key.bits // 8
-        numbers = session.open_plain("unveiled", peer, peer, unveiled.get(peer, b""), outputs * plan.batches)
-        own = [int.from_bytes(masks[peer][i : i + length], "big") for i in range(0, len(masks[peer]), length)]
-        total += plan.forward.unmask(key, numbers, own, total.shape)
+        parts = session.open_parts("unveiled", peer, peer, data, length, outputs * plan.batches)
+        own = [masks[peer][i : i + length] for i in range(0, len(masks[peer]), length)]
+        numbers, masked = ([int.from_bytes(part, "big") for part in them] for them in (parts, own))
+        total += plan.forward.unmask(key, numbers, masked, total.shape)
     return total
 
 
@@ -212,18 +208,18 @@ def _seal(session: Session, plan: Plan, kind: str, owner: str, ciphers: list[Any
     return session.seal(kind, owner, ciphers, to)
 
 
-def _open(session: Session, plan: Plan, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[Any]:
+def _open(
+    session: Session, plan: Plan, kind: str, sender: str, owner: str, received: Mapping[str, bytes], count: int
+) -> list[Any]:
+    """The ciphertexts that came from `sender`; if none came, its seal is broken."""
+    data = received.get(sender, b"")
     if plan.scheme == "ckks":
         return session.open_parts(kind, sender, owner, data, plan.packed.cipher_bytes(kind), count)
     return session.open(kind, sender, owner, data, count)
 
 
-class Posting:
-    """Gathers what goes to several receivers."""
-
-    def __init__(self) -> None:
-        self.done: SealedMail = ({}, {})
-
-    def add(self, post: SealedMail) -> None:
-        for mine, more in zip(self.done, post, strict=True):
-            mine.update(more)
+def _together(mail: Sequence[SealedMail]) -> SealedMail:
+    """Messages to several receivers as one posting."""
+    return {to: m for letters, _ in mail for to, m in letters.items()}, {
+        to: t for _, tags in mail for to, t in tags.items()
+    }

@@ -1,5 +1,6 @@
-"""The paper's protocol (Kang et al. 2022, Sections 4.2-4.3): monomials under the sender's key, masked decryption.
+r"""The paper's protocol (Kang et al. 2022, Sections 4.2-4.3): monomials under the sender's key, masked decryption.
 
+A polynomial kernel is a sum of products of monomials of both sides (Eq. 7): $k(a, b) = \sum_m c_m f_m(a) g_m(b)$.
 The peer sends Enc(g_m), of every sample or (compressed, Eq. 11) their means. The owner computes the ciphertexts of its
 own gradient, entry by entry, adds a mask and refreshes; the peer decrypts and returns; the owner takes the mask off.
 The mask is uniform modulo n, a one-time pad: what the peer decrypts is independent of the gradient.
@@ -20,12 +21,8 @@ from visard.crypto.packed import FixedPoint
 from visard.crypto.paillier import PrivateKey, PublicKey, gmp
 from visard.learning.mmd import Polynomial
 
-# ----------
-# A polynomial kernel as a sum of products of monomials of both sides (Kang et al. 2022, Eq. 7).
-#
-# $k(a, b) = \sum_m c_m f_m(a) g_m(b)$. A monomial is a sorted tuple of indices: (0, 0, 2) is $x_0^2 x_2$, () is 1.
-
-Monomial = tuple[int, ...]
+FRACTION = 24  # bits after the point, of a monomial and of a factor
+Monomial = tuple[int, ...]  # sorted indices: (0, 0, 2) is x_0^2 x_2, () is 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,8 @@ class Expansion:
         place = {g: i for i, g in enumerate(self.received)}
         for f, g, c in self.terms:
             for i, times in Counter(f).items():
-                slope = c * times * monomial(a, _without(f, i))
+                at = f.index(i)
+                slope = c * times * monomial(a, f[:at] + f[at + 1 :])
                 if g:
                     factors[:, i, place[g]] += slope
                 else:
@@ -91,14 +89,6 @@ def expand(kernel: Polynomial, length: int) -> Expansion:
 def monomial(x: Tensor, indices: Monomial) -> Tensor:
     """The product of the columns (n,); ones for ()."""
     return x[:, list(indices)].prod(1) if indices else x.new_ones(len(x))
-
-
-def _without(f: Monomial, i: int) -> Monomial:
-    at = f.index(i)
-    return f[:at] + f[at + 1 :]
-
-
-FRACTION = 24  # bits after the point, of a monomial and of a factor
 
 
 @dataclass(frozen=True)

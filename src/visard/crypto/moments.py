@@ -8,6 +8,12 @@ With $s_i = a_i \cdot B_1$ and $z_i = (2 M_2 + Q I) a_i - |a_i|^2 B_1 - \frac{c_
 $\nabla_{a_i} E_b k = 2 c_1 a_i + 4 c_2 |a_i|^2 a_i + 4 c_2 (z_i - 2 s_i a_i)$:
 what the owner of a needs is linear in $(a_i, |a_i|^2, 1)$ with coefficients that only the other side knows, and
 linear in the moments, so weighted sums over several sides are as easy as one. For c2 = 0 it is $2 c_1 (a_i - B_1)$.
+
+Gaussian noise on the moments of a batch protects one sample of it. Features lie inside the unit ball, so exchanging one
+of n samples moves B1 by at most 2/n, M2 by $\sqrt 2 / n$ (Frobenius), B3 by 2/n and R4 by 1/n: all together by
+$\sqrt{11} / n$, where no sample moves the features of others. Noise of $\sigma \sqrt{11} / n$ on every entry makes the
+answer of one batch, for one given network, $(\epsilon, \delta)$-private. Nothing is claimed for a run: the network is
+trained on the samples without noise.
 """
 
 from __future__ import annotations
@@ -23,6 +29,10 @@ from torch import Tensor
 
 from visard.errors import UsageError, VisardError
 from visard.learning.mmd import Polynomial
+
+SENSITIVITY = math.sqrt(4 + 2 + 4 + 1)  # times 1 / n
+DELTA = 1e-5  # of the differential privacy that runs log
+MIXED = "noise: one sample moves the features of others, as batch norm does: take model.name = tiny_nobn, or an mlp"
 
 
 @dataclass(frozen=True)
@@ -55,6 +65,10 @@ class Rows:
     def __call__(self, a: Tensor) -> Tensor:
         """Values (n, r) for the rows of a."""
         return a @ self.by_a.t() + (a * a).sum(1)[:, None] * self.by_norm + self.constant
+
+    def matrix(self) -> Tensor:
+        """The factors (r, L + 1) of a and of |a|^2."""
+        return torch.cat([self.by_a, self.by_norm[:, None]], 1)
 
     def bound(self) -> float:
         """The largest value for features inside the unit ball."""
@@ -119,23 +133,10 @@ def quadratic(kernel: Polynomial) -> tuple[float, float, float]:
     return kernel.c[0], kernel.c[1], kernel.c[2]
 
 
-# ----------
-# Gaussian noise on the moments of a batch, and what it guarantees for one sample of that batch.
-#
-# Features lie inside the unit ball, so exchanging one of n samples moves B1 by at most 2/n, M2 by $\sqrt 2 / n$
-# (Frobenius), B3 by 2/n and R4 by 1/n: all together by $\sqrt{11} / n$, where no sample moves the features of others.
-# Noise of $\sigma \sqrt{11} / n$ on every entry makes the answer of one batch, for one given network,
-# $(\epsilon, \delta)$-private. Nothing is claimed for a run: the network is trained on the samples without noise.
-
-SENSITIVITY = math.sqrt(4 + 2 + 4 + 1)  # times 1 / n
-DELTA = 1e-5  # of the differential privacy that runs log
-MIXED = "noise: one sample moves the features of others, as batch norm does: take model.name = tiny_nobn, or an mlp"
-
-
 def noisy(m: Moments, n: int, multiplier: float, key: bytes) -> Moments:
     """The moments of a batch of n with noise that 16 secret bytes determine: asked again, it is the same noise.
 
-    With new noise every time, whoever makes a party answer often enough could average it away.
+    With new noise every time, a server that makes a client answer often enough could average it away.
     """
     if not multiplier:
         return m

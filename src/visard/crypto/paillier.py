@@ -4,7 +4,7 @@
     Enc(m) = (1 + n m) h_n^x mod n^2      x random of |n| / 2 bits, h_n = h^n mod n^2
     h = -H(n)^2 mod n      from a hash of n, so that its owner cannot plant a base of small order
 
-Enc(a) Enc(b) = Enc(a + b) and Enc(a)^k = Enc(k a). Whoever has the key can strip the plaintext off a result and look
+Enc(a) Enc(b) = Enc(a + b) and Enc(a)^k = Enc(k a). The owner of the key can strip the plaintext off a result and look
 at its randomness, so every ciphertext that was computed from received ones is refreshed before it leaves.
 Numbers here are plain integers; ciphertexts are validated when they enter (`PublicKey.check`).
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import math
 import secrets
@@ -29,8 +30,12 @@ from typing import Any
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, write_durably
 
-# ----------
-# gmpy2, or a clear line where it is not installed. The only place that imports it.
+BITS = 3072  # 128-bit security; 2048 gives 112
+INSECURE_BELOW = 2048
+KEYS = 32  # tables that are kept: of a client and the peers that it answers
+WINDOW = 8  # bits of the exponent a table row covers; 40 MB a key at 3072 bits, built once in half a second
+SMALL_PRIMES = math.prod(p for p in range(3, 2**12, 2) if all(p % d for d in range(3, math.isqrt(p) + 1, 2)))
+FORMAT = "visard paillier key 1"
 
 
 class _Absent:
@@ -38,56 +43,15 @@ class _Absent:
         raise UsageError("encryption needs gmpy2: pip install 'visard[crypto]'")
 
 
-def _load() -> Any:
-    try:
-        import gmpy2
-    except ImportError:
-        return _Absent()
-    return gmpy2
-
-
-gmp = _load()
-
-
-# ----------
-# Powers of one fixed number: a table turns an exponentiation into a few multiplications.
-
-WINDOW = 8  # bits of the exponent a table row covers; 40 MB a key at 3072 bits, built once in half a second
-
-
-class FixedBase:
-    """base^x mod m for 0 <= x < 2^bits: row j holds base^(d 2^(8j)) for every digit d."""
-
-    def __init__(self, base: int, modulus: int, bits: int) -> None:
-        self.modulus, self.bits = gmp.mpz(modulus), bits
-        self._rows = []
-        power = gmp.mpz(base)
-        for _ in range(-(-bits // WINDOW)):
-            row = [gmp.mpz(1)]
-            for _ in range(2**WINDOW - 1):
-                row.append(row[-1] * power % self.modulus)
-            self._rows.append(row)
-            power = row[-1] * power % self.modulus
-
-    def power(self, exponent: int) -> int:
-        """base^exponent mod m."""
-        if not 0 <= exponent < 1 << self.bits:
-            raise ValueError("the exponent is outside the table")
-        result = gmp.mpz(1)
-        digits = exponent.to_bytes(len(self._rows), "little")  # a digit is a byte
-        for row, digit in zip(self._rows, digits, strict=True):
-            if digit:
-                result = result * row[digit] % self.modulus
-        return int(result)
-
-
-# ----------
-# Counters of what encryption costs a party: operations, never contents.
+try:
+    gmp: Any = importlib.import_module("gmpy2")
+except ImportError:
+    gmp = _Absent()
 
 
 @dataclass
 class Costs:
-    """Operations inside one `counted()` block."""
+    """Operations inside one `counted()` block: how many, never on what."""
 
     encryptions: int = 0
     decryptions: int = 0
@@ -115,12 +79,6 @@ def count(name: str, amount: int = 1) -> None:
     """Add to a counter of the surrounding block, if there is one."""
     if (costs := _current.get()) is not None:
         setattr(costs, name, getattr(costs, name) + amount)
-
-
-BITS = 3072  # 128-bit security; 2048 gives 112
-INSECURE_BELOW = 2048
-KEYS = 32  # tables that are kept: of a party and the peers that it answers
-SMALL_PRIMES = math.prod(p for p in range(3, 2**12, 2) if all(p % d for d in range(3, math.isqrt(p) + 1, 2)))
 
 
 @dataclass(frozen=True)
@@ -164,7 +122,7 @@ class PublicKey:
         return self._encrypt(m, self._noise())
 
     def encrypt_from(self, m: int, seed: bytes) -> int:
-        """As `encrypt`, with Paillier's own r^n for r = H(seed): who knows m and the seed can make it again."""
+        """As `encrypt`, with Paillier's own r^n for r = H(seed): m and the seed give the same ciphertext again."""
         r = int.from_bytes(hashlib.shake_256(b"visard seed" + seed).digest(self.bits // 8 + 16), "big") % self.n
         return self._encrypt(m, gmp.powmod(r, self.n, self.n2))
 
@@ -173,6 +131,9 @@ class PublicKey:
             raise VisardError(f"a number of {int(m).bit_length()} bits does not fit a key of {self.bits} bits")
         count("encryptions")
         return int((1 + m * self.n) * noise % self.n2)
+
+    def _noise(self) -> int:
+        return _noise_table(int(self.n)).power(secrets.randbits(self.bits // 2))
 
     def refresh(self, c: int) -> int:
         """The same plaintext with new randomness."""
@@ -192,6 +153,36 @@ class PublicKey:
         count("multiplications")
         return int(gmp.powmod(c, k, self.n2))
 
+    def linear_maps(self, ciphers: Sequence[int], rows: Sequence[Sequence[int]]) -> list[int]:
+        r"""$\mathrm{Enc}(\sum_l k_{rl} m_l)$ for every row r of integers; not refreshed.
+
+        The powers 0 .. 2^w - 1 of each ciphertext are computed once for all rows (Straus). Exponents are shifted by
+        2^t to be non-negative, which one inverse undoes: $\prod c_l^{k_l} = \prod c_l^{k_l + 2^t} (\prod c_l)^{-2^t}$.
+        """
+        count("multiplications", len(rows) * len(ciphers))
+        n2, t = gmp.mpz(self.n2), max((abs(k).bit_length() for row in rows for k in row), default=0)
+        # w with the fewest multiplications for each ciphertext: 2^w for the table, one a digit and row
+        w = min(range(1, 9), key=lambda w: 2**w + len(rows) * -(-(t + 1) // w))
+        tables, shift = [], gmp.mpz(1)
+        for c in map(gmp.mpz, ciphers):
+            powers = [gmp.mpz(1), c]
+            while len(powers) < 1 << w:
+                powers.append(powers[-1] * c % n2)
+            tables.append(powers)
+            shift = shift * c % n2
+        shift = gmp.invert(gmp.powmod(shift, 1 << t, n2), n2)
+        results = []
+        for row in rows:
+            exponents, result = [k + (1 << t) for k in row], gmp.mpz(1)
+            for at in reversed(range(0, t + 1, w)):  # the exponents' digits, from the highest on
+                if result != 1:
+                    result = gmp.powmod(result, 1 << w, n2)
+                for table, e in zip(tables, exponents, strict=True):
+                    if digit := (e >> at) & ((1 << w) - 1):
+                        result = result * table[digit] % n2
+            results.append(int(result * shift % n2))
+        return results
+
     def check(self, ciphers: Sequence[int]) -> None:
         """Refuse what cannot be honest ciphertexts: out of range, not invertible, without randomness, repeated."""
         product = gmp.mpz(1)
@@ -204,9 +195,31 @@ class PublicKey:
         if len(set(ciphers)) != len(ciphers):
             raise VisardError("a ciphertext occurs twice in one message")
 
-    def _noise(self) -> int:
-        table = _noise_table(int(self.n))
-        return table.power(secrets.randbits(self.bits // 2))
+
+class FixedBase:
+    """base^x mod m for 0 <= x < 2^bits by a few multiplications: row j holds base^(d 2^(8j)) for every digit d."""
+
+    def __init__(self, base: int, modulus: int, bits: int) -> None:
+        self.modulus, self.bits = gmp.mpz(modulus), bits
+        self._rows = []
+        power = gmp.mpz(base)
+        for _ in range(-(-bits // WINDOW)):
+            row = [gmp.mpz(1)]
+            for _ in range(2**WINDOW - 1):
+                row.append(row[-1] * power % self.modulus)
+            self._rows.append(row)
+            power = row[-1] * power % self.modulus
+
+    def power(self, exponent: int) -> int:
+        """base^exponent mod m."""
+        if not 0 <= exponent < 1 << self.bits:
+            raise ValueError("the exponent is outside the table")
+        result = gmp.mpz(1)
+        digits = exponent.to_bytes(len(self._rows), "little")  # a digit is a byte
+        for row, digit in zip(self._rows, digits, strict=True):
+            if digit:
+                result = result * row[digit] % self.modulus
+        return int(result)
 
 
 @functools.lru_cache(maxsize=KEYS)  # of public keys only
@@ -245,21 +258,17 @@ class PrivateKey:
         return m - int(self.public.n) if 2 * m > self.public.n else m
 
 
-def check_bits(setting: str, bits: int, insecure: bool) -> None:
-    """Refuse a setting of keys that cannot be made, or of short ones, unless the one beside it allows them."""
+def check_bits(what: str, bits: int, insecure: bool, allow: str = "insecure_keys") -> None:
+    """Refuse keys that cannot be made, and short ones unless the setting `allow` permits them."""
     if bits % 16 or bits < 256:
-        raise UsageError(f"{setting} = {bits}: must be a multiple of 16, at least 256")
+        raise UsageError(f"{what}: must be a multiple of 16, at least 256")
     if bits < INSECURE_BELOW and not insecure:
-        allow = setting.replace("key_bits", "insecure_keys")
-        raise UsageError(f"{setting} = {bits}: can be broken; tests set {allow}")
+        raise UsageError(f"{what}: can be broken; tests set {allow}")
 
 
 def generate(bits: int = BITS, *, insecure: bool = False) -> PrivateKey:
-    """A new key pair from the system's randomness; fewer than 2048 bits only where `insecure` says so."""
-    if bits % 16 or bits < 256:
-        raise UsageError(f"a key of {bits} bits: must be a multiple of 16, at least 256")
-    if bits < INSECURE_BELOW and not insecure:
-        raise UsageError(f"a key of {bits} bits can be broken: use {BITS}, or say that insecure keys are wanted")
+    """A new key pair from the system's randomness; fewer than 2048 bits only with `insecure`."""
+    check_bits(f"a key of {bits} bits", bits, insecure)
     while True:
         p, q = _prime(bits // 2), _prime(bits // 2)
         # DJN needs -1 to be a non-square (p = q = 3 mod 4) and a group without small common parts
@@ -269,17 +278,10 @@ def generate(bits: int = BITS, *, insecure: bool = False) -> PrivateKey:
 
 def _prime(bits: int) -> int:
     """A random prime = 3 mod 4 whose two highest bits are set, so that a product has exactly twice its bits."""
-    top = 3 << (bits - 2)
     while True:
-        candidate = secrets.randbits(bits) | top | 3
+        candidate = secrets.randbits(bits) | 3 << (bits - 2) | 3
         if gmp.is_prime(candidate, 40):
             return candidate
-
-
-# ----------
-# Private keys as files that only their owner can read.
-
-FORMAT = "visard paillier key 1"
 
 
 def save_key(path: Path, key: PrivateKey) -> None:
@@ -325,7 +327,7 @@ def key_to_bytes(key: PrivateKey) -> bytes:
 def key_from_bytes(data: bytes, bits: int, *, trusted: bool = False) -> PrivateKey:
     """The key in `data`; one clear line if it is none or not of `bits` bits.
 
-    `trusted`: of the party itself, whose primes were tested before: every step would test them again.
+    `trusted`: the client's own key, whose primes were tested when it was made and need not be tested in every step.
     """
     try:
         content = json.loads(data)

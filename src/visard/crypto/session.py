@@ -1,4 +1,15 @@
-"""One party's end of a run: its key, the others' keys, the secrets with each of them, and what it expects next."""
+"""Sealed messages between two clients that a server relays, and one client's end of a run: its key, the others' keys,
+a secret with each of them, and what it expects next.
+
+    header length u32 | header (JSON) | ciphertexts of fixed length | tag of 32 bytes
+
+The header binds ciphertexts to a session, an exchange, a direction and a key. The receiver states what it expects and
+refuses anything else, so a message of another batch, direction or run is not accepted again. The tag is an HMAC with a
+secret of the two clients, so that the server can neither alter nor mix messages.
+
+How clients meet: each sends a hello (public keys and a nonce); each checks all hellos and sends every peer a random
+part of their common secret under the peer's key (`introduce`); each puts the parts together (`settle`).
+"""
 
 from __future__ import annotations
 
@@ -19,16 +30,13 @@ from visard.crypto.packed import Seeds
 from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_from_bytes, key_to_bytes, load_key, load_or_make
 from visard.errors import VisardError
 
-# ----------
-# Ciphertexts on their way: bound to a session, an exchange, a direction and a key, and sealed between two parties.
-#
-#     header length u32 | header (JSON) | ciphertexts of fixed length | tag of 32 bytes
-#
-# The header says what the ciphertexts are; the receiver states what it expects and refuses anything else, so a
-# message of another batch, direction or run is not accepted again. The tag is an HMAC with a secret of the two parties,
-# so that the server that relays cannot alter or mix messages.
-
 TAG = 32
+NONCE = 16
+PART = 31  # bytes of each client's part of a common secret
+EVERYONE = "*"
+Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message; or sender -> received message
+SealedMail = tuple[Letters, Letters]  # messages, and tags by receiver
+Scheme = Literal["paillier", "ckks"]
 _LENGTH = struct.Struct(">I")
 
 
@@ -44,13 +52,19 @@ class Binding:
 
 
 def seal(binding: Binding, key: PublicKey, ciphers: Sequence[int]) -> bytes:
-    """The message without its tag."""
-    return seal_numbers(binding, ciphers, key.cipher_bytes)
+    """A message of Paillier ciphertexts without its tag."""
+    size = key.cipher_bytes
+    return seal_parts(binding, [int(c).to_bytes(size, "big") for c in ciphers], size)
 
 
-def seal_numbers(binding: Binding, numbers: Sequence[int], length: int) -> bytes:
-    """As `seal`, for numbers of `length` bytes each."""
-    return seal_parts(binding, [int(c).to_bytes(length, "big") for c in numbers], length)
+def unseal(data: bytes, expected: Binding, key: PublicKey, count: int) -> list[int]:
+    """The Paillier ciphertexts of a message without its tag (see `check_tag`), after every check."""
+    ciphers = [int.from_bytes(part, "big") for part in unseal_parts(data, expected, key.cipher_bytes, count)]
+    try:
+        key.check(ciphers)
+    except VisardError as error:
+        raise VisardError(f"{expected.kind} from {expected.sender}: {error}") from None
+    return ciphers
 
 
 def seal_parts(binding: Binding, parts: Sequence[bytes], length: int) -> bytes:
@@ -59,25 +73,16 @@ def seal_parts(binding: Binding, parts: Sequence[bytes], length: int) -> bytes:
     return _LENGTH.pack(len(header)) + header + b"".join(parts)
 
 
-def unseal(data: bytes, expected: Binding, key: PublicKey, count: int) -> list[int]:
-    """The ciphertexts of a message, after every check; without its tag (see `check_tag`)."""
-    ciphers = unseal_numbers(data, expected, key.cipher_bytes, count)
-    try:
-        key.check(ciphers)
-    except VisardError as error:
-        raise VisardError(f"{expected.kind} from {expected.sender}: {error}") from None
-    return ciphers
-
-
-def unseal_numbers(data: bytes, expected: Binding, length: int, count: int) -> list[int]:
-    """As `unseal`, for numbers of `length` bytes each that are not ciphertexts."""
-    return [int.from_bytes(part, "big") for part in unseal_parts(data, expected, length, count)]
-
-
 def unseal_parts(data: bytes, expected: Binding, length: int, count: int) -> list[bytes]:
     """As `unseal`, for anything of `length` bytes each; what is in them is not checked."""
     where = f"{expected.kind} from {expected.sender}"
-    header, body = _split(data, where)
+    try:
+        (size,) = _LENGTH.unpack_from(data)
+        header, body = json.loads(data[_LENGTH.size : _LENGTH.size + size]), data[_LENGTH.size + size :]
+        if not isinstance(header, dict):
+            raise ValueError
+    except (struct.error, ValueError):
+        raise VisardError(f"{where}: is not a sealed message") from None
     for name, value in (asdict(expected) | {"count": count, "length": length}).items():
         if header.get(name) != value:
             raise VisardError(f"{where}: its {name} is {header.get(name)!r}, expected {value!r}")
@@ -86,19 +91,8 @@ def unseal_parts(data: bytes, expected: Binding, length: int, count: int) -> lis
     return [body[i : i + length] for i in range(0, len(body), length)]
 
 
-def _split(data: bytes, where: str) -> tuple[dict[str, object], bytes]:
-    try:
-        (size,) = _LENGTH.unpack_from(data)
-        header = json.loads(data[_LENGTH.size : _LENGTH.size + size])
-        if not isinstance(header, dict):
-            raise ValueError
-    except (struct.error, ValueError):
-        raise VisardError(f"{where}: is not a sealed message") from None
-    return header, data[_LENGTH.size + size :]
-
-
 def make_tag(secret: bytes, data: bytes) -> bytes:
-    """The seal of a message between two parties."""
+    """The seal of a message between two clients."""
     return hmac.new(secret, data, hashlib.sha256).digest()
 
 
@@ -110,34 +104,19 @@ def check_tag(secret: bytes, data: bytes, where: str) -> bytes:
     return body
 
 
-def session_of(hellos: Mapping[str, bytes]) -> str:
-    """The name of a run that all parties compute from everybody's key and nonce."""
-    digest = hashlib.sha256()
-    for party in sorted(hellos):
-        for part in (party.encode(), hellos[party]):
-            digest.update(_LENGTH.pack(len(part)) + part)
-    return digest.hexdigest()[:32]
-
-
-def pair_secret(session: str, parts: Mapping[str, bytes]) -> bytes:
-    """The secret of two parties from the random part that each sent to the other under encryption."""
-    digest = hashlib.sha256(b"visard pair " + session.encode())
-    for party in sorted(parts):
-        digest.update(hashlib.sha256(party.encode()).digest() + parts[party])
-    return digest.digest()
-
-
-NONCE = 16
-PART = 31  # bytes of each party's part of a common secret
-EVERYONE = "*"
-Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message
-SealedMail = tuple[Letters, Letters]  # messages and tags
-Scheme = Literal["paillier", "ckks"]
+def deliver(sent: Mapping[str, SealedMail]) -> dict[str, Letters]:
+    """receiver -> sender -> message with its tag: all that the server does with what each sender posted."""
+    post: dict[str, Letters] = {}
+    for sender, (letters, tags) in sent.items():
+        for receiver, tag in tags.items():
+            body = letters.get(receiver, letters.get(EVERYONE, b""))
+            post.setdefault(receiver, {})[sender] = body + tag
+    return post
 
 
 @dataclass(frozen=True)
 class Lattice:
-    """A party's CKKS keys and everyone's public ones; they came with the hellos, so the session's name binds them."""
+    """A client's CKKS keys and everyone's public ones; they came with the hellos, so the session's name binds them."""
 
     private: ckks.PrivateKey
     keys: dict[str, ckks.PublicKey]
@@ -154,16 +133,16 @@ class Lattice:
 
 @dataclass(frozen=True)
 class Session:
-    """Lives in the party's own state between steps."""
+    """One client's end of a run; lives in its state between steps."""
 
     me: str
     private: PrivateKey
     keys: dict[str, PublicKey]  # of everyone
-    name: str  # the same at all parties
+    name: str  # the same at all clients
     secrets: dict[str, bytes]
     exchange: int = 0
     lattice: Lattice | None = None  # keys for CKKS, where it carries the features
-    file: str = ""  # of the private key; "" = it is in the party's state
+    file: str = ""  # of the private key; "" = it is in the client's state
 
     def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> SealedMail:
         """One message under `owner`'s key for one or more receivers, and the tag for each."""
@@ -174,22 +153,12 @@ class Session:
         body = self._untagged(kind, sender, data)
         return unseal(body, self._binding(kind, sender, owner), self.keys[owner], count)
 
-    def seal_plain(self, kind: str, owner: str, numbers: Sequence[int], to: str) -> SealedMail:
-        """As `seal`, for masked plaintexts modulo the own n."""
-        binding = self._binding(kind, self.me, owner)
-        return self._tagged(seal_numbers(binding, numbers, self.keys[owner].bits // 8), [to])
-
-    def open_plain(self, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[int]:
-        """As `open`, for masked plaintexts."""
-        body = self._untagged(kind, sender, data)
-        return unseal_numbers(body, self._binding(kind, sender, owner), self.keys[owner].bits // 8, count)
-
     def seal_parts(self, kind: str, owner: str, parts: Sequence[bytes], length: int, to: Sequence[str]) -> SealedMail:
-        """As `seal`, for CKKS ciphertexts of `length` bytes."""
+        """As `seal`, for CKKS ciphertexts or numbers of `length` bytes."""
         return self._tagged(seal_parts(self._binding(kind, self.me, owner), parts, length), to)
 
     def open_parts(self, kind: str, sender: str, owner: str, data: bytes, length: int, count: int) -> list[bytes]:
-        """As `open`, for CKKS ciphertexts, whose numbers are checked where they are used."""
+        """As `open`, for CKKS ciphertexts or numbers, which are checked where they are used."""
         body = self._untagged(kind, sender, data)
         return unseal_parts(body, self._binding(kind, sender, owner), length, count)
 
@@ -198,10 +167,10 @@ class Session:
         if unknown := sorted(set(fellows) - set(self.secrets)):
             raise VisardError(f"answer to {owner}: {unknown[0]} is not in this session")
         place = json.dumps(asdict(self._binding("mask", "", owner)), sort_keys=True).encode()
-        return packed.seeds(self.me, {f: self.secrets[f] for f in fellows}, place + about)
+        return packed.mask_seeds(self.me, {f: self.secrets[f] for f in fellows}, place + about)
 
     def noise_key(self, batch: int, features: Tensor) -> bytes:
-        """For the noise on an answer about these features: nobody else can make it, and asked again it is the same."""
+        """For the noise on an answer about these features: a secret of this client, the same when asked again."""
         digest = hashlib.sha256(features.detach().contiguous().numpy().tobytes()).digest()
         about = f"visard noise {self.name} {self.exchange} {batch} ".encode() + digest
         return hmac.new(key_to_bytes(self.private), about, hashlib.sha256).digest()
@@ -231,30 +200,22 @@ class Session:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Session:
         private, file = _private(state, state["bits"])
-        keys = {who: PublicKey(int.from_bytes(k, "big"), state["bits"]) for who, k in state["keys"].items()}
+        keys = _public(state, state["bits"])
         if keys[state["me"]] != private.public:
             raise VisardError("the key file of this party is not the one that the session began with")
         lattice = Lattice.from_state(state["lattice"]) if "lattice" in state else None
         return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice, file)
 
 
-def _private(kept: Mapping[str, Any], bits: int) -> tuple[PrivateKey, str]:
-    """The own key and, where the state names its file instead of holding it, that file."""
-    if isinstance(kept["private"], str):
-        return load_key(Path(kept["private"]), bits, trusted=True), kept["private"]
-    return key_from_bytes(kept["private"], bits, trusted=True), ""
-
-
 def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:
-    """A party's first words, and what it keeps for the next step.
+    """A client's hello, and what it keeps for the next step.
 
-    They are its public key, with a block of slots also a new key for CKKS, and a nonce.
+    The hello is its public key, with a block of slots also a new key for CKKS, and a nonce.
     """
-    kept: dict[str, Any]
     if folder:
         path = Path(folder).expanduser().absolute() / f"{me}.key"
         private = load_or_make(path, bits, insecure=insecure)
-        kept = {"private": str(path)}
+        kept: dict[str, Any] = {"private": str(path)}
     else:
         private = generate(bits, insecure=insecure)
         kept = {"private": key_to_bytes(private)}
@@ -299,7 +260,7 @@ def introduce(
 def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits: int) -> Session:
     """The session, once each peer's part has come."""
     private, file = _private(kept, bits)
-    secret = {}
+    common = {}
     for peer, part in kept["parts"].items():
         if len(received.get(peer, b"")) != private.public.cipher_bytes:
             raise VisardError(f"no secret came from {peer}")
@@ -309,34 +270,47 @@ def settle(me: str, kept: Mapping[str, Any], received: Mapping[str, bytes], bits
         theirs = (number if 0 <= number < 1 << 8 * PART else 0).to_bytes(PART, "big")
         if _part(private.public, kept["name"], peer, me, theirs) != cipher:
             raise VisardError(f"the secret of {peer} is not one that it sent")
-        secret[peer] = pair_secret(kept["name"], {me: part, peer: theirs})
-    keys = {who: PublicKey(int.from_bytes(k, "big"), bits) for who, k in kept["keys"].items()}
+        common[peer] = pair_secret(kept["name"], {me: part, peer: theirs})
     lattice = None
     if kept.get("block"):
-        public = {who: ckks.PublicKey(kept["block"], rest) for who, rest in kept["rests"].items()}
-        lattice = Lattice(ckks.PrivateKey(kept["lattice"]), public)
-    return Session(me, private, keys, kept["name"], secret, lattice=lattice, file=file)
+        lattice = Lattice.from_state({"private": kept["lattice"], "keys": kept["rests"], "block": kept["block"]})
+    return Session(me, private, _public(kept, bits), kept["name"], common, lattice=lattice, file=file)
+
+
+def session_of(hellos: Mapping[str, bytes]) -> str:
+    """The name of a session, which all clients compute from all keys and nonces."""
+    digest = hashlib.sha256()
+    for who in sorted(hellos):
+        for part in (who.encode(), hellos[who]):
+            digest.update(_LENGTH.pack(len(part)) + part)
+    return digest.hexdigest()[:32]
+
+
+def pair_secret(session: str, parts: Mapping[str, bytes]) -> bytes:
+    """The secret of two clients from the random part that each sent to the other under encryption."""
+    digest = hashlib.sha256(b"visard pair " + session.encode())
+    for who in sorted(parts):
+        digest.update(hashlib.sha256(who.encode()).digest() + parts[who])
+    return digest.digest()
 
 
 def _part(key: PublicKey, name: str, sender: str, receiver: str, part: bytes) -> int:
     """A part of a common secret under the receiver's key, with randomness that follows from it.
 
-    The receiver makes it again (Fujisaki and Okamoto 1999): a ciphertext that somebody computed from others is refused
+    The receiver makes it again (Fujisaki and Okamoto 1999): a ciphertext that was computed from others is refused
     whatever is in it, so that this first decryption, before anything is sealed, answers no questions.
     """
     seed = json.dumps([name, sender, receiver, part.hex()]).encode()
     return key.encrypt_from(int.from_bytes(part, "big"), seed)
 
 
-# ----------
-# What the server does with sealed messages: hand them on. It can neither read nor alter them.
+def _private(kept: Mapping[str, Any], bits: int) -> tuple[PrivateKey, str]:
+    """The own key and, where the state names its file instead of holding it, that file."""
+    if isinstance(kept["private"], str):
+        return load_key(Path(kept["private"]), bits, trusted=True), kept["private"]
+    return key_from_bytes(kept["private"], bits, trusted=True), ""
 
 
-def deliver(sent: Mapping[str, tuple[Letters, Letters]]) -> dict[str, Letters]:
-    """receiver -> sender -> message with its tag, from what each sender posted (messages, tags)."""
-    post: dict[str, Letters] = {}
-    for sender, (letters, tags) in sent.items():
-        for receiver, tag in tags.items():
-            body = letters.get(receiver, letters.get(EVERYONE, b""))
-            post.setdefault(receiver, {})[sender] = body + tag
-    return post
+def _public(kept: Mapping[str, Any], bits: int) -> dict[str, PublicKey]:
+    """Everyone's keys, which were checked when they came."""
+    return {who: PublicKey(int.from_bytes(k, "big"), bits) for who, k in kept["keys"].items()}

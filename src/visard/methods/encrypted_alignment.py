@@ -35,7 +35,7 @@ from visard.core.method import S
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan
 from visard.crypto.moments import check_apart, epsilon
-from visard.crypto.packed_ckks import block_of
+from visard.crypto.packed import block_of
 from visard.crypto.paillier import BITS, check_bits, counted
 from visard.crypto.session import Letters, Scheme, Session
 from visard.errors import PublicError, UsageError
@@ -82,7 +82,9 @@ class Align:
             raise UsageError("method.align: weight, length and noise must not be negative, batches at least 1")
         if self.batch_size < max(2, self.min_batch):
             raise UsageError(f"method.align.batch_size = {self.batch_size}: below min_batch")
-        check_bits("method.align.key_bits", self.key_bits, self.insecure_keys)
+        check_bits(
+            f"method.align.key_bits = {self.key_bits}", self.key_bits, self.insecure_keys, "method.align.insecure_keys"
+        )
 
     @property
     def compare(self) -> Compare:

@@ -16,7 +16,7 @@ from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, St
 from visard.core.method import S
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan, Variant
-from visard.crypto.packed_ckks import block_of
+from visard.crypto.packed import block_of
 from visard.crypto.paillier import BITS, Costs, check_bits, counted
 from visard.crypto.session import Letters, Scheme, SealedMail, Session
 from visard.errors import PublicError, UsageError
@@ -298,7 +298,7 @@ class EncryptedSteps(Method[S]):
             raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
-        check_bits("method.key_bits", self.key_bits, self.insecure_keys)
+        check_bits(f"method.key_bits = {self.key_bits}", self.key_bits, self.insecure_keys, "method.insecure_keys")
 
     @client_step
     def fit(self, client: Client, msg: Begin) -> Pretrained:
