@@ -17,12 +17,11 @@ from visard.data.faces import FaceSet
 from visard.data.synthetic import people as streams
 from visard.data.synthetic import sets
 from visard.data.synthetic import workers as pool
-from visard.data.synthetic.geometry import meet, skull, view
-from visard.data.synthetic.people import BLACK, BLOND, BROWN, GRAY, measures
+from visard.data.synthetic.head import camera, measures, meet, skull
+from visard.data.synthetic.people import BLACK, BLOND, BROWN, GRAY, attributes, traits
 from visard.data.synthetic.picture import compress, draw
-from visard.data.synthetic.render import textures, traits
+from visard.data.synthetic.render import textures
 from visard.data.synthetic.sets import ATTRIBUTES, DOMAINS, SyntheticSpec, cached, make, render
-from visard.data.synthetic.shot import attributes
 from visard.errors import UsageError, VisardError
 
 BOTH = SyntheticSpec(identities=8, images_per_identity=6, size=32, domains=("north", "south"), seed=5)
@@ -222,7 +221,7 @@ def test_face_shapes_differ_in_width(trait: str, sign: int) -> None:
         for name, plain in (PLAIN | {trait: value}).items():
             s[name] = np.full(10, float(plain))
         t = measures(s)
-        areas.append((meet(view(t, 64), skull(t), t).margin > 0).sum(axis=(1, 2)))
+        areas.append((meet(camera(t, 64), skull(t), t).margin > 0).sum(axis=(1, 2)))
     assert (sign * (areas[1] - areas[0]) > 10).all()
 
 
@@ -234,11 +233,11 @@ def test_parts_move_by_depth() -> None:
         for name, plain in (PLAIN | {"yaw": yaw}).items():
             s[name] = np.full(6, float(plain))
         t = measures(s)
-        camera = view(t, 112)
-        f = meet(camera, skull(t), t)
+        eye = camera(t, 112)
+        f = meet(eye, skull(t), t)
         for part, v in (("nose", t["nose_v"]), ("eyes", t["eye_v"])):
             near = np.abs(f.u) * 3 + np.abs(f.v - v)
-            moved[part, yaw] = camera.x.reshape(6, -1)[np.arange(6), near.reshape(6, -1).argmin(axis=1)]
+            moved[part, yaw] = eye.x.reshape(6, -1)[np.arange(6), near.reshape(6, -1).argmin(axis=1)]
     nose, eyes = (moved[part, 0.4] - moved[part, 0.0] for part in ("nose", "eyes"))
     assert (eyes > 0.2).all()
     assert (nose - eyes > 0.02).all()
@@ -319,7 +318,7 @@ def test_rays_meet_the_surface(domain: str) -> None:
     """The height at which a section is cut is the height of the point that is found on it."""
     who = np.arange(40)
     t = measures(traits(0, domain, who, 0 * who))
-    eye = view(t, 64)
+    eye = camera(t, 64)
     f = meet(eye, skull(t), t)
     z1 = (f.z - f.v * eye.sin_pitch) / eye.cos_pitch
     off = np.abs(eye.y + z1 * eye.sin_pitch - f.v * eye.cos_pitch)[f.margin > 0.05]

@@ -1,4 +1,9 @@
-"""Counter-based random numbers: the n-th number of a stream is a pure function of its address."""
+"""Who is in a picture and how it was taken: named traits of identities and pictures, and the attributes that result.
+
+All randomness is counter-based: the n-th number of a stream is a pure function of its address (seed, stream, domain,
+identity, picture). An identity has a latent vector of genes and choices; a picture adds pose, light, expression, things
+worn, and the camera.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from visard.data.synthetic.geometry import Plane
+Column = NDArray[Any]  # float64, one number a picture
+Columns = dict[str, Column]
 
-PERSON, PERSON_GRID, SHOT, SHOT_GRID, SENSOR = range(5)
+IDENTITY, SKIN_GRID, SHOT, WALL_GRID, SENSOR = range(5)  # streams
 
 
 def raw(seed: int, stream: int, domain: int, rows: Iterable[tuple[int, int]], n: int) -> NDArray[np.uint64]:
@@ -86,10 +92,6 @@ def grain(words: NDArray[np.uint64], n: int) -> NDArray[np.float32]:
     return np.stack([_bank()[k : k + n] for k in first])
 
 
-# ----------
-# The populations: how faces, hair, cameras and light are distributed in each.
-
-
 @dataclass(frozen=True)
 class Domain:
     """One population and the cameras that took its pictures; geometry in standard deviations of `GENES`."""
@@ -143,13 +145,6 @@ KNOWN: dict[str, Domain] = {
     ),
 }  # fmt: skip
 
-
-# ----------
-# Who is in the picture: an identity's latent vector and what it means for face, colours and habits.
-
-Column = NDArray[Any]  # float64, one number a picture
-Person = dict[str, Column]
-
 GENES: tuple[str, ...] = (
     "width", "jaw_square", "jaw_taper", "chin_len", "chin_bump", "cheek", "forehead", "depth", "weight",
     "eye_gap", "eye_height", "eye_width", "eye_open", "eye_tilt", "eye_skew", "lid_crease", "eye_depth",
@@ -172,17 +167,11 @@ BLACK, BROWN, BLOND, RED, GRAY = range(5)
 SHAVEN, STUBBLE, MUSTACHE, GOATEE, BEARD = range(5)
 
 
-def latents(seed: int, index: int, identities: list[int]) -> Column:
-    """The latent vectors (B, G + C) of identities, still uniform: genes, then choices."""
-    words = raw(seed, PERSON, index, [(i, 0) for i in identities], len(GENES) + len(CHOICES))
-    return uniform(words)
-
-
-def people(domain: str, vectors: Column) -> Person:
+def identity_traits(domain: str, vectors: Column) -> Columns:
     """Named traits (B,) of identities of a domain from their latent vectors (B, G + C)."""
     d = KNOWN[domain]
     genes, choices = normal(vectors[:, : len(GENES)]), vectors[:, len(GENES) :]
-    p: Person = {name: genes[:, k] * d.spread.get(name, 1.0) + d.shift.get(name, 0.0) for k, name in enumerate(GENES)}
+    p: Columns = {name: genes[:, k] * d.spread.get(name, 1.0) + d.shift.get(name, 0.0) for k, name in enumerate(GENES)}
     c = {name: choices[:, k] for k, name in enumerate(CHOICES)}
     male = c["sex"] < 0.45
     p["male"] = male.astype(np.float64)
@@ -215,7 +204,7 @@ def smooth(x: Column, low: float, high: float) -> Column:
     return np.asarray(t * t * (3.0 - 2.0 * t), dtype=np.float64)
 
 
-def _colours(p: Person, c: Person, d: Domain) -> None:
+def _colours(p: Columns, c: Columns, d: Domain) -> None:
     """Skin, hair and iris: kinds from the choices, shades from the genes."""
     p["melanin"] = np.clip(d.melanin[0] + d.melanin[1] * p["melanin"], 0.0, 1.0)
     p["hair_kind"] = np.searchsorted(np.cumsum(d.hair)[:3], c["hair"]).astype(np.float64)
@@ -230,7 +219,7 @@ def _colours(p: Person, c: Person, d: Domain) -> None:
         p[mole + "_v"] = 0.05 + c[mole + "_v"] * 0.75
 
 
-def _habits(p: Person, c: Person) -> None:
+def _habits(p: Columns, c: Columns) -> None:
     """Hair style, beard and how often this person wears or does things."""
     male = p["male"] > 0.5
     p["bald"] = np.where(male & (c["bald"] < 0.05 + 0.3 * p["old"]), 1.0, 0.0)
@@ -249,163 +238,151 @@ def _habits(p: Person, c: Person) -> None:
     p["flow"] = c["flow"]
 
 
-# ----------
-# From traits to what is drawn: lengths in head units (half a face is about 1), angles and linear colours.
+ATTRIBUTES: tuple[str, ...] = (
+    "Bags_Under_Eyes", "Bald", "Black_Hair", "Blond_Hair", "Brown_Hair", "Bushy_Eyebrows", "Chubby",
+    "Eyeglasses", "Goatee", "Gray_Hair", "Male", "Mustache", "No_Beard", "Oval_Face", "Rosy_Cheeks",
+    "Smiling", "Wearing_Hat", "Wearing_Lipstick", "Young",
+)  # fmt: skip
+"""CelebA's names, in CelebA's order, of what can be drawn."""
 
-HAIR = {
-    BLACK: (0.018, 0.014, 0.013),
-    BROWN: (0.105, 0.055, 0.030),
-    BLOND: (0.560, 0.390, 0.190),
-    RED: (0.330, 0.110, 0.035),
-    GRAY: (0.400, 0.392, 0.385),
-}
-LIGHT_SKIN = np.array([0.84, 0.60, 0.47])
-MELANIN = np.array([1.70, 2.30, 2.75])  # absorption of the darkest skin per channel
+SHOTS: tuple[str, ...] = (
+    "yaw", "pitch", "roll", "scale", "shift_x", "shift_y", "azimuth", "height", "key", "ambient", "warmth",
+    "fill", "smile", "smile_size", "open", "brow", "lids", "gaze_x", "gaze_y", "age", "weight", "tired", "glasses",
+    "frame", "frame_size", "frame_dark", "tint", "glare", "hat", "hat_kind", "hat_hue", "hat_shade",
+    "lipstick", "lip_hue", "rosy", "dye", "dye_kind", "beard", "beard_kind", "style", "style_part", "style_volume",
+    "cloth_hue", "cloth_shade", "collar", "back_hue", "back_shade", "back_kind", "back_turn",
+    "cover", "cover_kind", "cover_x", "cover_y", "cover_hue", "cover_turn", "blur", "grain", "blocks", "quality",
+    "exposure", "contrast", "colour", "cast", "vignette",
+)  # fmt: skip
+"""Uniform numbers of one picture."""
 
-
-def measures(s: Person) -> dict[str, Plane]:
-    """Planes (B, 1, 1) and colours (B, 3, 1, 1), float32, of the pictures with traits `s`."""
-    m: dict[str, Column] = {}
-    _shape(m, s)
-    _eyes(m, s)
-    _nose_mouth(m, s)
-    _hair(m, s)
-    for name in ("yaw", "pitch", "roll"):
-        m["sin_" + name], m["cos_" + name] = np.sin(s[name]), np.cos(s[name])
-    planes = {name: column.astype(np.float32)[:, None, None] for name, column in (s | m).items()}
-    tints = {name: rgb.astype(np.float32)[:, :, None, None] for name, rgb in _measured_colours(s).items()}
-    return planes | tints
+AS_DRAWN: tuple[str, ...] = (
+    "cast", "vignette", "back_hue", "back_shade", "back_kind", "back_turn", "cloth_hue", "cloth_shade", "collar",
+    "cover_kind", "cover_x", "cover_y", "cover_hue", "cover_turn", "glare", "lip_hue",
+)  # fmt: skip
+"""Those that are used as they are."""
 
 
-def _shape(m: Person, s: Person) -> None:
-    plump = np.clip(s["weight"], -1.5, 2.5) + 0.5 * s["chubby"]
-    m["plump"] = plump
-    m["half_width"] = 0.69 * (1 + 0.040 * s["width"] + 0.040 * plump - 0.035 * s["oval"])
-    m["half_depth"] = 0.93 * (1 + 0.03 * s["depth"])
-    m["top"] = -1.21 - 0.03 * s["forehead"]
-    m["chin"] = 0.96 + 0.040 * s["chin_len"] + 0.02 * s["male"] + 0.02 * s["oval"]
-    m["jaw_square"] = np.clip(0.42 + 0.17 * s["jaw_square"] + 0.12 * plump - 0.2 * s["oval"], 0.0, 1.1)
-    m["jaw_taper"] = np.clip(0.27 + 0.055 * s["jaw_taper"] - 0.05 * plump + 0.05 * s["oval"], 0.05, 0.45)
-    m["chin_forward"] = 0.40 + 0.03 * s["chin_bump"]
-    m["chin_bump"] = np.clip(0.06 + 0.022 * s["chin_bump"], 0.0, 0.14)
-    m["cheek"] = np.clip(0.05 + 0.018 * s["cheek"] + 0.018 * plump + 0.03 * s["smile"], 0.0, 0.16)
-    m["ear_h"], m["ear_out"] = 0.19 * (1 + 0.11 * s["ear_size"]), 0.055 + 0.018 * s["ear_out"]
-    m["neck"] = 0.41 * (1 + 0.06 * s["neck"] + 0.05 * plump)
+def traits(seed: int, domain: str, identity: NDArray[np.int64], picture: NDArray[np.int64]) -> Columns:
+    """Named traits (B,) of pictures of one domain."""
+    index = list(KNOWN).index(domain)
+    once, row = np.unique(identity, return_inverse=True)
+    vectors = uniform(raw(seed, IDENTITY, index, [(i, 0) for i in once.tolist()], len(GENES) + len(CHOICES)))
+    p = {name: column[row] for name, column in identity_traits(domain, vectors).items()}
+    address = zip(identity.tolist(), picture.tolist(), strict=True)
+    return picture_traits(domain, p, uniform(raw(seed, SHOT, index, address, len(SHOTS))))
 
 
-def _eyes(m: Person, s: Person) -> None:
-    m["eye_u"] = 0.325 + 0.020 * s["eye_gap"]
-    m["eye_v"] = -0.14 + 0.020 * s["eye_height"]
-    m["eye_w"] = 0.158 * (1 + 0.075 * s["eye_width"])
-    opening = 0.076 * (1 + 0.15 * s["eye_open"]) * s["lids"]
-    m["lid_up"], m["lid_low"] = opening, 0.038 * (1 + 0.1 * s["eye_open"]) * np.minimum(s["lids"], 1.1)
-    m["eye_tilt"], m["eye_lean"] = -0.10 - 0.09 * s["eye_tilt"], 0.16 * s["eye_skew"]
-    m["crease"] = np.clip(0.036 + 0.014 * s["lid_crease"], 0.004, 0.08)
-    m["iris"] = 0.071 * (1 + 0.05 * s["iris_size"])
-    m["socket"] = np.clip(0.085 + 0.028 * s["eye_depth"], 0.015, 0.17)
-    m["brow_ridge"] = np.clip(0.035 + 0.014 * s["eye_depth"] + 0.015 * s["male"], 0.0, 0.1)
-    lift = 0.035 * s["raise"] + 0.012 * s["smile"]
-    m["brow_v"] = m["eye_v"] - 0.205 - 0.022 * s["brow_height"] - lift
-    m["brow_arch"], m["brow_slope"] = 0.045 + 0.028 * s["brow_arch"], 0.0 - 0.06 * s["brow_slope"]
-    thick = np.clip(0.036 + 0.0085 * s["brow_thick"], 0.016, 0.07)
-    m["brow_t"] = thick + 0.014 * s["bushy"]
-    m["brow_in"] = np.clip(0.135 + 0.03 * s["brow_gap"] - 0.03 * s["bushy"], 0.05, 0.24)
-    m["brow_out"] = m["eye_u"] + m["eye_w"] * (1.25 + 0.12 * s["brow_len"])
-    m["brow_alpha"] = np.clip(0.72 + 0.1 * s["brow_dark"] + 0.12 * s["male"] + 0.2 * s["bushy"], 0.4, 1.0)
+def picture_traits(domain: str, p: Columns, numbers: Column) -> Columns:
+    """Named traits (B,) of pictures of identities with traits `p`, from uniform numbers (B, N)."""
+    d = KNOWN[domain]
+    u = {name: numbers[:, k] for k, name in enumerate(SHOTS)}
+    bell = normal(numbers)
+    n = {name: bell[:, k] for k, name in enumerate(SHOTS)}
+    s: Columns = dict(p)
+    s["yaw"] = np.clip(d.yaw * n["yaw"], -0.85, 0.85)
+    s["pitch"] = d.pitch[0] + d.pitch[1] * n["pitch"]
+    s["roll"] = 0.09 * n["roll"]
+    s["scale"] = 1.27 + 0.07 * n["scale"]
+    s["shift_x"], s["shift_y"] = 0.05 * n["shift_x"], 0.05 * n["shift_y"] - 0.06
+    _light(s, d.key, d.height, d.warmth, u, n)
+    _expression(s, p, u, n)
+    _worn(s, p, u, n)
+    _face_hair(s, p, u)
+    s["blur"] = d.blur[0] + (d.blur[1] - d.blur[0]) * u["blur"] ** 1.5
+    s["grain"] = d.grain[0] + (d.grain[1] - d.grain[0]) * u["grain"] ** 1.5
+    s["blocks"] = (u["blocks"] < d.blocks) * 1.0
+    s["quality"] = 0.35 + 0.65 * u["quality"]
+    s["exposure"] = d.exposure[0] * np.exp(d.exposure[1] * n["exposure"])
+    s["contrast"] = d.contrast[0] + d.contrast[1] * n["contrast"]
+    s["colour"] = d.colour[0] + d.colour[1] * n["colour"]
+    for name in AS_DRAWN:
+        s[name] = u[name]
+    s["cover"] = (u["cover"] < 0.06) * 1.0
+    return s
 
 
-def _nose_mouth(m: Person, s: Person) -> None:
-    m["nose_v"] = 0.235 + 0.032 * s["nose_len"]
-    m["bridge_v"] = m["eye_v"] - 0.02
-    m["nose_width"] = 0.142 * (1 + 0.13 * s["nose_width"])
-    m["nose_bridge"] = np.clip(0.34 + 0.11 * s["nose_bridge"], 0.05, 0.75)
-    m["nose_height"] = np.clip(0.215 * (1 + 0.16 * s["nose_height"]), 0.10, 0.34)
-    m["nose_tip"] = np.clip(0.045 + 0.025 * s["nose_tip"], 0.0, 0.12)
-    m["ala"] = np.clip(0.10 + 0.03 * s["ala"], 0.03, 0.18)
-    m["nose_skew"] = 0.016 * s["skew_nose"]
-    m["gap"] = 0.115 * s["open"] * (1 - 0.25 * s["smile"])
-    m["mouth_v"] = 0.515 + 0.026 * s["mouth_height"]
-    m["mouth_w"] = (
-        0.262 * (1 + 0.085 * s["mouth_width"]) * (1 + 0.22 * np.maximum(s["smile"], -0.1)) * (1 - 0.1 * s["open"])
-    )
-    m["lip_up"] = np.clip(0.050 * (1 + 0.22 * s["lip_upper"]), 0.018, 0.1) * (1 - 0.22 * np.maximum(s["smile"], 0))
-    m["lip_low"] = np.clip(0.072 * (1 + 0.20 * s["lip_lower"]), 0.03, 0.125) * (1 - 0.18 * np.maximum(s["smile"], 0))
-    m["corner"] = 0.012 + 0.012 * s["mouth_curve"] - 0.085 * s["smile"]
-    m["cupid"] = np.clip(0.32 + 0.14 * s["cupid"], 0.0, 0.7)
-    m["mouth_skew"] = 0.022 * s["skew_mouth"]
-    m["eye_skew"] = 0.012 * s["skew_eyes"]
-    m["fold"] = np.clip(0.07 + 0.36 * s["old"] + 0.06 * s["cheek_fold"] + 0.26 * np.maximum(s["smile"], 0), 0.0, 0.75)
-    m["bag"] = np.clip(0.06 + 0.03 * s["bags"], 0.0, 0.12) + 0.34 * s["bagged"]
-    m["crow"] = np.clip(0.45 * s["old"] + 0.12 * np.maximum(s["smile"], 0), 0.0, 0.6)
-    m["furrow"] = np.clip(0.42 * s["old"] + 0.10 * np.maximum(s["raise"], 0.0), 0.0, 0.5)
-    m["rough"] = np.clip(0.05 + 0.015 * s["roughness"] + 0.05 * s["old"], 0.02, 0.13)
+def _light(
+    s: Columns,
+    key: tuple[float, float],
+    height: tuple[float, float],
+    warmth: tuple[float, float],
+    u: Columns,
+    n: Columns,
+) -> None:
+    """Main light as a unit vector (x right, y down, z to the camera), its strength and colour."""
+    azimuth, above = 0.75 * n["azimuth"], height[0] + height[1] * n["height"]
+    s["light_x"], s["light_y"] = np.sin(azimuth) * np.cos(above), -np.sin(above)
+    s["light_z"] = np.maximum(np.cos(azimuth) * np.cos(above), 0.05)
+    s["key"] = np.clip(key[0] + key[1] * n["key"], 0.15, 1.6)
+    s["ambient"] = 0.26 + 0.22 * u["ambient"]
+    s["warmth"] = warmth[0] + warmth[1] * n["warmth"]
+    s["fill"] = 0.25 * u["fill"]
 
 
-def _hair(m: Person, s: Person) -> None:
-    bald, hat, fringe = s["bald"] > 0.5, s["hat"], s["fringe"]
-    m["shell"] = np.where(bald, 0.03, np.clip(s["volume"], 0.05, 0.34)) * (1 - 0.45 * hat) + 0.05 * hat
-    forehead = -0.93 + 0.045 * s["hairline"] - 0.03 * s["forehead"]
-    m["front"] = np.where(bald, -1.7, forehead + fringe * (0.38 + 0.03 * s["hairline"]))
-    m["temple"] = np.where(bald, 0.0, s["recede"] * 0.5 * (1 - fringe))
-    m["side"] = np.where(bald, np.where(s["recede"] > 0.3, -0.10, -2.0), np.maximum(s["length"] - 0.05, 0.02))
-    m["side_top"] = np.where(bald, -0.62, -2.0)
-    m["hang"] = np.clip((s["length"] - 0.35) / 0.3, 0.0, 1.0) * (1 - s["bald"])
-    m["drape"] = (1 - fringe) * (0.12 + m["hang"] * (0.25 + 0.45 * s["flow"]))
-    m["sweep"] = np.clip(s["part"], -0.6, 0.6) * (0.12 + 0.3 * fringe)
+def _expression(s: Columns, p: Columns, u: Columns, n: Columns) -> None:
+    """Smile, open mouth, brows, lids, gaze; age and weight at the time."""
+    smiling = u["smile"] < p["smile_rate"]
+    s["smiling"] = smiling * 1.0
+    s["smile"] = np.where(smiling, 0.55 + 0.5 * u["smile_size"], -0.12 + 0.27 * u["smile_size"])
+    wide = np.where(smiling, 0.6, 0.22) > u["open"]
+    s["open"] = np.where(wide, 0.25 + 0.75 * np.abs(n["open"]) * 0.5, 0.0)
+    s["raise"] = 0.5 * n["brow"]
+    s["lids"] = np.clip(1.0 + 0.14 * n["lids"] - 0.16 * np.maximum(s["smile"], 0.0), 0.25, 1.3)
+    s["lids"] = np.where(u["lids"] < 0.02, 0.08, s["lids"])
+    s["gaze_x"], s["gaze_y"] = 0.018 * n["gaze_x"], 0.008 * n["gaze_y"]
+    s["age"] = p["age"] + 2.5 * n["age"]
+    s["young"] = (s["age"] < 42.0) * 1.0
+    s["old"] = smooth(s["age"], 34.0, 68.0)
+    s["weight"] = p["weight"] + 0.12 * n["weight"]
+    s["chubby"] = (s["weight"] > 1.2) * 1.0
+    s["bagged"] = (p["bags"] + 1.3 * s["old"] + 0.5 * n["tired"] > 1.05) * 1.0
 
 
-def _mix(
-    base: NDArray[np.float64], factors: list[tuple[float, float, float]], genes: list[Column]
-) -> NDArray[np.float64]:
-    """base · exp(Σ gene · factor) per channel: shades that stay positive."""
-    total = sum(np.outer(gene, factor) for gene, factor in zip(genes, factors, strict=True))
-    return np.asarray(base * np.exp(total), dtype=np.float64)
+def _worn(s: Columns, p: Columns, u: Columns, n: Columns) -> None:
+    """Glasses, hat, make-up and the style of the hair that day."""
+    s["glasses"] = (u["glasses"] < p["glasses_rate"]) * 1.0
+    s["shaded"] = (u["tint"] < 0.16) * 1.0
+    s["frame"], s["frame_size"], s["frame_dark"] = u["frame"], u["frame_size"], u["frame_dark"]
+    s["hat"] = (u["hat"] < p["hat_rate"]) * 1.0
+    s["hat_kind"], s["hat_hue"], s["hat_shade"] = np.floor(3.0 * u["hat_kind"]), u["hat_hue"], u["hat_shade"]
+    s["lipstick"] = (u["lipstick"] < p["lipstick_rate"]) * 1.0
+    s["rosy"] = (u["rosy"] < p["rosy_rate"]) * 1.0
+    dyed = u["dye"] < np.where(p["male"] > 0.5, 0.02, 0.07)
+    s["hair_kind"] = np.where(dyed, np.floor(3.0 * u["dye_kind"]), p["hair_kind"])
+    changed = u["style"] < 0.3
+    s["length"] = np.where(changed, np.clip(p["length"] * (0.55 + 0.9 * u["style"] / 0.3), 0.1, 1.4), p["length"])
+    tied = (p["male"] < 0.5) & (u["style"] > 0.85)
+    s["length"] = np.where(tied, 0.12, s["length"])
+    s["part"] = 0.25 * p["part"] + 0.12 * n["style_part"]
+    s["volume"] = 0.11 + 0.03 * p["volume"] + 0.02 * n["style_volume"] + 0.10 * p["curl"]
+    s["fringe"] = np.where(u["style_part"] < 0.1, 1.0 - p["fringe"], p["fringe"]) * (p["bald"] < 0.5)
+    hidden = (s["hat"] > 0.5) & (p["bald"] > 0.5)
+    s["bald_seen"] = np.where(hidden, 0.0, p["bald"])
 
 
-def _wheel(hue: Column, shade: Column, strength: float) -> NDArray[np.float64]:
-    """Cloth and wall colours (B, 3) from two numbers in (0, 1): many greys, few bright colours."""
-    turn, depth = np.modf(hue * 16.0)
-    phase = 2 * np.pi * (turn[:, None] + np.array([0.0, 1 / 3, 2 / 3]))
-    colourful = strength * (depth[:, None] / 15.0) ** 1.5
-    level = (0.02 + 0.70 * shade**2.2)[:, None]
-    return np.asarray(np.clip(level * np.exp(1.3 * colourful * np.cos(phase)), 0.008, 0.92), dtype=np.float64)
+def _face_hair(s: Columns, p: Columns, u: Columns) -> None:
+    """Beard of the day: the person's own style on most pictures."""
+    other = np.where(u["beard_kind"] < 0.5, SHAVEN, np.floor(1.0 + 8.0 * (u["beard_kind"] - 0.5)))
+    style = np.where((p["male"] > 0.5) & (u["beard"] < 0.18), other, p["beard"])
+    s["stubble"] = (style == STUBBLE) * 1.0
+    s["mustache"] = ((style == MUSTACHE) | (style == BEARD) | ((style == GOATEE) & (p["vandyke"] > 0.5))) * 1.0
+    s["goatee"] = (style == GOATEE) * 1.0
+    s["beard"] = (style == BEARD) * 1.0
+    s["shaven"] = (style == SHAVEN) * 1.0
 
 
-def _measured_colours(s: Person) -> dict[str, NDArray[np.float64]]:
-    skin = LIGHT_SKIN * np.exp(-np.outer(s["melanin"], MELANIN))
-    skin = _mix(skin, [(0.035, -0.035, -0.03), (0.0, 0.015, -0.07)], [s["redness"], s["sallow"]])
-    kinds = np.array([HAIR[k] for k in range(5)])
-    hair = kinds[s["hair_kind"].astype(int)]
-    hair = _mix(
-        hair,
-        [(-0.22, -0.22, -0.22), (0.09, 0.0, -0.1)],
-        [s["hair_dark"], s["hair_warm"] * (s["hair_kind"] != GRAY)],
-    )
-    natural = np.where((s["hair_kind"] == BLOND)[:, None], hair * [0.45, 0.4, 0.4], hair)
-    natural = np.where((s["hair_kind"] == GRAY)[:, None] & (s["old"] < 0.85)[:, None], hair * 0.45, natural)
-    lip = skin * np.array([0.86, 0.56, 0.56]) * np.exp(-0.09 * s["lip_dark"][:, None])
-    painted = np.stack([0.30 + 0.35 * s["lip_hue"], 0.02 + 0.10 * s["lip_hue"], 0.045 + 0.14 * s["lip_hue"]], axis=1)
-    painted = painted * (1 - 0.35 * s["melanin"][:, None])
-    lip = np.where((s["lipstick"] > 0.5)[:, None], painted, lip)
-    pale = _mix(
-        np.array([0.10, 0.17, 0.215]),
-        [(0.35, 0.05, -0.42), (0.3, 0.3, 0.3)],
-        [s["iris_hue"], s["iris_light"]],
-    )
-    dark = _mix(np.array([0.085, 0.036, 0.015]), [(0.1, 0.05, 0.0), (0.4, 0.4, 0.4)], [s["iris_hue"], s["iris_light"]])
-    iris = np.where((s["dark_iris"] > 0.5)[:, None], dark, pale)
-    return {
-        "skin": skin,
-        "hair_rgb": hair,
-        "brow_rgb": np.minimum(natural, skin * 0.5),
-        "beard_rgb": np.minimum(natural, skin * 0.62),
-        "lip_rgb": lip,
-        "iris_rgb": np.minimum(iris, 0.6),
-        "warm_rgb": _mix(np.ones(3), [(0.75, 0.05, -0.85)], [s["warmth"]]),
-        "frame_rgb": _wheel(s["frame_dark"] * 7.0 % 1.0, s["frame_dark"] ** 3, 0.5) * 0.55,
-        "cloth_rgb": _wheel(s["cloth_hue"], s["cloth_shade"], 0.55),
-        "hat_rgb": _wheel(s["hat_hue"], s["hat_shade"], 0.6),
-        "back_rgb": _wheel(s["back_hue"], s["back_shade"], 0.35),
-        "cover_rgb": _wheel(s["cover_hue"], s["cover_x"], 0.5),
-        "cast_rgb": _mix(np.ones(3), [(0.22, 0.0, -0.22)], [s["cast"] - 0.5]),
-    }
+def attributes(s: Columns) -> np.ndarray[tuple[int, int], np.dtype[np.int8]]:
+    """int8 (B, A) in {-1, 1}, columns as `ATTRIBUTES`: read from the very traits that are drawn."""
+    haired = s["bald"] < 0.5
+    table = {
+        "Bags_Under_Eyes": s["bagged"], "Bald": s["bald_seen"],
+        "Black_Hair": haired & (s["hair_kind"] == BLACK), "Blond_Hair": haired & (s["hair_kind"] == BLOND),
+        "Brown_Hair": haired & (s["hair_kind"] == BROWN), "Gray_Hair": haired & (s["hair_kind"] == GRAY),
+        "Bushy_Eyebrows": s["bushy"], "Chubby": s["chubby"], "Eyeglasses": s["glasses"], "Goatee": s["goatee"],
+        "Male": s["male"], "Mustache": s["mustache"], "No_Beard": s["shaven"], "Oval_Face": s["oval"],
+        "Rosy_Cheeks": s["rosy"], "Smiling": s["smiling"], "Wearing_Hat": s["hat"],
+        "Wearing_Lipstick": s["lipstick"], "Young": s["young"],
+    }  # fmt: skip
+    columns = [np.where(np.asarray(table[name]) > 0.5, 1, -1) for name in ATTRIBUTES]
+    return np.stack(columns, axis=1).astype(np.int8)

@@ -8,72 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from visard.data.synthetic import people as streams
-from visard.data.synthetic.geometry import Plane, weave
-from visard.data.synthetic.people import KNOWN, Person, latents, measures, people
+from visard.data.synthetic import people
+from visard.data.synthetic.head import measures
+from visard.data.synthetic.people import ATTRIBUTES, KNOWN, attributes, traits
 from visard.data.synthetic.picture import GRID, compress, draw
+from visard.data.synthetic.planes import Plane, weave
 from visard.data.synthetic.scene import WALL
-from visard.data.synthetic.shot import ATTRIBUTES, attributes, draw_shots, shots
 from visard.errors import UsageError, did_you_mean
 
-# ----------
-# Pictures by address: (seed, domain, identity of the domain, picture) to pixels and attributes.
-
 Rows = NDArray[np.int64]
-CHUNK = 32  # pictures drawn at a time: more would not fit the cache, fewer spend their time in Python
-WORK = 30 << 20
-
-
-def traits(seed: int, domain: str, person: Rows, picture: Rows) -> Person:
-    """Named traits (B,) of pictures of one domain."""
-    index = list(KNOWN).index(domain)
-    who, row = np.unique(person, return_inverse=True)
-    p = people(domain, latents(seed, index, who.tolist()))
-    p = {name: column[row] for name, column in p.items()}
-    return shots(domain, p, draw_shots(seed, index, person.tolist(), picture.tolist()))
-
-
-def textures(seed: int, domain: str, person: Rows, picture: Rows, size: int) -> tuple[Plane, Plane, Plane]:
-    """Textures of the people (B, FINE G, FINE G), random grids of the walls (B, 2, W, W), noise (B, 3, S, S)."""
-    index = list(KNOWN).index(domain)
-    who, row = np.unique(person, return_inverse=True)
-    own = streams.raw(seed, streams.PERSON_GRID, index, [(i, 0) for i in who.tolist()], GRID * GRID)
-    each = list(zip(person.tolist(), picture.tolist(), strict=True))
-    around = streams.raw(seed, streams.SHOT_GRID, index, each, 2 * WALL * WALL)
-    sensor = streams.raw(seed, streams.SENSOR, index, each, 1)[:, 0]
-    skin = weave(_grid(own).reshape(-1, GRID, GRID))
-    noise = streams.grain(sensor, 3 * size * size)
-    return skin[row], _grid(around).reshape(-1, 2, WALL, WALL), noise.reshape(-1, 3, size, size)
-
-
-def _grid(words: NDArray[np.uint64]) -> Plane:
-    """Numbers in [-1, 1]."""
-    return (2.0 * streams.uniform(words) - 1.0).astype(np.float32)
-
-
-def pictures(
-    seed: int, domain: str, person: Rows, picture: Rows, size: int
-) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
-    """uint8 (B, S, S, 3) and int8 (B, A) of one domain, drawn `CHUNK` at a time."""
-    # glibc gives memory above a limit back to the system at once, and every plane would cost page faults again;
-    # freeing one large block moves that limit up (a third less CPU time)
-    np.empty(WORK, dtype=np.uint8)
-    s = traits(seed, domain, person, picture)
-    t = measures(s)
-    images = np.empty((len(person), size, size, 3), dtype=np.uint8)
-    for start in range(0, len(person), CHUNK):
-        rows = slice(start, start + CHUNK)
-        some = {name: plane[rows] for name, plane in t.items()}
-        images[rows] = draw(some, *textures(seed, domain, person[rows], picture[rows], size), size)
-    lossy = np.flatnonzero(s["blocks"] > 0.5)
-    for start in range(0, len(lossy), CHUNK):
-        pick = lossy[start : start + CHUNK]
-        images[pick] = compress(images[pick], s["quality"][pick])
-    return images, attributes(s)
-
-
 DOMAINS: tuple[str, ...] = tuple(KNOWN)
 SMALLEST, LARGEST = 32, 112
+CHUNK = 32  # pictures drawn at a time: more would not fit the cache, fewer spend their time in Python
+WORK = 30 << 20
 
 
 @dataclass(frozen=True)
@@ -152,3 +99,37 @@ def render(
 def render_rows(spec: SyntheticSpec, rows: Rows) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
     """The pictures at rows of the whole set: all of identity 0, then all of identity 1, ..."""
     return render(spec, rows // spec.images_per_identity, rows % spec.images_per_identity)
+
+
+def pictures(
+    seed: int, domain: str, identity: Rows, picture: Rows, size: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int8]]:
+    """uint8 (B, S, S, 3) and int8 (B, A) of one domain, drawn `CHUNK` at a time."""
+    # glibc gives memory above a limit back to the system at once, and every plane would cost page faults again;
+    # freeing one large block moves that limit up (a third less CPU time)
+    np.empty(WORK, dtype=np.uint8)
+    s = traits(seed, domain, identity, picture)
+    t = measures(s)
+    images = np.empty((len(identity), size, size, 3), dtype=np.uint8)
+    for start in range(0, len(identity), CHUNK):
+        rows = slice(start, start + CHUNK)
+        some = {name: plane[rows] for name, plane in t.items()}
+        images[rows] = draw(some, *textures(seed, domain, identity[rows], picture[rows], size), size)
+    lossy = np.flatnonzero(s["blocks"] > 0.5)
+    for start in range(0, len(lossy), CHUNK):
+        pick = lossy[start : start + CHUNK]
+        images[pick] = compress(images[pick], s["quality"][pick])
+    return images, attributes(s)
+
+
+def textures(seed: int, domain: str, identity: Rows, picture: Rows, size: int) -> tuple[Plane, Plane, Plane]:
+    """Skin of the identities (B, FINE G, FINE G), random grids of the walls (B, 2, W, W), noise (B, 3, S, S)."""
+    index = list(KNOWN).index(domain)
+    once, row = np.unique(identity, return_inverse=True)
+    own = people.raw(seed, people.SKIN_GRID, index, [(i, 0) for i in once.tolist()], GRID * GRID)
+    each = list(zip(identity.tolist(), picture.tolist(), strict=True))
+    around = people.raw(seed, people.WALL_GRID, index, each, 2 * WALL * WALL)
+    sensor = people.raw(seed, people.SENSOR, index, each, 1)[:, 0]
+    skin, walls = ((2.0 * people.uniform(words) - 1.0).astype(np.float32) for words in (own, around))
+    noise = people.grain(sensor, 3 * size * size)
+    return weave(skin.reshape(-1, GRID, GRID))[row], walls.reshape(-1, 2, WALL, WALL), noise.reshape(-1, 3, size, size)

@@ -1,4 +1,4 @@
-"""Hair: a shell over the skull, seen behind the neck, over the forehead and beside the face."""
+"""All of a picture but the face: light, hair, glasses and hats, background, ears, neck and clothes."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from visard.data.synthetic.geometry import (
-    Patch,
+from visard.data.synthetic.head import Patch, Shell, Surface, View, meet, nose
+from visard.data.synthetic.planes import (
     Plane,
-    Shell,
-    Surface,
     Traits,
-    View,
     at_least,
     at_most,
+    between,
     cover,
     dim,
-    meet,
     noise,
-    nose,
     over,
     paint_where,
     ramp,
+    rgb,
     slope,
     stretch,
     stroke,
     wave,
     window,
-)
+)  # fmt: skip
 
-# ----------
-# Light: normals from depth, soft Lambert, sky and fill, highlights, the shadow of the nose.
+GLASS, DARK = rgb(0.90, 0.94, 1.0), rgb(0.020, 0.018, 0.020)
+EAR = rgb(1.02, 0.90, 0.88)
+WALL = 6  # side of the random grids behind a face
 
 
 @dataclass(frozen=True)
@@ -44,42 +42,32 @@ class Normals:
 
     def along(self, x: Plane, y: Plane, z: Plane) -> Plane:
         """Scalar product with one vector per picture."""
-        out = self.x * x
-        out += self.y * y
-        out += self.z * z
-        return out
+        return np.asarray(self.x * x + self.y * y + self.z * z)
 
 
 def normals(z: Plane, pixel: Plane, steepest: float = 3.0) -> Normals:
     """Normals of a depth plane; slopes are bounded because depth jumps at outlines."""
-    dx, dy = slope(z, pixel)
-    np.clip(dx, -steepest, steepest, out=dx)
-    np.clip(dy, -steepest, steepest, out=dy)
+    dx, dy = (between(d, -steepest, steepest) for d in slope(z, pixel))
     return _unit(dx, dy, np.full((1, 1, 1), -1.0, dtype=np.float32))
 
 
 def _unit(dx: Plane, dy: Plane, dz: Plane) -> Normals:
-    """-(dx, dy, dz) with length 1, in place."""
-    inverse = dx * dx
-    inverse += dy * dy
-    inverse += dz * dz
-    np.sqrt(inverse, out=inverse)
-    np.divide(-1.0, inverse, out=inverse)
-    dx *= inverse
-    dy *= inverse
-    return Normals(dx, dy, dz * inverse)
+    """-(dx, dy, dz) with length 1."""
+    inverse = -1.0 / np.sqrt(dx * dx + dy * dy + dz * dz)
+    return Normals(dx * inverse, dy * inverse, dz * inverse)
 
 
 def rounded(n: Normals, f: Surface, pixel: Plane) -> Normals:
     """Normals that turn outwards on the outline, where those from depth are unreliable."""
     w = ramp(f.margin, 0.02 + 1.5 * pixel, 0.0)
     keep = w - 1.0
-    x, y, z = n.x * keep, n.y * keep, n.z * keep
-    x += f.inward_x * w
-    y += f.inward_y * w
-    w *= 0.3
-    z -= w
-    return _unit(x, y, z)
+    return _unit(n.x * keep + f.inward_x * w, n.y * keep + f.inward_y * w, n.z * keep - w * 0.3)
+
+
+def _round(x: Plane, most: float, down: float) -> Normals:
+    """Normals, nearly of unit length, of something upright and round, x from -1 to 1 across it; bounds x in place."""
+    between(x, -most, most)
+    return Normals(x, np.full((1, 1, 1), down, dtype=np.float32), np.sqrt(x * x * -0.9 + 1.0))
 
 
 def level(t: Traits) -> Plane:
@@ -89,36 +77,27 @@ def level(t: Traits) -> Plane:
 
 def _main(t: Traits, toward: Plane, wrap: float) -> Plane:
     """Main light on a surface whose normals have the scalar product `toward` with it: wrapped Lambert."""
-    out = toward + wrap
-    at_least(out, 0.0)
-    out *= t["key"] * (1.0 / (1.0 + wrap))
-    return out
+    return at_least(toward + wrap, 0.0) * (t["key"] * (1.0 / (1.0 + wrap)))
 
 
 def _soft(t: Traits, n: Normals) -> Plane:
     """Sky from above and fill from the camera."""
-    out = n.z * t["fill"]
-    out += t["ambient"] * (0.9 - 0.35 * n.y)
-    return out
+    return np.asarray(n.z * t["fill"] + t["ambient"] * (0.9 - 0.35 * n.y))
 
 
 def lit(t: Traits, n: Normals, wrap: float) -> Plane:
     """Light on a surface (B, S, S)."""
-    out = _main(t, n.along(t["light_x"], t["light_y"], t["light_z"]), wrap)
-    out += _soft(t, n)
-    return out
+    return _main(t, n.along(t["light_x"], t["light_y"], t["light_z"]), wrap) + _soft(t, n)
 
 
 def gloss(t: Traits, n: Normals) -> Plane:
     """Blinn highlight (n·h)^16 of the main light, by repeated squaring."""
     hx, hy, hz = t["light_x"], t["light_y"], t["light_z"] + 1.0
     inverse = 1.0 / np.sqrt(hx * hx + hy * hy + hz * hz)
-    s = n.along(hx * inverse, hy * inverse, hz * inverse)
-    at_least(s, 0.0)
+    s = at_least(n.along(hx * inverse, hy * inverse, hz * inverse), 0.0)
     for _ in range(4):
         s *= s
-    s *= t["key"]
-    return s
+    return s * t["key"]
 
 
 def nose_shadow(t: Traits, f: Patch) -> Plane:
@@ -127,30 +106,17 @@ def nose_shadow(t: Traits, f: Patch) -> Plane:
     rise = step * t["light_z"] / np.sqrt(1.0 - t["light_z"] * t["light_z"] + 0.08)
     flat = 1.0 / np.sqrt(t["light_x"] * t["light_x"] + t["light_y"] * t["light_y"] + 0.02)
     there = nose(t, f.u + step * t["light_x"] * flat, f.v + step * t["light_y"] * flat)
-    there -= nose(t, f.u, f.v)
-    there -= 0.55 * rise
-    out = ramp(there, 0.0, 0.13)
-    out *= -0.6
-    out += 1.0
-    return out
+    return ramp(there - nose(t, f.u, f.v) - 0.55 * rise, 0.0, 0.13) * -0.6 + 1.0
 
 
 def shade_skin(t: Traits, albedo: Plane, n: Normals, shadow: Plane, shine: Plane) -> None:
     """Skin under light, in place: red light wraps further round a terminator than green and blue (scattering)."""
     toward = n.along(t["light_x"], t["light_y"], t["light_z"])
     soft = _soft(t, n)
-    bright = gloss(t, n)
-    bright *= shadow
-    bright *= shine
-    red, rest = (_main(t, toward, wrap) for wrap in (0.38, 0.20))
-    for light in (red, rest):
-        light *= shadow
-        light += soft
+    bright = gloss(t, n) * shadow * shine
+    red, rest = (_main(t, toward, wrap) * shadow + soft for wrap in (0.38, 0.20))
     for k, light in enumerate((red, rest, rest)):
-        skin = albedo[:, k]
-        skin *= light
-        skin += bright
-        skin *= t["warm_rgb"][:, k]
+        albedo[:, k] = (albedo[:, k] * light + bright) * t["warm_rgb"][:, k]
 
 
 @dataclass(frozen=True)
@@ -166,7 +132,7 @@ class Hair:
 
 
 def grow(t: Traits, view: View, texture: Plane) -> Hair:
-    """Style the hair of each picture."""
+    """Style the hair of each picture: a shell over the skull, seen behind the neck, over the forehead and beside it."""
     hang, thick, curl = t["hang"], t["shell"], t["curl"]
     shell = Shell(
         width=t["half_width"] + thick * (0.75 + 0.25 * hang),
@@ -179,30 +145,17 @@ def grow(t: Traits, view: View, texture: Plane) -> Hair:
     )
     f = meet(view, shell)
     apart = f.u - 0.6 * t["part"]
-    fan = f.v - t["top"]
-    at_least(fan, 0.0)
-    fan += 0.45
-    np.divide(apart, fan, out=fan)
-    tousle = noise(texture, fan * (9.0 - 3.0 * curl) + 4.0, f.v * (1.3 + 5.0 * curl) + 2.0)
+    fan = apart / (at_least(f.v - t["top"], 0.0) + 0.45)
     fine = noise(texture, fan * 21.0 + 1.0, f.v * (2.0 + 12.0 * curl))
-    tousle *= 0.6
-    tousle += 0.4 * fine
-    edge = tousle * (0.012 + 0.05 * curl)
-    edge += f.margin
-    edge -= 0.4 * (0.012 + 0.05 * curl)
-    edge = cover(edge, view.pixel * 1.2)
-    depth = _line(t, f, apart)
-    depth += (0.05 + 0.03 * curl) * tousle
-    depth -= f.v
+    tousle = noise(texture, fan * (9.0 - 3.0 * curl) + 4.0, f.v * (1.3 + 5.0 * curl) + 2.0) * 0.6 + 0.4 * fine
+    wild = 0.012 + 0.05 * curl
+    edge = cover(tousle * wild + f.margin - 0.4 * wild, view.pixel * 1.2)
+    depth = _line(t, f, apart) + (0.05 + 0.03 * curl) * tousle - f.v
     soft = 0.045 + 0.4 * view.pixel
-    front = ramp(depth, -soft, soft)
-    front *= ramp(f.v, t["side_top"] - 0.05, t["side_top"] + 0.08)
-    front *= edge
+    front = ramp(depth, -soft, soft) * ramp(f.v, t["side_top"] - 0.05, t["side_top"] + 0.08) * edge
     edge *= 1.0 - t["bald"]
-    shade = ramp(depth, -0.22, 0.0)
-    shade *= edge
-    behind = ramp(0.06 * tousle - f.v, -0.20 - t["length"], -0.04 - t["length"])
-    behind *= edge
+    shade = ramp(depth, -0.22, 0.0) * edge
+    behind = ramp(0.06 * tousle - f.v, -0.20 - t["length"], -0.04 - t["length"]) * edge
     n = normals(f.z, view.pixel)
     return Hair(f, n, _colour(t, f, n, tousle, fine), behind, front, shade)
 
@@ -210,48 +163,19 @@ def grow(t: Traits, view: View, texture: Plane) -> Hair:
 def _line(t: Traits, f: Surface, apart: Plane) -> Plane:
     """Height of the hairline: fringe or forehead, bare temples, locks falling from the parting, the sides."""
     hang = t["hang"]
-    r = np.abs(f.u)
-    r /= np.sqrt(f.wide)
-    line = ramp(r, 0.0, 0.75)
-    line *= 0.10
-    line += t["sweep"] * f.u
-    line += t["front"]
-    bare = ramp(r, 0.15, 0.5)
-    bare *= ramp(r, 0.86, 0.72)
-    bare *= t["temple"]
-    line -= bare
+    r = np.abs(f.u) / np.sqrt(f.wide)
+    line = ramp(r, 0.0, 0.75) * 0.10 + t["sweep"] * f.u + t["front"]
+    line -= ramp(r, 0.15, 0.5) * ramp(r, 0.86, 0.72) * t["temple"]
     line += t["drape"] * at_most(np.abs(apart), 0.7)
-    side = ramp(r, 0.80 - 0.06 * hang, 0.97 - 0.05 * hang)
-    side *= t["side"] - line
-    line += side
-    return line
+    return np.asarray(line + ramp(r, 0.80 - 0.06 * hang, 0.97 - 0.05 * hang) * (t["side"] - line))
 
 
 def _colour(t: Traits, f: Surface, n: Normals, tousle: Plane, fine: Plane) -> Plane:
     """Lit hair (B, 3, S, S): less light near the hairline and lower down between the locks, a band of gloss."""
-    value = ramp(f.v, -0.6, 0.6)
-    value *= -0.28
-    value += 1.0
-    value *= lit(t, n, 0.5)
-    value *= 0.5 * tousle + 1.0
-    band = gloss(t, Normals(n.x * 0.6, n.y, n.z))
-    shine = fine * 0.6
-    shine += 0.55
-    shine *= 1.0 - 0.6 * t["curl"]
-    band *= shine
+    value = (ramp(f.v, -0.6, 0.6) * -0.28 + 1.0) * lit(t, n, 0.5) * (0.5 * tousle + 1.0)
+    band = gloss(t, Normals(n.x * 0.6, n.y, n.z)) * ((fine * 0.6 + 0.55) * (1.0 - 0.6 * t["curl"]))
     own, bright = t["hair_rgb"] * t["warm_rgb"], (t["hair_rgb"] * 0.9 + 0.012) * t["warm_rgb"]
-    colour = np.empty((len(value), 3, *value.shape[1:]), dtype=np.float32)
-    for k in range(3):
-        np.multiply(value, own[:, k], out=colour[:, k])
-        colour[:, k] += band * bright[:, k]
-    return colour
-
-
-# ----------
-# What hides parts of a face: glasses, hats, and things in front of the camera.
-
-GLASS = np.array([0.90, 0.94, 1.0], dtype=np.float32)[None, :, None, None]
-DARK = np.array([0.020, 0.018, 0.020], dtype=np.float32)[None, :, None, None]
+    return np.asarray(value[:, None] * own + band[:, None] * bright)
 
 
 def plane_at(view: View, depth: Plane) -> tuple[Plane, Plane]:
@@ -345,28 +269,16 @@ def covers(t: Traits, view: View, f: Surface, canvas: Plane) -> None:
     over(canvas, colour, cover(rod, view.pixel * 1.5) * bar)
 
 
-# ----------
-# What is around the face: background, ears, neck and clothes.
-
-WALL = 6  # side of the random grids behind a face
-
-
 def background(t: Traits, view: View, grid: Plane) -> Plane:
     """Canvas (B, 3, S, S) of walls, gradients, panels and blurred lights; `grid` (B, 2, WALL, WALL)."""
-    size = view.x.shape[-1]
     turn = (t["back_turn"] - 0.5) * 2.0
-    along = view.x * turn
-    along += view.y * (1.0 - np.abs(turn) * 0.5)
+    along = view.x * turn + view.y * (1.0 - np.abs(turn) * 0.5)
     light = (0.55 + 0.5 * level(t))[:, None]
     wall = t["back_rgb"] * light
     other = np.roll(wall, 1, axis=1) * (0.5 + 0.9 * t["back_turn"][:, None])
     kind = t["back_kind"]
-    tone = stretch(grid[:, 0, :4, :4], size)
-    tone *= 0.35 * ramp(kind, 0.0, 0.5)
-    tone += 1.0 + 0.12 * along
-    canvas = np.empty((len(tone), 3, size, size), dtype=np.float32)
-    for k in range(3):
-        np.multiply(tone, wall[:, k], out=canvas[:, k])
+    tone = stretch(grid[:, 0, :4, :4], view.x.shape[-1]) * (0.35 * ramp(kind, 0.0, 0.5)) + (1.0 + 0.12 * along)
+    canvas = np.asarray(tone[:, None] * wall)
     paint_where(kind > 0.3, _gradient, canvas, along, other)
     paint_where((kind > 0.55) & (kind < 0.8), _panels, canvas, t, view.x, along, other)
     paint_where(kind >= 0.8, _lights, canvas, grid[:, 1], other, light)
@@ -394,39 +306,14 @@ def body(t: Traits, view: View, canvas: Plane) -> None:
     x = view.x[:, first:] + 0.10 * view.sin_yaw
     y = view.y[:, first:] - 0.25 * view.sin_pitch
     side = np.abs(x)
-    half = ramp(y, 0.9, 1.35)
-    half *= 0.30 * t["neck"]
-    half += t["neck"]
-    across = x / half
-    glow = lit(t, _round(across, 1.0, 0.25), 0.25)
-    glow *= 0.48 * ramp(y, 0.85, 1.4) + 0.44
-    half -= side
-    over(lower, t["skin"] * t["warm_rgb"], cover(half, view.pixel), glow)
-    shoulder = 0.32 - side * (0.75 + 0.5 * t["collar"])
-    at_least(shoulder, 0.0)
-    side -= t["neck"]
-    shoulder += 0.30 * at_least(side, 0.0)
-    y -= shoulder
-    y -= 1.05 + 0.12 * t["collar"]
-    fold = wave(x * 1.7 + view.y[:, first:] * 0.8 + t["cloth_hue"])
-    fold *= 0.12
-    fold += 1.0
-    fold *= 1.0 - 0.35 * stroke(y, 0.05)
-    x *= 0.6
-    fold *= lit(t, _round(x, 0.9, -0.3), 0.3)
+    half = ramp(y, 0.9, 1.35) * (0.30 * t["neck"]) + t["neck"]
+    glow = lit(t, _round(x / half, 1.0, 0.25), 0.25) * (0.48 * ramp(y, 0.85, 1.4) + 0.44)
+    over(lower, t["skin"] * t["warm_rgb"], cover(half - side, view.pixel), glow)
+    shoulder = at_least(0.32 - side * (0.75 + 0.5 * t["collar"]), 0.0) + 0.30 * at_least(side - t["neck"], 0.0)
+    y = y - shoulder - (1.05 + 0.12 * t["collar"])
+    fold = wave(x * 1.7 + view.y[:, first:] * 0.8 + t["cloth_hue"]) * 0.12 + 1.0
+    fold = fold * (1.0 - 0.35 * stroke(y, 0.05)) * lit(t, _round(x * 0.6, 0.9, -0.3), 0.3)
     over(lower, t["cloth_rgb"] * t["warm_rgb"], cover(y, view.pixel), fold)
-
-
-def _round(x: Plane, most: float, down: float) -> Normals:
-    """Normals, nearly of unit length, of something upright and round, x from -1 to 1 across it; in place."""
-    np.clip(x, -most, most, out=x)
-    z = x * x
-    z *= -0.9
-    z += 1.0
-    return Normals(x, np.full((1, 1, 1), down, dtype=np.float32), np.sqrt(z, out=z))
-
-
-EAR = np.array([1.02, 0.90, 0.88], dtype=np.float32)[None, :, None, None]
 
 
 def ears(t: Traits, view: View, canvas: Plane) -> None:
@@ -449,29 +336,17 @@ def _ear(t: Traits, view: View, side: Plane, on_top: bool, canvas: Plane) -> Non
     s, c = view.sin_yaw, view.cos_yaw
     w = np.float32(-0.02)
     facing = np.maximum(-side * s, 0.0)
-    y = box.cut(view.y)
-    y += (w * c - place * s) * view.sin_pitch - 0.02
-    x = box.cut(view.x)
-    x -= place * c + w * s + side * c * (0.6 * t["ear_out"])
-    x += y * (side * c * 0.09)
+    y = box.cut(view.y) + ((w * c - place * s) * view.sin_pitch - 0.02)
+    x = box.cut(view.x) - (place * c + w * s + side * c * (0.6 * t["ear_out"])) + y * (side * c * 0.09)
     half = t["ear_out"] + 0.03 + 0.10 * facing
     b = y * (1.0 / t["ear_h"])
-    a = 0.22 * b
-    a += 1.0
-    a *= x
-    a *= 1.0 / half
+    a = (0.22 * b + 1.0) * x * (1.0 / half)
     r = np.sqrt(a * a + b * b + 1e-6)
     alpha = cover((1.0 - r) * half, view.pixel)
-    inner = ramp(r, 0.80, 0.45)
-    a *= side
-    inner *= ramp(a, -0.9, 0.2)
-    inner *= -0.42
-    inner += 1.0
-    inner *= level(t) * (0.86 + 0.22 * side * t["light_x"])
+    inner = ramp(r, 0.80, 0.45) * ramp(a * side, -0.9, 0.2) * -0.42 + 1.0
     if on_top:
         turned = ramp(facing, 0.12, 0.40)
         alpha *= turned
-        r -= 1.0
-        dim(part, 0.25 * turned * ramp(np.abs(r, out=r), 0.14, 0.0))
-    over(part, t["skin"] * EAR * t["warm_rgb"], alpha, inner)
+        dim(part, 0.25 * turned * ramp(np.abs(r - 1.0), 0.14, 0.0))
+    over(part, t["skin"] * EAR * t["warm_rgb"], alpha, inner * (level(t) * (0.86 + 0.22 * side * t["light_x"])))
     box.paste(canvas, part)

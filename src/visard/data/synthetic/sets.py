@@ -1,8 +1,8 @@
-"""Embedded synthetic faces: procedural people, any number of them, fully determined by a seed.
+"""Embedded synthetic faces: procedural identities, any number of them, fully determined by a seed.
 
 Picture k of identity i of a domain is the same pixels whatever else is rendered, in whatever batch and by
 however many processes: its random numbers are a pure function of (seed, domain, i, k), and the arithmetic on
-pixels is element by element. Growing a set keeps the people that it had.
+pixels is element by element. Growing a set keeps the identities that it had.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from visard.data.faces import FaceSetWriter
 from visard.data.synthetic import workers as pool
+from visard.data.synthetic.people import ATTRIBUTES
 from visard.data.synthetic.render import DOMAINS, SyntheticSpec, render, render_rows
-from visard.data.synthetic.shot import ATTRIBUTES
 from visard.errors import UsageError
 
 __all__ = ["ATTRIBUTES", "DOMAINS", "VERSION", "SyntheticSpec", "cached", "make", "render", "render_rows"]
