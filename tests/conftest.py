@@ -1,10 +1,13 @@
 """What all tests share: one torch thread, the same examples every time, and the folder of real data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
+
+from visard import plugins
 
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True)
@@ -20,3 +23,10 @@ def shared_data() -> Path:
     if not SHARED.is_dir():
         pytest.skip("no ../shared/data next to the project: tests on real data are skipped")
     return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _any_plugin() -> Iterator[None]:
+    """A party's process imports few plug-ins; tests that play a party in this process leave no trace."""
+    yield
+    plugins.allow_only(None)

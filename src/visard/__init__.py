@@ -32,6 +32,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import on first use, so that `import visard` and `visard --help` are quick."""
     if name not in _HOMES:

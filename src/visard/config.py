@@ -7,21 +7,23 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from visard import methods
+from visard import plugins
 from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
 from visard.data.catalog import DataSettings
 from visard.data.partition_kinds import PartitionSettings
 from visard.errors import UsageError, did_you_mean
+from visard.methods import METHODS
 from visard.methods.scoring import Tuning
 from visard.numerics import Numerics
+from visard.plugins import Registry
+from visard.presets import presets
 
 
 class Section(BaseModel):
@@ -75,6 +77,7 @@ class Settings(Section):
 
     name: str = "run"
     seed: int = Field(default=0, ge=0, lt=2**63)
+    plugins: tuple[str, ...] = ()  # files and modules that the settings take things from; files with a digest
     method: Method[Any]
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings(clients=10)
@@ -87,9 +90,11 @@ class Settings(Section):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is None (TOML has no word for it)."""
         plain = self.model_dump(mode="json", exclude={"method", "aggregation"})
-        plain["method"] = {"name": self.method.name, **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
+        plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
-            plain["aggregation"] = {"rule": self.aggregation.name, **dataclasses.asdict(self.aggregation)}
+            plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
+        if not self.plugins:
+            del plain["plugins"]
         tidy: dict[str, Any] = _tidy({k: plain[k] for k in type(self).model_fields if k in plain})
         return tidy
 
@@ -98,68 +103,67 @@ class Settings(Section):
         return f"# visard run config.toml\n{tomli_w.dumps(self.to_dict())}"
 
     def fingerprint(self) -> str:
-        """A hash of all that results depend on; the name and the engine are not among it."""
+        """A hash of all that results depend on; the name, the engine and the place of plug-ins are not among it."""
         content = {k: v for k, v in self.to_dict().items() if k not in ("name", "engine")}
+        if self.plugins:
+            content["plugins"] = plugins.digests(self.plugins)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def presets() -> dict[str, str]:
-    """Name -> text of the presets inside the package."""
-    folder = resources.files("visard") / "presets"
-    found = (f for f in folder.iterdir() if f.name.endswith(".toml"))
-    return {f.name.removesuffix(".toml"): f.read_text() for f in sorted(found, key=lambda f: f.name)}
-
-
-def load(source: str | Path, overrides: Sequence[str] = ()) -> Settings:
-    """Settings from a preset's name or a TOML file, changed by `a.b=c` overrides."""
+def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | Path] = ()) -> Settings:
+    """Settings from a preset, a TOML file or a method's name, changed by `a.b=c` overrides; `own` are plug-ins."""
+    recorded = plugins.load(own)
     text, where = _read(str(source))
     try:
         tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from None
-    tree.setdefault("name", Path(str(source)).stem)
+    tree.setdefault("name", Path(str(source).rpartition(":")[2]).stem)
     for override in overrides:
         _override(tree, override)
+    if recorded:
+        tree["plugins"] = list(dict.fromkeys([*tree.get("plugins", []), *recorded]))
     return parse(tree, where)
 
 
 def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     """Typed settings from plain values; one clear line for the first thing that is wrong."""
-    section = tree.get("method")
-    if not isinstance(section, dict) or "name" not in section:
-        raise UsageError(f"{where}: [method] needs a name{did_you_mean('', methods.METHODS)}")
-    kind = methods.find(str(section["name"]))
-    fields = {k: v for k, v in section.items() if k != "name"}
-    _check_keys(kind, fields, "method", where)
+    named = tree.get("plugins", [])
+    if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
+        raise UsageError(f"{where}: plugins = {str(named)[:60]}: must be a list of files or modules")
+    tree = {**tree, "plugins": plugins.load(named)}
+    method = _chosen(METHODS, tree, "method", "name", None, where)
     _check_keys(Settings, {k: v for k, v in tree.items() if k not in ("method", "aggregation")}, "", where)
-    rule, of_rule = _rule(tree.get("aggregation", {}), where)
+    rule = _chosen(RULES, tree, "aggregation", "rule", Mean.name, where)
     try:
-        method = TypeAdapter(kind).validate_python(fields)
-        aggregation = TypeAdapter(rule).validate_python(of_rule)
-        return Settings.model_validate({**tree, "method": method, "aggregation": aggregation})
+        return Settings.model_validate({**tree, "method": method, "aggregation": rule})
     except ValidationError as error:
-        raise UsageError(f"{where}: {_first_problem(error, bool(fields))}") from None
+        raise UsageError(f"{where}: {_first_problem(error, '')}") from None
 
 
-def _rule(section: Any, where: str) -> tuple[type[Rule], dict[str, Any]]:
-    """The class of an aggregation rule, and its settings."""
-    if not isinstance(section, dict):
-        raise UsageError(f"{where}: [aggregation] must be a section with a rule")
-    name = str(section.get("rule", Mean.name))
-    if name not in RULES:
-        raise UsageError(f"{where}: unknown aggregation rule {name!r}{did_you_mean(name, RULES)}")
-    fields = {k: v for k, v in section.items() if k != "rule"}
-    _check_keys(RULES[name], fields, "aggregation", where)
-    return RULES[name], fields
+def _chosen(registry: Registry[Any], tree: dict[str, Any], path: str, key: str, default: str | None, where: str) -> Any:
+    """An object of the class that a section names by its `key`, with the section's other settings."""
+    section = tree.get(path, {})
+    if not isinstance(section, dict) or not (name := section.get(key, default)):
+        raise UsageError(f"{where}: [{path}] needs a {key}{did_you_mean('', registry)}")
+    kind: Any = registry.find(str(name))
+    fields = {k: v for k, v in section.items() if k != key}
+    _check_keys(kind, fields, path, where)
+    try:
+        return TypeAdapter(kind).validate_python(fields)
+    except ValidationError as error:
+        raise UsageError(f"{where}: {_first_problem(error, f'{path}.')}") from None
 
 
 def _read(source: str) -> tuple[str, str]:
     known = presets()
     if source in known:
         return known[source], f"preset {source}"
+    if source in METHODS:  # of a plug-in: those of visard have presets
+        return f"[method]\nname = {json.dumps(source)}\n", f"method {source}"
     path = Path(source)
     if path.suffix != ".toml" and not path.exists():
-        raise UsageError(f"no preset or file {source!r}{did_you_mean(source, known)}")
+        raise UsageError(f"no preset or file {source!r}{did_you_mean(source, [*known, *METHODS])}")
     try:
         return path.read_text(), str(path)
     except IsADirectoryError:
@@ -199,11 +203,9 @@ def _check_keys(kind: Any, values: dict[str, Any], path: str, where: str) -> Non
             _check_keys(inner, value, f"{path}.{key}".lstrip("."), where)
 
 
-def _first_problem(error: ValidationError, method: bool) -> str:
+def _first_problem(error: ValidationError, section: str) -> str:
     problem = error.errors(include_url=False)[0]
-    path = ".".join(str(p) for p in problem["loc"])
-    if method and error.title not in ("Settings",):
-        path = f"method.{path}".rstrip(".")
+    path = (section + ".".join(str(p) for p in problem["loc"])).rstrip(".")
     shown = repr(problem.get("input"))
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return f"{path} = {shown}: {problem['msg'][0].lower()}{problem['msg'][1:]}"

@@ -10,10 +10,11 @@ import pytest
 from tests.e2e.smoke import smoke
 
 import visard
-from visard.config import load, presets
+from visard.config import load
 from visard.core import declared_kinds
 from visard.methods import METHODS
 from visard.methods.scoring import steps_of
+from visard.presets import presets
 from visard.report.run_folder import read_events
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from visard import studies
-from visard.config import load, presets
+from visard.config import load
 from visard.errors import UsageError
+from visard.presets import presets
 from visard.report.run_folder import EventLog
 from visard.studies.lookup import NoFigure, curve_of, digest, figure_of, look_up, paired, spread
 from visard.studies.plan import SCALES, Column, Curves, Figure, Plan, Row, Table, check, in_order

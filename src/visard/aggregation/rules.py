@@ -20,6 +20,7 @@ from torch import Tensor
 
 from visard.core import Weights
 from visard.errors import VisardError
+from visard.plugins import Registry
 
 Weighing = str | Callable[[Any], float] | None  # a field of the reply, a function of the reply, or all alike
 
@@ -96,7 +97,12 @@ class Mean(Rule):
         return RunningMean()
 
 
-RULES: dict[str, type[Rule]] = {"mean": Mean}
+RULES: Registry[type[Rule]] = Registry(
+    "aggregations",
+    {"mean": Mean},
+    lambda value: isinstance(value, type) and issubclass(value, Rule),
+    "aggregation rule",
+)
 
 
 def weighted_mean(parts: Iterable[tuple[Weights, float]]) -> Weights:

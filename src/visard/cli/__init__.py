@@ -1,19 +1,102 @@
-"""The command line: one small file for each group of commands."""
+"""The command line: a file for each group of commands, imported when one of them is called.
+
+So `visard --help` is quick, and a command loads torch only if it computes something with a network.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
+from typing import Annotated, Any
 
+import click
 import typer
+from typer.main import get_command
 
 from visard.errors import VisardError
 
-DEPLOYMENT = ("keys", "server", "client")
+# name: (where, the first line of its help)
+COMMANDS = {
+    "methods": ("run:methods", "List the methods, their papers, and what leaves a client in each."),
+    "presets": ("run:presets", "List the presets that `visard run` knows."),
+    "plugins": ("run:plugins", "List everything that settings can name, and where it comes from: visard or a plug-in."),
+    "data": ("data:app", "Make, import and look at face sets."),
+    "run": ("run:run", "Train with a method and leave a run folder with figures, models, ledger and report."),
+    "bench": (
+        "bench:bench",
+        "Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.",
+    ),
+    "eval": ("models:evaluate", "Test a model on the people of a face set."),
+    "embed": ("models:embed", "Write the features of all pictures of a face set, a row each, in the set's order."),
+    "cluster": (
+        "models:cluster",
+        "Group pictures by person without labels: a label for each row, and how good they are where people are known.",
+    ),
+    "audit": (
+        "models:audit",
+        "Attack a method on random features and say what came out: encryption does not hide what a result determines.",
+    ),
+    "export": ("models:export", "Write a model as ONNX, checked against PyTorch on random pictures."),
+    "enroll": (
+        "gallery:enroll",
+        "Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.",
+    ),
+    "identify": (
+        "gallery:identify",
+        "Find who is in a picture: the most alike people of a gallery, and whether the score is enough.",
+    ),
+    "verify": (
+        "gallery:verify",
+        "Compare two pictures: the cosine of their features, and whether it is enough to be one person.",
+    ),
+    "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
+    "keys": ("deploy:keys", "Make the keys of a deployment."),
+    "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
+    "client": (
+        "deploy:client",
+        "Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.",
+    ),
+}
 
 
-def commands(first: str) -> typer.Typer:
-    """The application for a command line; those of a deployment do not load torch, which takes seconds and memory."""
+class Late(click.Command):
+    """A command whose file is imported when it is called; until then a name and a line of help."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        return load_command(str(self.name)).make_context(info_name, args, parent, **extra)
+
+
+def load_command(name: str) -> click.Command:
+    """A command as its file defines it: a function, or a group of commands."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    found = getattr(import_module(f"visard.cli.{module}"), attribute)
+    app = _application()
+    if isinstance(found, typer.Typer):
+        app.add_typer(found, name=name)
+    else:
+        app.command(name)(found)
+    return group_of(app).commands[name]
+
+
+def group_of(app: typer.Typer) -> click.Group:
+    """An application as click sees it."""
+    group = get_command(app)
+    assert isinstance(group, click.Group)
+    return group
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from visard import __version__
+
+        print(f"visard {__version__}")
+        raise typer.Exit
+
+
+def _application() -> typer.Typer:
     app = typer.Typer(
         name="visard",
         help="Federated face recognition: train and adapt across parties whose pictures may not leave home.\n\n"
@@ -23,37 +106,29 @@ def commands(first: str) -> typer.Typer:
         add_completion=False,
         rich_markup_mode="rich",
     )
-    if first not in DEPLOYMENT:
-        from visard.cli import bench, data, gallery, models, run
-        from visard.cli import run as listing
-        from visard.cli import run as report
 
-        app.command("methods")(listing.methods)
-        app.command("presets")(listing.presets)
-        app.add_typer(data.app, name="data")
-        app.command("run")(run.run)
-        app.command("bench")(bench.bench)
-        app.command("eval")(models.evaluate)
-        app.command("embed")(models.embed)
-        app.command("cluster")(models.cluster)
-        app.command("audit")(models.audit)
-        app.command("export")(models.export)
-        app.command("enroll")(gallery.enroll)
-        app.command("identify")(gallery.identify)
-        app.command("verify")(gallery.verify)
-        app.command("report")(report.report)
-    from visard.cli import deploy
+    @app.callback()
+    def _(
+        version: Annotated[
+            bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        ] = False,
+    ) -> None: ...
 
-    app.add_typer(deploy.keys, name="keys")
-    app.command("server")(deploy.server)
-    app.command("client")(deploy.client)
     return app
+
+
+def commands() -> click.Group:
+    """`visard` with all its commands."""
+    group = group_of(_application())
+    for name, (_, line) in COMMANDS.items():
+        group.add_command(Late(name, help=line))
+    return group
 
 
 def main() -> None:
     """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
     try:
-        commands(sys.argv[1] if len(sys.argv) > 1 else "")()
+        commands()()
     except VisardError as error:
         _say(str(error))
         sys.exit(error.exit_code)

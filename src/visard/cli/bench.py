@@ -1,30 +1,30 @@
-"""`visard bench`."""
+"""`visard bench`: a paper's tables, with a progress bar for each run that is going on."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from visard import studies as benches
+from visard import plugins
+from visard.cli import options
 from visard.cli.console import LINES_EVERY, console, mark, table
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically, write_json
-from visard.studies.execute import Job, Outcome, execute, jobs_of
-from visard.studies.page import differences, markdown, seeds_line, table_grid
-from visard.studies.results import Results, collect
 
-# ----------
-# Progress of several runs: a bar for each that is going on, or lines where there is no terminal.
+if TYPE_CHECKING:
+    from visard.studies.execute import Job, Outcome
+    from visard.studies.results import Results
 
 
 class Bars:
-    """A bar for the whole, and one for each run; see `bench.execute.Show`."""
+    """A bar for the whole and one for each run, or lines where there is no terminal; see `studies.execute.Show`."""
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
@@ -101,6 +101,7 @@ def bench(
     sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting of all rows")] = None,
     jobs: Annotated[int, typer.Option(help="runs side by side, each in a process with one thread")] = 1,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs with other settings again")] = False,
+    plugin: options.Plugin = None,
     listing: Annotated[bool, typer.Option("--list", help="show the rows and their commands, run nothing")] = False,
 ) -> None:
     """Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.
@@ -113,9 +114,16 @@ def bench(
 
       visard bench baselines --list
     """
+    from visard import studies as benches
+
     if name is None:
         table("Benches", ("name", "what"), benches.titles().items(), text=2)
         return
+    from visard.studies.execute import execute, jobs_of
+    from visard.studies.results import collect
+
+    if plugin:
+        sets = [*(sets or ()), f"plugins={json.dumps(plugins.load(plugin))}"]
     plan = benches.find(name, scale)
     numbers = _seeds(seeds)
     folder = out or Path("runs") / "bench" / f"{name}-{scale}"
@@ -154,6 +162,8 @@ def _seeds(text: str) -> list[int]:
 
 def show(results: Results) -> None:
     """The tables at the end of a bench."""
+    from visard.studies.page import differences, seeds_line, table_grid
+
     for t in results.tables:
         table(t.title, *table_grid(t))
         if t.compared:
@@ -168,7 +178,7 @@ def show(results: Results) -> None:
 
 
 def _write(results: Results, folder: Path) -> None:
-    from visard.studies.page import page
+    from visard.studies.page import markdown, page
 
     try:
         folder.mkdir(parents=True, exist_ok=True)

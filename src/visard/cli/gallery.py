@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
 import typer
 
 from visard.cli import options
@@ -35,6 +34,7 @@ def enroll(
     order: options.Order = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.
 
@@ -48,7 +48,7 @@ def enroll(
         before = Gallery.load(gallery)  # never overwrite what is no gallery
     elif add:
         raise UsageError(f"no gallery at {gallery} to add people to")
-    loaded = options.open_model(model, input, size, order, mean, std)
+    loaded = options.open_model(model, input, size, order, mean, std, plugin)
     with bar("enrolling", 1) as shown:
 
         def progress(done: int, total: int) -> None:
@@ -76,6 +76,7 @@ def identify(
         float | None, typer.Option(help="searches for strangers that may name somebody, instead of --far")
     ] = None,
     threshold: Given = None,
+    plugin: options.Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Find who is in a picture: the most alike people of a gallery, and whether the score is enough.
@@ -86,6 +87,7 @@ def identify(
     """
     from visard.inference.gallery import Gallery, features_of
 
+    options.load_plugins(plugin)
     known = Gallery.load(gallery)
     limit = _limit(known, far, fpir, threshold)
     features = features_of(images, known.load_model(model), align=known.about["align"], flip=known.about["flip"] == "1")
@@ -119,6 +121,7 @@ def verify(
     order: options.Order = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    plugin: options.Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two pictures: the cosine of their features, and whether it is enough to be one person.
@@ -132,6 +135,7 @@ def verify(
         raise UsageError("name a model (--model) or a gallery (--gallery)")
     align, flip, limit = "none", False, None
     if gallery is not None:
+        options.load_plugins(plugin)
         known = Gallery.load(gallery)
         align, flip = known.about["align"], known.about["flip"] == "1"
         limit = known.pair_threshold(far) if threshold is None else _given(threshold)
@@ -139,8 +143,8 @@ def verify(
     else:
         assert model is not None
         limit = None if threshold is None else _given(threshold)
-        loaded = options.open_model(model, input, size, order, mean, std)
-    one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip)).astype(np.float64)
+        loaded = options.open_model(model, input, size, order, mean, std, plugin)
+    one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip)).astype("float64")
     score = float(one @ two)
     same = None if limit is None else score >= limit.value
     if as_json:

@@ -1,4 +1,4 @@
-"""`visard eval`."""
+"""`visard eval`, `embed`, `cluster`, `export` and `audit`: what can be done with a model or its features."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import typer
 
 from visard.cli import options
 from visard.cli.console import bar, console, share, size, table
-from visard.config import EvaluationSettings
-from visard.data.catalog import DataSettings
 from visard.errors import UsageError
 
 Rows = list[tuple[str, str, str]]
@@ -47,6 +45,7 @@ def evaluate(
     order: options.Order = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    plugin: options.Plugin = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with curves")] = False,
 ) -> None:
     """Test a model on the people of a face set.
@@ -62,8 +61,8 @@ def evaluate(
 
       visard eval runs/demo/model.safetensors --data data/mine --protocol verification --json
     """
-    from visard.data.catalog import open_faces
-    from visard.errors import UsageError
+    from visard.config import EvaluationSettings
+    from visard.data.catalog import DataSettings, open_faces
     from visard.inference.features import read_features
     from visard.inference.model import evaluate as run_tests
     from visard.inference.model import open_data
@@ -77,7 +76,7 @@ def evaluate(
         faces = open_data(data)
         tested: Any = read_features(model, faces)
     else:
-        tested = options.open_model(model, input, size, order, mean, std)
+        tested = options.open_model(model, input, size, order, mean, std, plugin)
         faces = open_faces(DataSettings(size=tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
     protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
     figures = run_tests(
@@ -142,10 +141,6 @@ def _doubt(point: dict[str, Any]) -> str:
     return "fewer than ten impostors" if point["unreliable"] else ""
 
 
-# ----------
-# `visard embed`.
-
-
 def embed(
     data: Annotated[str, typer.Argument(metavar="DATASET", help="a face set: a folder, or a name in the data folder")],
     model: Annotated[Path, typer.Option(help="a .safetensors, .pth, .pt or .onnx model")],
@@ -157,6 +152,7 @@ def embed(
     order: options.Order = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Write the features of all pictures of a face set, a row each, in the set's order.
 
@@ -168,15 +164,11 @@ def embed(
     from visard.inference.model import open_data
 
     view = open_data(data)
-    loaded = options.open_model(model, input, size, order, mean, std)
+    loaded = options.open_model(model, input, size, order, mean, std, plugin)
     with bar("embedding", len(view)) as shown:
         manifest = write_features(loaded, view, out, flip=flip, unit=unit, progress=shown.update)
     text = f"{manifest['rows']} x {manifest['dimensions']} features: {out} and {manifest_path(out).name}"
     console.print(text, highlight=False, soft_wrap=True)
-
-
-# ----------
-# `visard cluster`.
 
 
 class By(StrEnum):
@@ -216,6 +208,7 @@ def cluster(
     order: options.Order = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    plugin: options.Plugin = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
     """Group pictures by person without labels: a label for each row, and how good they are where people are known.
@@ -227,7 +220,6 @@ def cluster(
       visard cluster data/mine --model runs/demo/model.safetensors --method finch --partition 1 --out labels.csv
     """
     from visard.clustering.cluster import Clustering
-    from visard.errors import UsageError
     from visard.inference.features import check_out, label, read_vectors, vectors_of, write_labels
 
     try:
@@ -250,7 +242,7 @@ def cluster(
         from visard.inference.model import open_data
 
         view = open_data(source)
-        loaded = options.open_model(model, input, size, order, mean, std)
+        loaded = options.open_model(model, input, size, order, mean, std, plugin)
         with bar("embedding", len(view)) as shown:
             vectors = vectors_of(np.concatenate(list(pieces(loaded, view, progress=shown.update))), view)
     found, report = label(vectors, settings)
@@ -279,10 +271,6 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [*rows, ("seconds", f"{report['seconds']:.2f}", "")]
 
 
-# ----------
-# `visard export`.
-
-
 def export(
     model: Annotated[Path, typer.Argument(help="a .safetensors, .pth or .pt model (with --int8 also .onnx)")],
     onnx: Annotated[Path, typer.Option(help="the file to write")],
@@ -298,6 +286,7 @@ def export(
     order: options.Order = None,
     mean: options.Mean = None,
     std: options.Std = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Write a model as ONNX, checked against PyTorch on random pictures.
 
@@ -317,7 +306,7 @@ def export(
         raise UsageError(f"{onnx}: the name must end in .onnx")
     if static and data == "synthetic":
         raise UsageError("--static needs --data: its ranges are found on pictures like those to come")
-    loaded = options.open_model(model, input, picture_size, order, mean, std)
+    loaded = options.open_model(model, input, picture_size, order, mean, std, plugin)
     faces = None
     if int8:
         small = DataSettings(size=min(112, max(32, loaded.size)), identities=50, images_per_identity=8)
@@ -335,9 +324,6 @@ def export(
     table(f"On {loss.pictures} pictures of {data}", ("figure", "before", "int8"), rows)
     console.print(f"mean cosine of features before and after: {loss.cosine:.4f}", highlight=False)
 
-
-# ----------
-# `visard audit`.
 
 SOME = 10.0  # epsilon above which nobody speaks of protection
 

@@ -1,4 +1,4 @@
-"""Options that several commands share: how pictures go into a network."""
+"""Options that several commands share: how pictures go into a network, and plug-ins."""
 
 from __future__ import annotations
 
@@ -22,11 +22,30 @@ Order = Annotated[str | None, typer.Option("--order", help="channels: rgb or bgr
 Mean = Annotated[str | None, typer.Option("--mean", help="of pixels / 255, one number or three")]
 Std = Annotated[str | None, typer.Option("--std", help="of pixels / 255, one number or three")]
 
+Plugin = Annotated[
+    list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="a plug-in: a file or a module (may repeat)")
+]
+
+
+def load_plugins(plugin: list[str] | None) -> None:
+    """Import the plug-ins of a command line."""
+    if plugin:
+        from visard.plugins import load
+
+        load(plugin)
+
 
 def open_model(
-    path: Path, input: str | None, size: int | None, order: str | None, mean: str | None, std: str | None
+    path: Path,
+    input: str | None,
+    size: int | None,
+    order: str | None,
+    mean: str | None,
+    std: str | None,
+    plugin: list[str] | None,
 ) -> FaceModel:
-    """The model in a file, with what the options say of its input."""
+    """The model in a file, with what the options say of its input; plug-ins may bring its network."""
+    load_plugins(plugin)
     from visard.inference.model import load_model
 
     return load_model(path, input=input, size=size, order=order, mean=mean, std=std)

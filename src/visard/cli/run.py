@@ -1,26 +1,32 @@
-"""`visard run`."""
+"""`visard run`, its report, and what settings can name: methods, presets, plug-ins."""
 
 from __future__ import annotations
 
+import json
+from importlib import import_module, resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from visard.cli import options
 from visard.cli.console import RunWatcher, console, mark, share, size, table
-from visard.config import presets as all_presets
-from visard.disclosure import Disclosure
 from visard.errors import UsageError
 from visard.methods import METHODS
-from visard.report.page import build_report
-from visard.runs.run import Run
-from visard.runs.run import resume as resume_run
-from visard.runs.run import run as run_settings
+from visard.plugins import BUILT_IN
+from visard.presets import presets as all_presets
+
+if TYPE_CHECKING:
+    from visard.core import Method
+    from visard.runs.run import Run
+
+# the registries of all that settings can name
+REGISTRIES = ("visard.methods:METHODS", "visard.models:BACKBONES", "visard.aggregation.rules:RULES")
 
 
 def run(
     source: Annotated[
-        str | None, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name or a TOML file")
+        str | None, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name, a TOML file, or a plug-in's method")
     ] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")] = None,
     engine: Annotated[str | None, typer.Option(help="where client steps run: auto, local, pool, flower")] = None,
@@ -30,6 +36,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run folder (default: runs/<name>)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
+    plugin: options.Plugin = None,
 ) -> None:
     """Train with a method and leave a run folder with figures, models, ledger and report.
 
@@ -41,6 +48,9 @@ def run(
 
       visard run --resume --out runs/short
     """
+    from visard.runs.run import resume as resume_run
+    from visard.runs.run import run as run_settings
+
     watcher = RunWatcher()
     try:
         if source is None:
@@ -51,7 +61,8 @@ def run(
             overrides = [*(sets or []), *([f"engine.kind={engine}"] if engine else [])]
             overrides += [f"engine.server={str(server.absolute())!r}"] if server else []
             result = run_settings(
-                source, out=out, overrides=overrides, resume=resume, overwrite=overwrite, watcher=watcher
+                source, out=out, overrides=overrides, resume=resume, overwrite=overwrite, watcher=watcher,
+                plugins=plugin or (),
             )  # fmt: skip
     finally:
         watcher.close()
@@ -86,10 +97,6 @@ def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]
     return [(f"{name}: {row['figure']}", share(row["value"]), row["interval"]) for row in test["headline"]]
 
 
-# ----------
-# `visard report`.
-
-
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="one or more run folders")],
     out: Annotated[Path | None, typer.Option(help="the HTML file to write")] = None,
@@ -102,28 +109,58 @@ def report(
 
       visard report runs/fedavg runs/local runs/central --out comparison.html
     """
+    from visard.report.page import build_report
+
     console.print(f"report: {build_report(runs, out)}", highlight=False, soft_wrap=True)
 
 
-# ----------
-# `visard methods`, `visard presets`.
-
-
-def methods() -> None:
+def methods(
+    plugin: options.Plugin = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="machine-readable, of the methods that come with visard")
+    ] = False,
+) -> None:
     """List the methods, their papers, and what leaves a client in each.
 
     Example: visard methods
     """
+    if as_json:
+        print(json.dumps({name: summary(METHODS[name]) for name in METHODS.built_in}, indent=1, ensure_ascii=False))
+        return
+    options.load_plugins(plugin)
+    listed = json.loads((resources.files("visard.methods") / "listing.json").read_text())  # quicker than importing them
     rows = []
-    for name, method in METHODS.items():
-        leaves = [k.value for k in Disclosure if k in method.discloses]
-        pooled = [k.value.upper() for k in Disclosure if k in method.centralises]
-        rows.append((name, method.title, method.paper or "-", ", ".join(pooled + leaves)))
+    for name in METHODS:
+        about = listed[name] if METHODS.origin(name) == BUILT_IN else summary(METHODS[name])
+        leaves = [kind.upper() for kind in about["centralises"]] + about["discloses"]
+        rows.append((name, about["title"], about["paper"] or "-", ", ".join(leaves), METHODS.origin(name)))
     table(
         "Methods (what is pooled in one place stands in capitals)",
-        ("name", "what", "paper", "leaves a client"),
-        rows,
+        ("name", "what", "paper", "leaves a client", "comes from"),
+        [row[:4] for row in rows] if all(row[4] == BUILT_IN for row in rows) else rows,
     )
+
+
+def summary(method: type[Method[Any]]) -> dict[str, Any]:
+    """What a listing says of a method."""
+    from visard.disclosure import Disclosure
+
+    kinds = {k: [d.value for d in Disclosure if d in getattr(method, k)] for k in ("discloses", "centralises")}
+    return {"title": method.title, "paper": method.paper, **kinds}
+
+
+def plugins(plugin: options.Plugin = None) -> None:
+    """List everything that settings can name, and where it comes from: visard or a plug-in.
+
+    Example: visard plugins --plugin my_method.py
+    """
+    options.load_plugins(plugin)
+    rows = []
+    for where in REGISTRIES:
+        module, _, name = where.partition(":")
+        registry = getattr(import_module(module), name)
+        rows += [(registry.kind, entry, registry.origin(entry)) for entry in registry]
+    table("What settings can name", ("kind", "name", "comes from"), rows, text=3)
 
 
 def presets() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
+from visard import plugins
 from visard.config import Settings, parse
 from visard.core import Disclosure, Method
 from visard.data.catalog import find_set, open_faces
@@ -65,6 +66,11 @@ def join(
 ) -> tuple[World, dict[str, Any]]:
     """Introduce the run to the parties; those that bring their own pictures say how many, and become the clients."""
     run_told = told(settings, manifest, size, world.embedding)
+    if files := [plugin for plugin in settings.plugins if "#" in plugin]:
+        raise UsageError(
+            f"plug-in {files[0].partition('#')[0]}: parties import no files of the server; install it as a package at "
+            "every party, name it package.module:Name in the settings, and let the parties allow it (--require)"
+        )
     link.introduce(run, run_told)
     if settings.partition.kind != "parties":
         return world, run_told
@@ -117,7 +123,11 @@ def world_of_party(
 
 
 def settings_of(run: dict[str, Any], required: Requirements) -> Settings:
-    """What the server says of the run, as long as it names no file of this machine and nothing that labels know."""
+    """What the server says of the run, as long as it names no file of this machine and nothing that labels know.
+
+    Plug-ins that the party does not allow are not imported, here and whenever this process looks for one later.
+    """
+    plugins.allow_only(required.plugins.get("allow", ()))
     try:
         settings = parse(required.applied(run["settings"]), "settings of the run")
         required.check(settings.to_dict())

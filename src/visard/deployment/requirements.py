@@ -2,6 +2,7 @@
 
 [require]   settings of the run -> what they must be: a value, { at_least = x }, { at_most = x } or { one_of = [...] }
 [local]     settings that this party sets itself, in place of what the run says
+[plugins]   allow = ["package.module", ...]: plug-ins of these modules may be imported, others never are
 
 A run that differs is refused before anything of this party leaves, and so is one without a setting that is named.
 Without a word in the file, keys that can be broken are refused.
@@ -30,6 +31,7 @@ WEAK = "insecure_keys"  # only a party itself may allow them
 class Requirements:
     require: dict[str, Any] = field(default_factory=dict)
     local: dict[str, Any] = field(default_factory=dict)
+    plugins: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Requirements:
@@ -38,13 +40,20 @@ class Requirements:
             tree = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise UsageError(f"--require {path}: {error}") from None
-        if wrong := sorted(k for k in tree if k not in ("require", "local") or not isinstance(tree[k], dict)):
-            raise UsageError(f"--require {path}: {wrong[0]}: there are only the tables [require] and [local]")
+        tables = ("require", "local", "plugins")
+        if wrong := sorted(k for k in tree if k not in tables or not isinstance(tree[k], dict)):
+            raise UsageError(
+                f"--require {path}: {wrong[0]}: there are only the tables [require], [local] and [plugins]"
+            )
+        plugins = tree.get("plugins", {})
+        modules = plugins.get("allow", [])
+        if plugins.keys() - {"allow"} or not isinstance(modules, list) or not all(isinstance(m, str) for m in modules):
+            raise UsageError(f'--require {path}: [plugins] must look like allow = ["package.module"]')
         for name, leaf in _leaves(tree.get("require", {})):
             for word, bound in leaf.items() if isinstance(leaf, dict) else ():
                 if not isinstance(bound, list if word == "one_of" else int | float):
                     raise UsageError(f"--require {path}: {name}: {word} = {bound!r}")
-        return cls(tree.get("require", {}), tree.get("local", {}))
+        return cls(tree.get("require", {}), tree.get("local", {}), plugins)
 
     def applied(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Settings of the run as they are at this party."""

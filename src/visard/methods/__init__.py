@@ -1,45 +1,41 @@
-"""The methods by name. To add one: its file, its preset, its golden test, its docs card, and a line here."""
+"""The methods by name. To add one: its file, its preset, its golden test, its docs card, and a line here.
+
+`listing.json` is what `visard methods` shows without importing them; `visard methods --json` makes it.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from visard.core import Method
-from visard.errors import UsageError, did_you_mean
-from visard.methods.baselines import Central, Local, Pretrain, TargetOnly
-from visard.methods.central_mmd import CentralMMD
-from visard.methods.domain_adaptation import DAN, DANN
-from visard.methods.encrypted_mmd import EncryptedMMD
-from visard.methods.fedavg import FedAvg
-from visard.methods.fedface import FedFace
-from visard.methods.fedfr_da import FedFRDA
-from visard.methods.fedfr_joint import FedFRJoint
-from visard.methods.finetune import FineTune
-from visard.methods.hf_maml import HFMaml
+from visard.plugins import Registry
 
-METHODS: dict[str, type[Method[Any]]] = {
-    m.name: m
-    for m in (
-        Central,
-        Local,
-        Pretrain,
-        FedAvg,
-        HFMaml,
-        TargetOnly,
-        FineTune,
-        DAN,
-        DANN,
-        FedFRDA,
-        FedFRJoint,
-        FedFace,
-        EncryptedMMD,
-        CentralMMD,
-    )
-}
+if TYPE_CHECKING:
+    from visard.core import Method
 
 
-def find(name: str) -> type[Method[Any]]:
-    """The class of a method; one clear line if there is none of that name."""
-    if name not in METHODS:
-        raise UsageError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
-    return METHODS[name]
+def _is_method(value: Any) -> bool:
+    from visard.core import Method
+
+    return isinstance(value, type) and issubclass(value, Method)
+
+
+METHODS: Registry[type[Method[Any]]] = Registry(
+    "methods",
+    {
+        "central": "visard.methods.baselines:Central",
+        "local": "visard.methods.baselines:Local",
+        "pretrain": "visard.methods.baselines:Pretrain",
+        "fedavg": "visard.methods.fedavg:FedAvg",
+        "hf-maml": "visard.methods.hf_maml:HFMaml",
+        "target-only": "visard.methods.baselines:TargetOnly",
+        "finetune": "visard.methods.finetune:FineTune",
+        "dan": "visard.methods.domain_adaptation:DAN",
+        "dann": "visard.methods.domain_adaptation:DANN",
+        "fedfr-da": "visard.methods.fedfr_da:FedFRDA",
+        "fedfr-joint": "visard.methods.fedfr_joint:FedFRJoint",
+        "fedface": "visard.methods.fedface:FedFace",
+        "encrypted-mmd": "visard.methods.encrypted_mmd:EncryptedMMD",
+        "central-mmd": "visard.methods.central_mmd:CentralMMD",
+    },
+    _is_method,
+)

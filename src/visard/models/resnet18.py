@@ -2,7 +2,7 @@
 
 The network of federated HF-MAML (Gansekoele et al., FLTA 2024). Parameter names are torchvision's, so its
 ImageNet weights load as `model.weights`; only `embed` is new. Those weights expect pictures normalised by ImageNet's
-mean and deviation: `models.convert` makes them take [-1, 1].
+mean and deviation: `models.files` makes them take [-1, 1].
 """
 
 import torch
@@ -31,7 +31,7 @@ class BasicBlock(nn.Module):
 class ResNet18(nn.Module):
     """(B, 3, size, size) -> 1000 ImageNet logits -> (B, embedding), not normalised; any size from 32."""
 
-    def __init__(self, embedding: int = 512) -> None:
+    def __init__(self, embedding: int = 512, size: int = 112) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)

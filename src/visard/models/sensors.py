@@ -44,7 +44,7 @@ class Standardise(nn.Module):
 class Mlp(nn.Module):
     """Two fully connected layers with dropout between: the paper's for PAMAP2, on standardised columns."""
 
-    def __init__(self, hidden: int, embedding: int, size: int) -> None:
+    def __init__(self, hidden: int, embedding: int = 64, size: int = 54) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Flatten(), Standardise(size),
@@ -59,7 +59,7 @@ class Mlp(nn.Module):
 class CnnGru(nn.Module):
     """For velocity profiles (B, frames, 20, 20): a convolution for each frame, a GRU over time, a linear bottleneck."""
 
-    def __init__(self, embedding: int, size: int) -> None:
+    def __init__(self, embedding: int = 64, size: int = 20 * SIDE**2) -> None:
         super().__init__()
         if size % SIDE**2:
             raise UsageError(f"cnn_gru takes frames of {SIDE} x {SIDE} numbers, not rows of {size}")

@@ -117,14 +117,19 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
     watcher: Watcher | None = None,
+    plugins: Sequence[str | Path] = (),
 ) -> Run:
     """Run a preset, a TOML file or settings, and leave a complete run folder behind.
+
+    `plugins` are files or modules with methods, heads and the like that the settings name.
 
     >>> import visard
     >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
     >>> result.metrics["generic"]["test"]["verification"]   # doctest: +SKIP
     """
-    settings = _settings(source, overrides)
+    if isinstance(source, dict):
+        source = parse(source)
+    settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
     folder = Path(out) if out is not None else Path("runs") / settings.name
     _prepare(folder, settings, resume, overwrite)
     watcher = watcher or Silent()
@@ -138,12 +143,6 @@ def resume(out: str | Path, watcher: Watcher | None = None) -> Run:
     if not config.exists():
         raise UsageError(f"{out} holds no run to resume (there is no config.toml)")
     return run(config, out=out, resume=True, watcher=watcher)
-
-
-def _settings(source: str | Path | Settings | dict[str, Any], overrides: Sequence[str]) -> Settings:
-    if isinstance(source, Settings):
-        return source
-    return parse(source) if isinstance(source, dict) else load(source, overrides)
 
 
 def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:

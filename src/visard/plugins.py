@@ -1,0 +1,217 @@
+"""Plug-ins: own methods, backbones, heads and the like, without a change of visard's source.
+
+A `Registry` knows the things of one kind by name. Beside those that come with visard it finds
+
+    package.module:Name    in settings: an attribute of a module that Python can import
+    an entry point         of an installed package, in the group visard.methods, visard.backbones, ...
+    a file or a module     that `--plugin` or `plugins = [...]` names, and which says @register("methods", "my-method")
+
+Plug-ins are programs: they are imported when the user of this machine names them, or has installed their package. A
+party of a deployment imports those modules alone that its own requirements list (`allow_only`), whatever a server says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from visard.errors import PublicError, UsageError, VisardError, did_you_mean
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+KINDS = (
+    "methods", "backbones", "heads", "partitions", "importers", "clusterings", "aggregations", "metrics", "watchers",
+)  # fmt: skip
+BUILT_IN = "built in"
+
+
+class _Added(NamedTuple):
+    value: Any
+    origin: str
+    named: bool  # by the user, so that settings record where it comes from
+
+
+_added: dict[str, dict[str, _Added]] = {kind: {} for kind in KINDS}  # by @register
+_loaded: dict[str, str] = {}  # plug-ins named by the user -> digest of the file; "" of a module
+_loading: list[str] = []  # the plug-in that is being imported
+_allowed: frozenset[str] | None = None  # modules that may be imported; None: any
+
+
+def register(kind: str, name: str) -> Callable[[V], V]:
+    """Decorator: make a class or function known by `name` among the things of a kind (`methods`, `heads`, ...)."""
+    if kind not in KINDS:
+        raise UsageError(f"no plug-ins of kind {kind!r}{did_you_mean(kind, KINDS)}")
+
+    def remember(value: V) -> V:
+        origin = _loading[-1] if _loading else f"module {getattr(value, '__module__', '?')}"
+        before = _added[kind].get(name)
+        if before is not None and before.origin != origin:
+            raise UsageError(f"{name!r} of {origin} is already one of the {kind} of {before.origin}")
+        _added[kind][name] = _Added(value, origin, bool(_loading))
+        return value
+
+    return remember
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The things of one kind by name. Built-in ones may be given as "module:Name", to be imported when asked for."""
+
+    def __init__(
+        self, kind: str, built_in: Mapping[str, T | str], valid: Callable[[Any], bool] = callable, one: str = ""
+    ) -> None:
+        self.kind, self.built_in, self._valid = kind, dict(built_in), valid
+        self.one = one or kind.removesuffix("s")  # the word for one of them
+
+    def __getitem__(self, name: str) -> T:
+        found: Any
+        if name in self.built_in:
+            found = self.built_in[name]
+            if isinstance(found, str):
+                found = self.built_in[name] = self._attribute(found)
+            return found  # type: ignore[no-any-return]
+        if (added := _added[self.kind].get(name)) is not None:
+            found = added.value
+        elif (point := self._entry_points().get(name)) is not None:
+            _check_allowed(point.module, name)
+            found = _imported(f"the entry point {name!r}", point.load)
+        elif ":" in name:
+            _check_allowed(name.partition(":")[0], name)
+            found = _imported(name, lambda: self._attribute(name))
+        else:
+            raise KeyError(name)
+        if not self._valid(found):
+            raise UsageError(f"{name!r} cannot be used as {self.one}: it is {str(found)[:80]}")
+        return found  # type: ignore[no-any-return]
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        return ":" in name or any(name in known for known in (self.built_in, _added[self.kind], self._entry_points()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self.built_in, *self._entry_points(), *_added[self.kind]]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def find(self, name: str) -> T:
+        """The thing of that name; one clear line where there is none."""
+        try:
+            return self[name]
+        except KeyError:
+            raise UsageError(f"unknown {self.one} {name!r}{did_you_mean(name, self)}") from None
+
+    def name_of(self, chosen: Any) -> str:
+        """The name under which settings find the class of an object again, here and in other processes."""
+        kind, name = type(chosen), str(chosen.name)
+        added = _added[self.kind].get(name)
+        known = name in self and self[name] is kind and (added is None or added.named or name in self.built_in)
+        return name if known else f"{kind.__module__}:{kind.__qualname__}"
+
+    def origin(self, name: str) -> str:
+        """Where it comes from: built in, a package and its version, a file or a module."""
+        if name in self.built_in:
+            return BUILT_IN
+        if (added := _added[self.kind].get(name)) is not None:
+            return added.origin
+        point = self._entry_points().get(name)
+        if point is None:
+            return f"module {name.partition(':')[0]}"
+        return f"{point.dist.name} {point.dist.version}" if point.dist else f"module {point.module}"
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {point.name: point for point in entry_points(group=f"visard.{self.kind}")}
+
+    @staticmethod
+    def _attribute(where: str) -> Any:
+        module, _, path = where.partition(":")
+        found: Any = importlib.import_module(module)
+        for part in path.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def load(plugins: Iterable[str | Path]) -> list[str]:
+    """Import plug-ins by file or module; returns them as settings record them: absolute, files with a digest.
+
+    `FILE.py#DIGEST` is refused where the file is no longer what it was: a run does not go on with other code.
+    """
+    return [_load(str(plugin)) for plugin in plugins]
+
+
+def _load(plugin: str) -> str:
+    name, _, expected = plugin.partition("#")
+    if not name.endswith(".py"):
+        _check_allowed(name, name)
+        if name not in _loaded:
+            _imported(name, lambda: _as_plugin(f"module {name}", lambda: importlib.import_module(name)))
+            _loaded[name] = ""
+        return name
+    path = Path(name).absolute()
+    _check_allowed("", path.name)
+    try:
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    except OSError as error:
+        raise UsageError(f"plug-in {path}: {error.strerror}") from None
+    if expected and digest != expected:
+        raise UsageError(f"plug-in {path} has changed since the run began (it had the digest {expected})")
+    if _loaded.get(str(path)) != digest:
+        _imported(str(path), lambda: _as_plugin(f"file {path.name}", lambda: _run_file(path)))
+        _loaded[str(path)] = digest
+    return f"{path}#{digest}"
+
+
+def digests(plugins: Iterable[str]) -> list[str]:
+    """What of recorded plug-ins determines results: digests of files wherever they are, names of modules."""
+    return [plugin.rpartition("#")[2] for plugin in plugins]
+
+
+def is_loaded(reference: str) -> bool:
+    """Whether the module of `module:Name` was named by the user: what a model file names is not imported otherwise."""
+    return reference.partition(":")[0] in _loaded
+
+
+def allow_only(modules: Iterable[str] | None) -> None:
+    """From now on this process imports plug-ins of these modules alone, and no files; None: any, as at the start."""
+    global _allowed
+    _allowed = None if modules is None else frozenset(modules)
+
+
+def _check_allowed(module: str, name: str) -> None:
+    if _allowed is not None and module not in _allowed:
+        raise PublicError(f"the run names the plug-in {name[:100]!r}, which this party does not allow (plugins.allow)")
+
+
+def _run_file(path: Path) -> None:
+    name = f"visard_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _as_plugin(origin: str, run: Callable[[], object]) -> None:
+    _loading.append(origin)
+    try:
+        run()
+    finally:
+        _loading.pop()
+
+
+def _imported(name: str, run: Callable[[], Any]) -> Any:
+    """The result of an import; what a plug-in raises is one line that names it."""
+    try:
+        return run()
+    except VisardError:
+        raise
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise UsageError(f"plug-in {name}: {type(error).__name__}: {text}") from error

@@ -1,0 +1,9 @@
+"""Presets: complete settings of a run, a TOML file each. The first line is its command, the second what it shows."""
+
+from importlib import resources
+
+
+def presets() -> dict[str, str]:
+    """Name -> text of the presets."""
+    found = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".toml"))
+    return {f.name.removesuffix(".toml"): f.read_text() for f in sorted(found, key=lambda f: f.name)}

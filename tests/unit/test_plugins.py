@@ -1,0 +1,250 @@
+"""Plug-ins: found by file, module and entry point, recorded in a run, never imported because somebody else says so."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.e2e.smoke import SMOKE
+
+import visard
+from visard import models, plugins
+from visard.cli import main
+from visard.config import load, parse
+from visard.deployment.join import settings_of
+from visard.deployment.requirements import Requirements
+from visard.errors import PublicError, UsageError, VisardError
+from visard.methods import METHODS
+from visard.models.files import save_model
+from visard.plugins import Registry
+
+METHOD = """
+from dataclasses import dataclass
+
+from torch import nn
+
+from visard.methods.fedavg import FedAvg
+from visard.plugins import register
+
+
+@register("methods", "mine")
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    name = "mine"
+    title = "a method of my own"
+
+    patience: int = 3
+
+
+@register("backbones", "flat")
+class Flat(nn.Module):
+    def __init__(self, embedding: int = 24, size: int = 32) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3 * size**2, embedding)
+
+    def forward(self, x):
+        return self.fc(x.flatten(1))
+"""
+SETTINGS = [s for s in SMOKE if not s.startswith(("engine", "model"))] + ["model.name=flat"]
+
+
+@pytest.fixture(autouse=True)
+def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What one test registers is unknown to the next."""
+    monkeypatch.setattr(plugins, "_added", {kind: {} for kind in plugins.KINDS})
+    monkeypatch.setattr(plugins, "_loaded", {})
+    before = set(sys.modules)
+    yield
+    for name in [m for m in sys.modules if m not in before and m.startswith(("canary", "visard_plugin_"))]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(METHOD)
+    return path
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module `canary` with everything of `file`, and an entry point `sung`; importing it leaves the file `sang`."""
+    folder = tmp_path / "site"
+    info = folder / "canary_bird-1.2.dist-info"
+    info.mkdir(parents=True)
+    (folder / "canary.py").write_text(f"from pathlib import Path\n\nPath({str(tmp_path)!r}, 'sang').touch()\n{METHOD}")
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: canary-bird\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[visard.methods]\nsung = canary:Mine\n")
+    monkeypatch.syspath_prepend(str(folder))
+    return tmp_path / "sang"
+
+
+def test_a_registry_is_a_mapping_whose_built_in_things_come_late() -> None:
+    things: Registry[Any] = Registry("heads", {"path": "pathlib:Path", "size": len}, one="thing")
+    assert list(things) == ["path", "size"]
+    assert "path" in things
+    assert things["path"] is Path
+    assert things.find("size") is len
+    assert things.origin("path") == "built in"
+    with pytest.raises(KeyError):
+        things["pat"]
+    with pytest.raises(UsageError, match="unknown thing 'pat' \\(did you mean 'path'\\?\\)"):
+        things.find("pat")
+
+
+def test_by_module_and_name(canary: Path) -> None:
+    assert METHODS.find("canary:Mine").name == "mine"
+    assert METHODS.origin("canary:Mine") == "module canary"
+    for name, words in (
+        ("canary:Flat", "cannot be used as method"),
+        ("canary:Nothing", "AttributeError"),
+        ("no_such_module:Mine", "ModuleNotFoundError"),
+        (":", "plug-in :: "),
+    ):
+        with pytest.raises(UsageError, match=words):
+            METHODS.find(name)
+
+
+def test_by_entry_point(canary: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "sung" in METHODS
+    assert not canary.exists(), "listing names imports nothing"
+    assert METHODS.origin("sung") == "canary-bird 1.2"
+    monkeypatch.setattr(sys, "argv", ["visard", "methods"])
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit, match="0"):
+        main()
+    assert "canary-bird 1.2" in capsys.readouterr().out
+    assert METHODS["sung"].__module__ == "canary"
+
+
+def test_listings_say_where_things_come_from(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command, line in (("methods", "mine "), ("plugins", "backbones")):
+        monkeypatch.setattr(sys, "argv", ["visard", command, "--plugin", str(file)])
+        with pytest.raises(SystemExit, match="0"):
+            main()
+        shown = capsys.readouterr().out
+        assert "file mine.py" in shown
+        assert line in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(:", "SyntaxError"),
+        ("from visard.plugins import register\nregister('method', 'x')", "no plug-ins of kind 'method' .*'methods'"),
+        ("import sys; sys.no_such_thing", "AttributeError"),
+    ],
+)
+def test_a_broken_plug_in_is_one_line(file: Path, text: str, words: str) -> None:
+    file.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        plugins.load([file])
+    with pytest.raises(UsageError, match="No such file"):
+        plugins.load([file.with_name("absent.py")])
+
+
+def test_a_name_belongs_to_one_plug_in_and_never_to_a_built_in_thing_too(file: Path, tmp_path: Path) -> None:
+    plugins.load([file])
+    other = tmp_path / "other.py"
+    other.write_text(METHOD)
+    with pytest.raises(UsageError, match="'mine' of file other.py is already one of the methods of file mine.py"):
+        plugins.load([other])
+    other.write_text(METHOD.replace('"mine"', '"fedavg"').replace('"flat"', '"flat2"'))
+    plugins.load([other])
+    assert METHODS["fedavg"].__module__ == "visard.methods.fedavg"
+
+
+def test_settings_record_a_plug_in_and_old_settings_stay_as_they_were(file: Path) -> None:
+    settings = load("mine", SETTINGS, [file])
+    (recorded,), before = settings.plugins, settings.fingerprint()
+    assert recorded.startswith(f"{file}#")
+    assert settings.to_dict()["method"]["patience"] == 3
+    assert parse(settings.to_dict()).fingerprint() == before
+    moved = file.with_name("moved.py")
+    file.rename(moved)
+    plugins._added["methods"].clear()
+    plugins._added["backbones"].clear()
+    assert load("mine", SETTINGS, [moved]).fingerprint() == before
+    assert "plugins" not in load("fedavg").to_dict()
+    with pytest.raises(UsageError, match="plugins = 3: must be a list"):
+        parse({"plugins": 3, "method": {"name": "fedavg"}})
+    with pytest.raises(UsageError, match="unknown setting method.patiense .*patience"):
+        load("mine", ["method.patiense=1"], [moved])
+
+
+@pytest.mark.slow
+def test_a_run_is_the_same_on_the_pool_and_goes_on_with_the_same_code_only(file: Path, tmp_path: Path) -> None:
+    here = visard.run("mine", out=tmp_path / "here", overrides=[*SETTINGS, "engine.kind=local"], plugins=[file])
+    pool = visard.run(
+        "mine", out=tmp_path / "pool", overrides=[*SETTINGS, "engine.kind=pool", "engine.workers=2"], plugins=[file]
+    )
+    for name in ("model.safetensors", "metrics.json", "ledger.json"):
+        assert (here.folder / name).read_bytes() == (pool.folder / name).read_bytes(), name
+    assert here.metrics["method"] == "mine"
+    (here.folder / "metrics.json").unlink()
+    assert visard.resume(here.folder).metrics == pool.metrics
+    file.write_text(METHOD + "\n# changed\n")
+    with pytest.raises(UsageError, match=r"mine\.py has changed since the run began"):
+        visard.resume(here.folder)
+
+
+def server_says(**settings: Any) -> dict[str, Any]:
+    """What a server might tell a party of a run."""
+    return {"settings": {"method": {"name": "fedavg"}} | settings, "own": False}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": {"name": "canary:Mine"}},
+        {"method": {"name": "sung"}},
+        {"plugins": ["canary"]},
+        {"aggregation": {"rule": "canary:Mine"}},
+    ],
+)
+def test_a_party_imports_nothing_because_a_server_says_so(canary: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(PublicError, match="which this party does not allow"):
+        settings_of(server_says(**settings), Requirements())
+    with pytest.raises(PublicError, match="which this party does not allow"):
+        settings_of(server_says(**settings), Requirements(plugins={"allow": ["canary.song"]}))
+    assert not canary.exists()
+    assert "canary" not in sys.modules
+
+
+def test_a_party_builds_no_network_of_a_plug_in_either(canary: Path, file: Path) -> None:
+    settings = settings_of(server_says(model={"name": "canary:Flat"}), Requirements())
+    with pytest.raises(PublicError, match="which this party does not allow"):
+        models.build(settings.model.name)
+    with pytest.raises(PublicError, match="which this party does not allow"):
+        settings_of(server_says(plugins=[str(file)]), Requirements(plugins={"allow": ["canary", "mine", str(file)]}))
+    assert not canary.exists()
+
+
+def test_a_party_may_allow_a_module_itself(canary: Path, tmp_path: Path) -> None:
+    own = tmp_path / "require.toml"
+    own.write_text('[plugins]\nallow = ["canary"]\n')
+    settings = settings_of(server_says(method={"name": "canary:Mine"}), Requirements.load(own))
+    assert settings.to_dict()["method"]["name"] == "canary:Mine"
+    assert canary.exists()
+    own.write_text('[plugins]\nallow = "canary"\n')
+    with pytest.raises(UsageError, match=r"\[plugins\] must look like allow"):
+        Requirements.load(own)
+
+
+def test_a_model_file_does_not_choose_what_is_imported(canary: Path, tmp_path: Path) -> None:
+    import torch
+
+    path = tmp_path / "model.safetensors"
+    weights = {"fc.weight": torch.zeros(24, 3 * 32**2), "fc.bias": torch.zeros(24)}
+    save_model(path, weights, {"model": "canary:Flat", "embedding": "24", "size": "32"})
+    with pytest.raises(VisardError, match="name its module if you trust it: --plugin canary"):
+        visard.load_model(path)
+    assert not canary.exists()
+    plugins.load(["canary"])
+    assert visard.load_model(path).network(torch.zeros(1, 3, 32, 32)).shape == (1, 24)

@@ -1,0 +1,86 @@
+"""The command line starts quickly: what needs no network does not load one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import visard
+from visard import cli
+from visard.cli.run import summary
+from visard.methods import METHODS
+
+HEAVY = ("torch", "plotly", "sklearn")
+PROGRAM = f"""
+import atexit, sys
+atexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr))
+from visard.cli import main
+main()
+"""
+LIGHT = [
+    *([name, "--help"] for name in cli.COMMANDS),
+    *(["data", name, "--help"] for name in ("make", "import", "export", "list", "show")),
+    *(["keys", name, "--help"] for name in ("make", "add")),
+    ["--help"],
+    ["--version"],
+    ["methods"],
+    ["presets"],
+    ["data", "list"],
+    ["keys", "make", "--out", "keys", "--nodes", "1", "--host", "localhost"],
+]
+
+
+def call(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"VISARD_DATA": str(folder), "VISARD_CACHE": str(folder)}
+    command = [sys.executable, "-c", PROGRAM, *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=100)
+
+
+@pytest.mark.parametrize("words", LIGHT, ids=" ".join)
+def test_no_network_is_loaded_where_none_is_needed(words: list[str], tmp_path: Path) -> None:
+    done = call(*words, folder=tmp_path)
+    assert done.stderr.splitlines()[-1] == "[]", done.stderr
+    if words[0] != "keys":  # keys need packages that may be absent
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_face_set_is_made_and_shown_without_a_network(tmp_path: Path) -> None:
+    for words in (
+        ("data", "make", "--identities", "2", "--images", "2", "--size", "32", "--out", "faces"),
+        ("data", "show", "faces", "--sheet", "faces.png"),
+        ("data", "export", "faces", "faces.rec"),
+        ("data", "import", "recordio", "faces.rec", "--out", "again"),
+        ("data", "list", "."),
+    ):
+        done = call(*words, folder=tmp_path)
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "[]"), done.stderr
+
+
+def test_version(tmp_path: Path) -> None:
+    assert call("--version", folder=tmp_path).stdout == f"visard {visard.__version__}\n"
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_list_of_commands_says_what_each_says_itself(name: str) -> None:
+    command: Any = cli.load_command(name)
+    assert command.name == name
+    assert (command.help or "").split("\n\n")[0].replace("\n", " ") == cli.COMMANDS[name][1]
+
+
+def test_the_listing_of_methods_is_up_to_date() -> None:
+    listed = json.loads((Path(cli.__file__).parents[1] / "methods" / "listing.json").read_text())
+    made = {name: summary(METHODS[name]) for name in METHODS.built_in}
+    assert listed == made, "run: visard methods --json > src/visard/methods/listing.json"
+    assert list(listed) == list(made)
+
+
+def test_dir_lists_the_interface() -> None:
+    assert set(visard.__all__) <= set(dir(visard))
+    for name in visard.__all__:
+        assert getattr(visard, name) is not None
