@@ -36,11 +36,10 @@ def command() -> None:
 
 def network(kind: str, folder: Path):  # type: ignore[no-untyped-def]
     """An engine with a world of toys."""
-    from visard.engines.remote import RemoteNetwork
-    from visard.privacy.ledger import Ledger
-
     from tests.toys import toy_engine, toy_world
+    from visard.deployment.remote import RemoteNetwork
     from visard.engines.checkpoint import Checkpoint
+    from visard.engines.ledger import Ledger
     from visard.engines.pool import PoolNetwork, Recipe
 
     world = toy_world(folder)
@@ -50,10 +49,10 @@ def network(kind: str, folder: Path):  # type: ignore[no-untyped-def]
     recipe = Recipe("tests.toys:pool_world", {"folder": str(folder)})
     if kind == "pool":
         return PoolNetwork(world, states, Ledger(states.ledger), recipe, 1)
-    from visard.engines import flower
+    from visard.deployment import flower
 
     flower.require()
-    from visard.engines.flower.simulation import SimulationLink
+    from visard.deployment.flower.simulation import SimulationLink
 
     link = SimulationLink(world.clients, recipe, states.folder.absolute(), 1)
     return RemoteNetwork(world, states, Ledger(states.ledger), link, "ab" * 16)
