@@ -29,8 +29,12 @@ class Interrupted(VisardError):
     """Somebody pressed Ctrl-C; what was done is safe on disk. Exit code 1."""
 
 
-# ----------
-# Help for people who mistype.
+def one_line(error: BaseException) -> str:
+    """A failure in one line: what an error of ours says; of others the type, too."""
+    lines = str(error).splitlines()
+    if isinstance(error, VisardError):
+        return " ".join(lines) or type(error).__name__
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

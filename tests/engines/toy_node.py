@@ -11,12 +11,12 @@ from visard.deployment.flower import require
 require()
 
 from visard.cli.deploy import take_part  # noqa: E402
-from visard.deployment import node  # noqa: E402
+from visard.deployment import front  # noqa: E402
 from visard.deployment.wire import Request, unpack  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
 
 
-class Forger(node.Front):
+class Forger(front.Front):
     """As `Front`, but `settings["forge"]` names what it does to answers."""
 
     kept: tuple[bytes, bytes] | None = None
@@ -40,6 +40,6 @@ class Forger(node.Front):
 
 if __name__ == "__main__":
     server, keys, number, state, folder, roles = sys.argv[1:]
-    node.Front = Forger  # type: ignore[misc]
-    plan = node.Plan("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)}, Path(state))
+    front.Front = Forger  # type: ignore[misc]
+    plan = front.Plan("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)}, Path(state))
     take_part(server, Path(keys), number, plan, 0.5)

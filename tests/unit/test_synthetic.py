@@ -16,7 +16,6 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from visard.data.faces import FaceSet
 from visard.data.synthetic import people as streams
 from visard.data.synthetic import sets
-from visard.data.synthetic import workers as pool
 from visard.data.synthetic.head import camera, measures, meet, skull
 from visard.data.synthetic.people import BLACK, BLOND, BROWN, GRAY, attributes, traits
 from visard.data.synthetic.picture import compress, draw
@@ -76,7 +75,7 @@ def test_worker_processes_make_the_same_set(tmp_path: Path) -> None:
 
 def test_a_drawing_process_starts_with_little() -> None:
     heavy = "{'torch', 'scipy', 'pydantic', 'PIL'} & set(sys.modules)"
-    code = f"import sys, visard.data.synthetic.workers; print({heavy})"
+    code = f"import sys, visard.processes, visard.data.synthetic.render; print({heavy})"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
 
 
@@ -507,13 +506,11 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_failing_process_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(VisardError, match="a drawing process failed: .*no_such_program") as error:
-        list(pool.run("visard.no_such_program", [{}, {}, {}], 2))
-    assert "\n" not in str(error.value)
-    real = pool.run
-    monkeypatch.setattr(pool, "run", lambda program, jobs, workers: real("visard.no_such_program", jobs, workers))
-    with pytest.raises(VisardError, match="a drawing process failed"):
+    real = sets.compute
+    monkeypatch.setattr(sets, "compute", lambda function, jobs, workers: real("visard.no_such:draw", jobs, workers))
+    with pytest.raises(VisardError, match=r"a drawing process failed: .*visard\.no_such") as error:
         make(BOTH, tmp_path / "set", workers=2)
+    assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 

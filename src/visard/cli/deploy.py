@@ -16,7 +16,7 @@ from visard.files import only_user
 
 if TYPE_CHECKING:
     from visard.deployment.flower.client import Fleet
-    from visard.deployment.node import Front
+    from visard.deployment.front import Front
 
 keys = typer.Typer(help="Make the keys of a deployment.", no_args_is_help=True)
 
@@ -111,8 +111,8 @@ def client(
     Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
     """
     _require()
+    from visard.deployment.front import Plan
     from visard.deployment.keys import NAME
-    from visard.deployment.node import Plan
     from visard.deployment.requirements import Requirements
 
     for name in role:
@@ -131,8 +131,8 @@ def client(
 def take_part(server: str, keys: Path, node: str, plan: object, poll: float) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     from visard.deployment.flower.client import Fleet
+    from visard.deployment.front import Front, Plan
     from visard.deployment.keys import NodeKeys
-    from visard.deployment.node import Front, Plan
 
     assert isinstance(plan, Plan)
     host, _, port = server.rpartition(":")

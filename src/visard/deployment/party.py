@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import importlib
 import json
-import os
 import secrets
 import socket
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,11 +22,11 @@ from visard.core import Method, State
 from visard.deployment.wire import Answer, Request, check_names, owner_of, pack, step_of, unpack
 from visard.engines.checkpoint import Packs, StateFile
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
-from visard.engines.shared_memory import receive, send
 from visard.engines.world import Place, World, perform
 from visard.errors import PublicError, VisardError
 from visard.files import PRIVATE, flush_to_disk, write_atomically, write_durably
 from visard.methods.scoring import steps_of
+from visard.processes import receive, resolve, send
 
 MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
 
@@ -222,29 +219,14 @@ def failed(request: Request, error: Exception, all_local: bool) -> Answer:
 
 # ----------
 # The long-lived worker process of a party: it holds torch, the data and the client states.
-#
-# Started by `engines.node` as `python -m visard.deployment.party FD`. The first frame says how to build worlds and
-# where states live; after that every request is two frames, header and payload, and so is every answer.
 
 
-def serve(channel: socket.socket) -> None:
-    """Answer requests until the other side is gone."""
-    frame = receive(channel)
-    if frame is None:
-        return
-    first = json.loads(frame)
-    module, _, name = first["factory"].partition(":")
-    make_world = partial(getattr(importlib.import_module(module), name), **first["arguments"])
-    home = Path(first["state"])
-    party = Party(make_world, OwnStates(home / "states"), models=home / "models")
+def serve(channel: socket.socket, factory: str, arguments: dict[str, Any], state: str) -> None:
+    """Answer requests until the other side is gone; each is two frames, header and payload, and so is the answer."""
+    torch.set_num_threads(1)
+    home = Path(state)
+    party = Party(partial(resolve(factory), **arguments), OwnStates(home / "states"), models=home / "models")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         for part in party.do(header, payload):
             send(channel, part)
-
-
-if __name__ == "__main__":
-    os.environ["VISARD_WORKER"] = "1"
-    torch.set_num_threads(1)
-    with socket.socket(fileno=int(sys.argv[1])) as connection, suppress(BrokenPipeError, KeyboardInterrupt):
-        serve(connection)

@@ -10,8 +10,6 @@ import json
 import math
 import os
 import selectors
-import socket
-import subprocess
 import sys
 import time
 from collections import deque
@@ -26,9 +24,10 @@ from visard.engines.checkpoint import Checkpoint, StateFile
 from visard.engines.codec import CodecError, build, size_of
 from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork, Outcome, cohorts, with_mean
-from visard.engines.shared_memory import Bundle, Mapped, memory_folder, receive, remove_folder, send
+from visard.engines.shared_memory import Bundle, Mapped, memory_folder, remove_folder
 from visard.engines.world import Place, World
 from visard.errors import VisardError
+from visard.processes import Child, ChildError, receive, send
 
 # ----------
 # The pool's tasks: a client's step or that of a cohort on its way to a worker, and the answer on its way back.
@@ -205,26 +204,14 @@ class Recipe:
     arguments: dict[str, Any]
 
 
-class Worker:
-    """One worker process and the socket to it."""
+class Worker(Child):
+    """One worker process and what it has to do."""
 
     def __init__(self, recipe: Recipe, states: Path, areas: list[Path]) -> None:
-        self.channel, theirs = socket.socketpair()
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "visard.engines.worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=environment,
-            start_new_session=True,  # Ctrl-C reaches the coordinator alone
-        )
-        theirs.close()
-        first = {
-            "factory": recipe.factory,
-            "arguments": recipe.arguments,
-            "states": str(states),
-            "replies": [str(area) for area in areas],
-        }
-        send(self.channel, json.dumps(first).encode())
+        super().__init__(
+            "visard.engines.worker:serve",
+            factory=recipe.factory, arguments=recipe.arguments, states=str(states), replies=[str(a) for a in areas],
+        )  # fmt: skip
         self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
         self.area = 0  # of the last hand-over
         self.ready = False
@@ -237,12 +224,6 @@ class Worker:
         The hand-over after that writes its replies where those of the one before were, which have been read by then.
         """
         return not self.tasks or (len(self.tasks) <= batch // 2 and self.tasks[0].area == self.area)
-
-    def kill(self) -> None:
-        """End the process, whatever it does."""
-        self.channel.close()
-        self.process.kill()
-        self.process.wait()
 
 
 class PoolNetwork(EngineNetwork):
@@ -372,7 +353,12 @@ class PoolNetwork(EngineNetwork):
         soonest = min(w.deadline for w in self.workers)
         for key, _ in self.selector.select(max(0.0, min(soonest - time.monotonic(), 1.0))):
             worker: Worker = key.data
-            frame = receive(worker.channel)
+            try:
+                frame = receive(worker.channel)
+            except ChildError as error:
+                if not worker.ready:
+                    raise VisardError(f"a worker process ended while starting: {error}") from None
+                frame = None
             if frame is None:
                 yield from self._lost(worker, line, DIED)
             elif not worker.ready:

@@ -21,10 +21,7 @@ import torch
 from torch import Tensor
 
 from visard.engines.codec import flatten, identity
-from visard.engines.process import receive, send
 from visard.errors import VisardError
-
-__all__ = ["Bundle", "Mapped", "memory_folder", "receive", "remove_folder", "send"]
 
 MEMORY = Path("/dev/shm")
 ENOUGH = 1 << 28  # bytes; containers often get 64 MB of shared memory: then files in the temporary folder are better

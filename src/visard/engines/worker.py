@@ -1,16 +1,9 @@
-"""A long-lived worker process of the pool: one torch thread setting, one network, any client's steps.
-
-Started by `engines.pool` as `python -m visard.engines.worker FD`; frames of JSON come over that socket.
-"""
+"""A long-lived worker process of the pool (see `visard.processes`): one network, any client's steps."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
-import os
 import socket
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -21,21 +14,20 @@ from visard.core import Method
 from visard.engines.checkpoint import Packs, StateFile
 from visard.engines.codec import build
 from visard.engines.network import perform_together
-from visard.engines.shared_memory import Bundle, Mapped, receive, send
+from visard.engines.shared_memory import Bundle, Mapped
 from visard.engines.world import Place, World, perform
 from visard.errors import VisardError
 from visard.methods.scoring import steps_of
+from visard.processes import receive, resolve, send
 
 
 class Desk:
     """What a worker has at hand: the world, the states, the messages of the ask and room for replies."""
 
-    def __init__(self, first: dict[str, Any]) -> None:
-        module, _, name = first["factory"].partition(":")
-        made: tuple[World, Method[Any]] = getattr(importlib.import_module(module), name)(**first["arguments"])
+    def __init__(self, made: tuple[World, Method[Any]], states: Path, replies: list[str]) -> None:
         self.world, self.method = made
-        self.packs = Packs(Path(first["states"]))
-        self._areas = [Bundle(Path(path), once=False) for path in first["replies"]]
+        self.packs = Packs(states)
+        self._areas = [Bundle(Path(path), once=False) for path in replies]
         self.replies = self._areas[0]
         self._tensors = "", Mapped(Path())
         self._trees: list[Any] = []
@@ -57,15 +49,13 @@ class Desk:
         return self._messages[number]
 
 
-def serve(channel: socket.socket) -> None:
-    """Build the world that the first frame names, then do steps until the other side is gone.
+def serve(channel: socket.socket, factory: str, arguments: dict[str, Any], states: str, replies: list[str]) -> None:
+    """Build the world that `factory` names, then do steps until the other side is gone.
 
     A frame holds several tasks; each has an answer of its own, whose tensors stay until a frame names their area again.
     """
-    frame = receive(channel)
-    if frame is None:
-        return
-    desk = Desk(json.loads(frame))
+    torch.set_num_threads(1)
+    desk = Desk(resolve(factory)(**arguments), Path(states), replies)
     torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
@@ -119,10 +109,3 @@ def answer_together(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
         for tree, state, one in zip(trees, after, done, strict=True)
     ]
     return {"mean": mean, "replies": replies}
-
-
-if __name__ == "__main__":
-    os.environ["VISARD_WORKER"] = "1"
-    torch.set_num_threads(1)
-    with socket.socket(fileno=int(sys.argv[1])) as connection, contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-        serve(connection)

@@ -6,8 +6,7 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
+import socket
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -18,8 +17,9 @@ from typing import Any, Literal, Protocol
 
 from visard.config import Settings, load, parse
 from visard.engines.loop import Silent, Watcher
-from visard.errors import Interrupted, UsageError, VisardError
+from visard.errors import Interrupted, UsageError, VisardError, one_line
 from visard.files import read_json, write_json
+from visard.processes import Child, ChildError, receive, send
 from visard.report.compare import flat
 from visard.studies.lookup import digest
 from visard.studies.plan import PLACE, Plan, Row, in_order
@@ -203,7 +203,7 @@ class _Bench:
     def __init__(self, overwrite: bool, show: Show) -> None:
         self.overwrite, self.show = overwrite, show
         self.outcomes: dict[tuple[str, int], Outcome] = {}
-        self.children: set[subprocess.Popen[str]] = set()
+        self.children: set[Child] = set()
         self.stopping = False
 
     def done(self, outcome: Outcome) -> None:
@@ -238,8 +238,7 @@ class _Bench:
         except Exception as error:
             if os.environ.get("VISARD_DEBUG"):
                 raise
-            text = (str(error).splitlines() or [""])[0]
-            return Outcome(job, "failed", f"internal error: {type(error).__name__}: {text}")
+            return Outcome(job, "failed", f"internal error: {one_line(error)}")
         return Outcome(job, "finished")
 
     def _here(self, job: Job, resume: bool, overwrite: bool) -> None:
@@ -250,62 +249,30 @@ class _Bench:
 
     def _apart(self, job: Job, resume: bool, overwrite: bool) -> None:
         watcher = self.show.begun(job)
-        order = {
-            "preset": job.row.preset,
-            "overrides": [*job.overrides(), "engine.kind=local"],
-            "out": str(job.folder),
-            "resume": resume,
-            "overwrite": overwrite,
-        }
-        child = subprocess.Popen(
-            [sys.executable, "-m", "visard.studies.execute"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C comes to us alone; we tell the children by closing their input
+        child = Child(
+            "visard.studies.execute:run_one", quiet=True, preset=job.row.preset,
+            overrides=[*job.overrides(), "engine.kind=local"], out=str(job.folder), resume=resume, overwrite=overwrite,
         )  # fmt: skip
-        assert child.stdin is not None
-        assert child.stdout is not None
         self.children.add(child)
-        with child.stdout:
-            with suppress(BrokenPipeError):  # it has ended already; what it said tells why
-                child.stdin.write(json.dumps(order) + "\n")
-                child.stdin.flush()
+        try:
             if self.stopping:
-                child.stdin.close()
-            last, ending = "", None
-            for line in child.stdout:
-                told = _parse(line)
-                if told is None:
-                    last = line.strip() or last
-                elif told[0] in ("finished", "failed", "interrupted"):
-                    ending = told
-                else:
-                    getattr(watcher, told[0])(*told[1:])
-        code = child.wait()
-        self.children.discard(child)
-        child.stdin.close()
-        if ending is None:
-            raise VisardError(f"its process ended with code {code}{f': {last}' if last else ''}")
-        if ending[0] == "interrupted":
-            raise Interrupted("")
-        if ending[0] == "failed":
-            raise VisardError(ending[1])
+                child.channel.shutdown(socket.SHUT_WR)
+            while (event := json.loads(child.receive())) != ["finished"]:
+                if event == ["interrupted"]:
+                    raise Interrupted("")
+                getattr(watcher, event[0])(*event[1:])
+        except ChildError as error:
+            raise VisardError(str(error)) from None
+        finally:
+            self.children.discard(child)
+            child.kill()
 
     def stop(self) -> None:
         """Let the children end their rounds; the second time, end them at once."""
         for child in list(self.children):
-            if self.stopping:
-                child.kill()
-            elif child.stdin is not None:
-                child.stdin.close()
+            with suppress(OSError):  # it is ending anyway
+                child.process.kill() if self.stopping else child.channel.shutdown(socket.SHUT_WR)
         self.stopping = True
-
-
-def _parse(line: str) -> list[Any] | None:
-    try:
-        told = json.loads(line)
-    except ValueError:
-        return None
-    return told if isinstance(told, list) and told and isinstance(told[0], str) else None
 
 
 def _in_processes(bench: _Bench, jobs: list[Job], side_by_side: int) -> None:
@@ -332,55 +299,44 @@ def _in_processes(bench: _Bench, jobs: list[Job], side_by_side: int) -> None:
 
 
 # ----------
-# One run in a process of its own: a JSON object with the run in, a JSON object a line out.
-#
-# The first line of standard input is the run; when standard input ends, the run stops after its round.
+# One run in a child process: what its watcher hears goes to the parent, and when the parent is gone, or has said all
+# that it had to say, the run stops after its round as if somebody had pressed Ctrl-C.
 
 
-def say(kind: str, *values: Any) -> None:
-    """One line to the process that started this one."""
-    sys.stdout.write(json.dumps([kind, *values]) + "\n")
-    sys.stdout.flush()
-
-
-class Teller:
+class Forward:
     """A watcher that passes everything on; see `engines.loop.Watcher`."""
 
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def say(self, event: str, *values: Any) -> None:
+        send(self._channel, json.dumps([event, *values]).encode())
+
     def rendering(self, done: int, total: int) -> None:
-        say("rendering", done, total)
+        self.say("rendering", done, total)
 
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-        say("round", stage, step, steps, figures)
+        self.say("round", stage, step, steps, figures)
 
     def evaluation(self, figures: dict[str, Any]) -> None:
-        say("evaluation", figures)
+        self.say("evaluation", figures)
 
     def problem(self, text: str) -> None:
-        say("problem", text)
+        self.say("problem", text)
 
 
-def stop_at_end_of_input() -> None:
-    """The starter closed the pipe, or has ended: as if somebody had pressed Ctrl-C."""
-    sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGINT)
+def run_one(channel: socket.socket, preset: str, **how: Any) -> None:
+    """The function of a child process."""
+    from visard.runs.run import run
 
+    def stop_at_the_end() -> None:
+        receive(channel)
+        os.kill(os.getpid(), signal.SIGINT)
 
-def main() -> None:
-    job = json.loads(sys.stdin.readline())
-    threading.Thread(target=stop_at_end_of_input, daemon=True).start()
+    threading.Thread(target=stop_at_the_end, daemon=True).start()
+    watcher = Forward(channel)
     try:
-        from visard.runs.run import run
-
-        run(job["preset"], overrides=job["overrides"], out=job["out"], resume=job["resume"],
-            overwrite=job["overwrite"], watcher=Teller())  # fmt: skip
-        say("finished")
+        run(preset, **how, watcher=watcher)
+        watcher.say("finished")
     except (KeyboardInterrupt, Interrupted):
-        say("interrupted")
-    except VisardError as error:
-        say("failed", str(error))
-    except Exception as error:
-        say("failed", f"internal error: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
-
-
-if __name__ == "__main__":
-    main()
+        watcher.say("interrupted")

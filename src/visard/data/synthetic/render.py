@@ -133,3 +133,9 @@ def textures(seed: int, domain: str, identity: Rows, picture: Rows, size: int) -
     skin, walls = ((2.0 * people.uniform(words) - 1.0).astype(np.float32) for words in (own, around))
     noise = people.grain(sensor, 3 * size * size)
     return weave(skin.reshape(-1, GRID, GRID))[row], walls.reshape(-1, 2, WALL, WALL), noise.reshape(-1, 3, size, size)
+
+
+def draw_job(job: dict[str, Any]) -> bytes:
+    """What a drawing process answers: the pictures and then the attributes of rows start .. stop - 1 of a set."""
+    images, marks = render_rows(SyntheticSpec(**job["spec"]), np.arange(job["start"], job["stop"]))
+    return images.tobytes() + marks.tobytes()

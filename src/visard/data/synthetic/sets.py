@@ -13,15 +13,16 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from visard.data.faces import FaceSetWriter
-from visard.data.synthetic import workers as pool
 from visard.data.synthetic.people import ATTRIBUTES
 from visard.data.synthetic.render import DOMAINS, SyntheticSpec, render, render_rows
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
+from visard.processes import ChildError, compute
 
 __all__ = ["ATTRIBUTES", "DOMAINS", "VERSION", "SyntheticSpec", "cached", "make", "render", "render_rows"]
 
@@ -72,17 +73,20 @@ def _processes(spec: SyntheticSpec, workers: int | None) -> int:
 def _batches(spec: SyntheticSpec, workers: int) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int8]]]:
     """First row, pictures and attributes of each batch, in any order."""
     first = range(0, spec.count, BATCH)
-    jobs: list[pool.Job] = [{"spec": asdict(spec), "start": s, "stop": min(s + BATCH, spec.count)} for s in first]
+    jobs: list[dict[str, Any]] = [{"spec": asdict(spec), "start": s, "stop": min(s + BATCH, spec.count)} for s in first]
     if workers == 1:
         for job in jobs:
             yield job["start"], *render_rows(spec, np.arange(job["start"], job["stop"]))
         return
-    for number, data in pool.run("visard.data.synthetic.workers", jobs, workers):
-        n = jobs[number]["stop"] - jobs[number]["start"]
-        split = n * spec.size * spec.size * 3
-        images = np.frombuffer(data, dtype=np.uint8, count=split).reshape(n, spec.size, spec.size, 3)
-        marks = np.frombuffer(data, dtype=np.int8, offset=split).reshape(n, len(ATTRIBUTES))
-        yield jobs[number]["start"], images, marks
+    try:
+        for number, data in compute("visard.data.synthetic.render:draw_job", jobs, workers):
+            n = jobs[number]["stop"] - jobs[number]["start"]
+            split = n * spec.size * spec.size * 3
+            images = np.frombuffer(data, dtype=np.uint8, count=split).reshape(n, spec.size, spec.size, 3)
+            marks = np.frombuffer(data, dtype=np.int8, offset=split).reshape(n, len(ATTRIBUTES))
+            yield jobs[number]["start"], images, marks
+    except ChildError as error:
+        raise VisardError(f"a drawing process failed: {error}") from None
 
 
 def folder_name(spec: SyntheticSpec) -> str:

@@ -5,11 +5,11 @@ The simulation runs in a thread; its ServerApp does nothing but hand over the gr
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import threading
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,12 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 
-from visard.core import ClientId, Method
+from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, parts, record
 from visard.deployment.party import Party, SharedStates
 from visard.engines.pool import Recipe
-from visard.engines.world import World
 from visard.errors import VisardError
+from visard.processes import resolve
 
 START_SECONDS = 180.0
 AHEAD = 8  # requests in line for each Ray actor
@@ -116,13 +116,8 @@ def _party(factory: str, arguments: dict[str, Any], states: str) -> Party:
     key = (factory, states)
     if key not in _parties:
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        module, _, name = factory.partition(":")
-
-        def make_world(_: dict[str, Any]) -> tuple[World, Method[Any]]:
-            world: tuple[World, Method[Any]] = getattr(importlib.import_module(module), name)(**arguments)
-            return world
-
-        _parties[key] = Party(make_world, SharedStates(Path(states)), all_local=True)
+        make_world = partial(resolve(factory), **arguments)
+        _parties[key] = Party(lambda _: make_world(), SharedStates(Path(states)), all_local=True)
     return _parties[key]
 
 

@@ -13,7 +13,7 @@ import torch
 from tests.toys import ToyDown, ToyUp, toy_world
 
 from visard.config import load
-from visard.deployment.node import Front, Plan
+from visard.deployment.front import Front, Plan
 from visard.deployment.wire import Answer, Request, pack, unpack
 from visard.engines.codec import decode, encode
 from visard.errors import UsageError, VisardError

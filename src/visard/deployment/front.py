@@ -1,0 +1,97 @@
+"""The front process of a party, without torch: it watches over the worker process, its deaths and its time limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from visard.deployment.wire import Answer, Request, pack, unpack
+from visard.errors import VisardError
+from visard.processes import Child, ChildError, send
+
+START_SECONDS = 120.0
+LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
+DIED = "its worker process died"
+LATE = "no reply before the time limit"
+STOPPED = "the party was stopped"
+NO_START = "the worker process did not start"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a worker builds its worlds, and where it keeps its states."""
+
+    factory: str  # "module:function" -> (World, Method), called with the run's settings and the arguments
+    arguments: dict[str, Any]
+    state: Path
+
+
+class Front:
+    """Hands requests to the worker; a dead worker costs one retry, a late one its step."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self.plan, self.say = plan, say
+        self._worker: Child | None = None
+        self._stopped = False
+        self._hire()
+
+    def _hire(self) -> Child:
+        plan = self.plan
+        self._worker = worker = Child(
+            "visard.deployment.party:serve", factory=plan.factory, arguments=plan.arguments, state=str(plan.state)
+        )
+        try:
+            _receive(worker, time.monotonic() + START_SECONDS)
+        except (ChildError, OSError) as error:
+            self.close()
+            raise VisardError(f"{NO_START}: {error}") from None
+        return worker
+
+    def stop(self) -> None:
+        """Give up the step at hand; safe in a signal handler. The state of the client does not move."""
+        self._stopped = True
+        if (worker := self._worker) is not None:
+            worker.process.kill()
+
+    def close(self) -> None:
+        """End the worker, whatever it does."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.kill()
+
+    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        """The answer to a request, from the worker or, if that fails, from here."""
+        request = unpack(header, Request)
+        deadline = time.monotonic() + request.timeout
+        failure = DIED
+        for _ in range(2):
+            if self._stopped:
+                break
+            try:
+                worker = self._worker or self._hire()
+                worker.channel.settimeout(None)
+                send(worker.channel, header)
+                send(worker.channel, payload)
+                return _receive(worker, deadline), _receive(worker, deadline)
+            except TimeoutError:
+                failure = LATE
+            except (ChildError, OSError):
+                failure = DIED
+            except VisardError as error:  # the line may name files of this machine: it stays here
+                self.say(str(error))
+                failure = NO_START
+                break
+            self.close()
+            if not self._stopped:
+                self.say(f"{request.client}: {failure}")
+            if failure == LATE:
+                break
+        return pack(Answer(*request.place, failure=STOPPED if self._stopped else failure)), b""
+
+
+def _receive(worker: Child, deadline: float) -> bytes:
+    worker.channel.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST))
+    return worker.receive()

@@ -1,0 +1,163 @@
+"""Child Python processes: one program for all of them, and frames over a socket to speak with them.
+
+A child calls a function that its parent names ("module:function") with its end of the socket. It ends when the function
+returns or when the parent is gone. What the function raises arrives at the parent as one line.
+
+Not `multiprocessing`: its children import the caller's main module again, which fails in a script without a main guard,
+and its messages are pickles. A child here works from a script, a notebook or a test alike, and imports only what its
+function needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import selectors
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from visard.errors import VisardError, one_line
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_LENGTH = struct.Struct("<Q")
+_ERROR = 1 << 63  # in the length of a frame that says why its sender has ended
+
+
+class ChildError(VisardError):
+    """Why a child process has ended, in one line."""
+
+
+def resolve(name: str) -> Any:
+    """The object that "package.module:name" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def send(channel: socket.socket, frame: bytes, flag: int = 0) -> None:
+    """Send one frame: its length, then so many bytes."""
+    channel.sendall(_LENGTH.pack(len(frame) | flag) + frame)
+
+
+def receive(channel: socket.socket) -> bytes | None:
+    """The next frame, or None when the other side is gone; `ChildError` if it says why."""
+    head = _exactly(channel, _LENGTH.size)
+    if head is None:
+        return None
+    length = _LENGTH.unpack(head)[0]
+    frame = _exactly(channel, length & ~_ERROR)
+    if length & _ERROR and frame is not None:
+        raise ChildError(frame.decode())
+    return frame
+
+
+def _exactly(channel: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        try:
+            part = channel.recv(min(count - len(parts), 1 << 20))
+        except ConnectionError:
+            return None
+        if not part:
+            return None
+        parts += part
+    return bytes(parts)
+
+
+class Child:
+    """A process that calls `function(channel, **arguments)`; `channel` is this side of the socket to it.
+
+    Ctrl-C reaches the parent alone. What a `quiet` child prints is lost.
+    """
+
+    def __init__(self, function: str, /, quiet: bool = False, **arguments: Any) -> None:
+        self.channel, theirs = socket.socketpair()
+        path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        out = subprocess.DEVNULL if quiet else None
+        with theirs:
+            try:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "visard.processes", str(theirs.fileno()), function],
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                    env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(p for p in path if p)},
+                    start_new_session=True,
+                )  # fmt: skip
+            except OSError as error:
+                self.channel.close()
+                raise VisardError(f"cannot start a process: {error.strerror}") from None
+        with suppress(OSError):  # it has ended already: noticed when its answer is read
+            send(self.channel, json.dumps(arguments).encode())
+
+    def receive(self) -> bytes:
+        """The next frame; `ChildError` if the process has ended."""
+        frame = receive(self.channel)
+        if frame is None:
+            raise ChildError(f"the process ended with code {self.process.wait()}")
+        return frame
+
+    def kill(self) -> None:
+        """End the process, whatever it does."""
+        self.channel.close()
+        self.process.kill()
+        self.process.wait()
+
+
+def compute(function: str, jobs: Sequence[Any], workers: int) -> Iterator[tuple[int, bytes]]:
+    """(number, `function(job)`) of each job in the order in which they get ready; jobs are JSON, answers bytes."""
+    children = [Child("visard.processes:answer_jobs", function=function) for _ in range(min(workers, len(jobs)))]
+    waiting, at = iter(enumerate(jobs)), dict[Child, int]()
+
+    def give(child: Child) -> None:
+        if (item := next(waiting, None)) is not None:
+            at[child], job = item
+            with suppress(OSError):  # it has ended: noticed when its answer is read
+                send(child.channel, json.dumps(job).encode())
+
+    with selectors.DefaultSelector() as selector:
+        try:
+            for child in children:
+                selector.register(child.channel, selectors.EVENT_READ, child)
+                give(child)
+            for _ in jobs:
+                child = selector.select()[0][0].data
+                number, answer = at[child], child.receive()
+                give(child)  # it goes on while the caller takes the answer
+                yield number, answer
+        finally:
+            for child in children:
+                child.kill()
+
+
+def answer_jobs(channel: socket.socket, function: str) -> None:
+    """A child of `compute`."""
+    answer = resolve(function)
+    while (job := receive(channel)) is not None:
+        send(channel, answer(json.loads(job)))
+
+
+def main() -> None:
+    """The program of every child: `python -m visard.processes FD module:function`, arguments in the first frame."""
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        try:
+            if (arguments := receive(channel)) is not None:
+                resolve(sys.argv[2])(channel, **json.loads(arguments))
+        except (BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+            return  # the parent is gone, or wants no more
+        except Exception as error:
+            if os.environ.get("VISARD_DEBUG"):
+                traceback.print_exc()
+            bug = "" if isinstance(error, VisardError) else "internal error: "
+            with suppress(OSError):
+                send(channel, (bug + one_line(error)).encode(), _ERROR)
+            sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
