@@ -26,8 +26,8 @@ from visard.learning import mmd
 from visard.learning.mmd import Polynomial
 from visard.learning.train import batches
 from visard.methods.domain_adaptation import SOURCE
-from visard.methods.encrypted_alignment import Align
-from visard.methods.encrypted_mmd_party import Draw, Look
+from visard.methods.encrypted_alignment import Align, Draw
+from visard.methods.encrypted_mmd import Relayed
 from visard.methods.fedfr_da import Down, Server
 
 LR, WEIGHT = 0.05, 3.0
@@ -196,7 +196,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(VisardError, match="plan of alignment differs"):
         how.offer(client, Draw(replace(plan, n=1), s.theta, {}, 1))
     with pytest.raises(VisardError, match="plan of alignment differs"):
-        method().hello(client, Look(plan))
+        method().hello(client, Relayed(plan))
     net.ask(how.local, {c: Down(s.theta, LR, True, {}, posts[c]) for c in posts})
     client = alone(net, first)
     with pytest.raises(VisardError, match="exchange 0 is over: this client is at 1"):

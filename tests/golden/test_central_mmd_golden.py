@@ -20,9 +20,9 @@ from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, median_alpha
 from visard.learning.train import Training
 from visard.learning.weights import weights_of
-from visard.methods.central_mmd import SOURCES, CentralMMD, party
-from visard.methods.encrypted_mmd_party import Begin
-from visard.methods.mmd_learner import Learner
+from visard.methods.central_mmd import SOURCES, CentralMMD, client_within
+from visard.methods.encrypted_mmd import Begin
+from visard.methods.encrypted_mmd_party import Learner
 from visard.models import build
 from visard.numerics import Numerics
 
@@ -86,7 +86,9 @@ def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool) -> N
     learners: dict[str, Learner] = {}
     for name in (*names, "target"):
         state: dict[str, Any] = {"theta": theta, "head": W}
-        learners[name] = Learner(party(pool, name, "target", state), training, compare, head, name != "target", LR)
+        learners[name] = Learner(
+            client_within(pool, name, "target", state), training, compare, head, name != "target", LR
+        )
     seen = [learners[c].look(learners[c].draw(4)).flatten(0, 1) for c in names]
     alpha = float(np.mean([median_alpha(v) for v in seen]))
     batches = {c: learners[c].draw(1)[0] for c in ("target", *names)}

@@ -16,7 +16,7 @@ pytest.importorskip("gmpy2", reason="needs the extra crypto")
 from visard.learning import mmd
 from visard.learning.mmd import Compare, Polynomial
 from visard.methods.encrypted_mmd import EncryptedMMD
-from visard.methods.mmd_learner import Learner
+from visard.methods.encrypted_mmd_party import Learner
 
 # A weight after one step of lr 0.1 is right to 2e-5, or to 1/500 of the largest change: 20 bits after the point are
 # fewer where the features fill only a small part of the ball (radius 8 here, lengths around 2).

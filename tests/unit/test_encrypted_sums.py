@@ -21,7 +21,7 @@ from visard.crypto.session import TAG, Lattice, Session
 from visard.errors import PublicError, VisardError
 from visard.learning import mmd
 from visard.learning.mmd import taylor
-from visard.methods.encrypted_mmd_party import Cards
+from visard.methods.encrypted_mmd import Relayed
 
 SOURCES = ("s0", "s1", "s2")
 NONE = torch.zeros(1, dtype=torch.float64)
@@ -141,7 +141,7 @@ def test_the_first_decryption_is_no_oracle_either(number: int) -> None:
             forged = key.add_plain(honest, number) if number > 5 else key.encrypt(number)
             return replace(message, secrets={"s0": forged.to_bytes(key.cipher_bytes, "big")})
         if step == "introduce":
-            keys[client] = PublicKey(int.from_bytes(message.hellos[client][: BITS // 8], "big"), BITS)
+            keys[client] = PublicKey(int.from_bytes(message.received[client][: BITS // 8], "big"), BITS)
         return message
 
     keys: dict[str, PublicKey] = {}
@@ -189,7 +189,7 @@ def test_the_target_of_the_settings_is_the_target() -> None:
     net, how = wire(2, 4), method(target="s1")
     plan = method().plan(start(method(), net), net)  # whose target is t
     with pytest.raises(PublicError, match="another target than s1"):
-        how.introduce(net.parties["s0"], Cards(plan, dict.fromkeys(net.parties, b"")))
+        how.introduce(net.parties["s0"], Relayed(plan, dict.fromkeys(net.parties, b"")))
 
 
 def test_one_question_in_an_exchange() -> None:

@@ -19,8 +19,7 @@ from visard.crypto.paillier import PublicKey, generate
 from visard.crypto.session import Session, introduce
 from visard.errors import UsageError, VisardError
 from visard.learning.mmd import taylor
-from visard.methods.encrypted_mmd import EncryptedMMD
-from visard.methods.encrypted_mmd_party import Go
+from visard.methods.encrypted_mmd import Advance, EncryptedMMD
 
 
 def play(how: EncryptedMMD, net: Wire, before: Any = None) -> dict[str, torch.Tensor]:
@@ -181,7 +180,7 @@ def test_another_plan_is_refused() -> None:
 
 
 def test_an_answer_of_the_wrong_exchange_is_refused() -> None:
-    def change(message: Go) -> Go:
+    def change(message: Advance) -> Advance:
         return replace(
             message, received={s: d.replace(b'"exchange": 0', b'"exchange": 7') for s, d in message.received.items()}
         )

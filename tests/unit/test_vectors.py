@@ -15,7 +15,7 @@ from visard.core import Client
 from visard.data.augment import to_float
 from visard.errors import VisardError
 from visard.learning.heads import HeadSettings
-from visard.methods.mmd_learner import Regressor, classification_figures, mean_output, new_head, quality
+from visard.methods.encrypted_mmd_party import Regressor, classification_metrics, mean_output, new_head, quality
 from visard.numerics import Numerics
 
 
@@ -50,7 +50,7 @@ def test_bad_vectors_are_refused() -> None:
 def test_figures_are_those_of_scikit_learn() -> None:
     rng = np.random.default_rng(1)
     labels, found = rng.integers(0, 4, 200), rng.integers(0, 5, 200)
-    figures = classification_figures(labels, found)
+    figures = classification_metrics(labels, found)
     with pytest.warns(UserWarning, match="y_pred contains classes"):
         assert figures["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(labels, found))
     assert figures["weighted_f1"] == pytest.approx(f1_score(labels, found, average="weighted"))

@@ -1,6 +1,6 @@
 """Domain adaptation by MMD with all data in one place: the centralised references of Kang, Li, Zhang 2022.
 
-    theta_p    extractor of party p, with its own weights after pre-training
+    theta_p    extractor of client p, with its own weights after pre-training
     lambda     `weight`, of MMD in the loss (Eq. 2)           S    number of sources (Eqs. 16, 18)
 
 The same loss and optimiser as in `encrypted-mmd`, without ciphers and, by default, with the exact Gaussian kernel.
@@ -24,34 +24,10 @@ from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare
 from visard.learning.train import Optimiser, Training
 from visard.methods.domain_adaptation import check_start
-from visard.methods.encrypted_mmd_party import Begin, begun, head_of
-from visard.methods.mmd_learner import Learner, quality
+from visard.methods.encrypted_mmd import Begin, head_of
+from visard.methods.encrypted_mmd_party import Learner, begun, quality
 
-# ----------
-# Parties inside a pool: what centralised training holds of each.
-
-SOURCES: ClientId = "sources"  # all of them as one party
-
-
-def party(pool: Client, name: ClientId, target: ClientId, state: State) -> Client:
-    """A party of the pool as a client with a network of its own."""
-    own = copy.deepcopy(pool.network())
-    return Client(name, _data(pool, name, target), state, pool.rng, lambda: own, pool.embedding, pool.numerics)
-
-
-def _data(pool: Client, name: ClientId, target: ClientId) -> ClientData:
-    parts = pool.data.parts
-    if target not in parts or len(parts) < 2:
-        raise VisardError(f"has no party {target!r} beside others: partition.kind = one_domain is needed")
-    members = [c for c in parts if c != target] if name == SOURCES else [name]
-    views = [parts[c] for c in members]
-    domains = np.unique(np.concatenate([view.domain for view in views]))
-
-    def of(view: FaceView) -> FaceView:
-        return FaceView.of(view.faces, view.index[np.isin(view.domain, domains)], pool.data.train.classes)
-
-    train = FaceView.of(views[0].faces, np.concatenate([view.index for view in views]), pool.data.train.classes)
-    return ClientData(train, of(pool.data.val), of(pool.data.test))
+SOURCES: ClientId = "sources"  # all of them as one client
 
 
 @dataclass(frozen=True)
@@ -78,7 +54,7 @@ class CentralMMD(Method[Server]):
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: int = 10
-    exchanges: int = 10  # batches of each party in a round
+    exchanges: int = 10  # batches of each client in a round
     weight: float = 1.0  # lambda, of MMD
     pooled: bool = False  # the sources are one domain with one extractor ("single-source")
     target: ClientId = "target"  # as partition.kind = one_domain calls it
@@ -106,15 +82,15 @@ class CentralMMD(Method[Server]):
 
     def pretrain(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.pretrain_rounds)
-        (pool,) = net.clients
-        up = net.ask(self.fit, {pool: Begin(s.theta, s.head, lr)})[pool]
+        (everyone,) = net.clients
+        up = net.ask(self.fit, {everyone: Begin(s.theta, s.head, lr)})[everyone]
         net.log(lr=lr, **up.figures)
         return Server(up.extractor, up.classifier)
 
     def round(self, s: Server, net: Network) -> Server:
         lr = self.training.lr_at(net.round, self.rounds)
-        (pool,) = net.clients
-        net.log(lr=lr, **net.ask(self.align, {pool: Begin(s.theta, s.head, lr)})[pool].figures)
+        (everyone,) = net.clients
+        net.log(lr=lr, **net.ask(self.align, {everyone: Begin(s.theta, s.head, lr)})[everyone].figures)
         return s
 
     @client_step
@@ -123,14 +99,13 @@ class CentralMMD(Method[Server]):
         state: State = begun(msg.theta, msg.head)
         learner = self._learner(client, SOURCES, state, msg.lr)
         loss = learner.fit()
-        learner.save()
         target = self._learner(client, self.target, {"theta": state["theta"]}, 0.0)
         found = quality(target.client, target.model, [learner.head], self.tested == "all")
         return Up(state["theta"], state["head"], {"loss": loss} | found)
 
     @client_step
     def align(self, client: Client, msg: Begin) -> Up:
-        """Eq. 2, with Eq. 18 or Eq. 16: every party's gradients are those of one loss."""
+        """Eq. 2, with Eq. 18 or Eq. 16: every client's gradients are those of one loss."""
         names = [SOURCES] if self.pooled else [c for c in client.data.parts if c != self.target]
         start: State = begun(msg.theta, msg.head)
         states: dict[str, State] = client.state.setdefault("parties", {c: dict(start) for c in (*names, self.target)})
@@ -165,8 +140,8 @@ class CentralMMD(Method[Server]):
         alpha = self.compare.alpha or sum(map(mmd.median_alpha, seen)) / len(seen)
         return lambda d: torch.exp(-alpha * d)
 
-    def _learner(self, pool: Client, name: ClientId, state: State, lr: float) -> Learner:
-        client = party(pool, name, self.target, state)
+    def _learner(self, everyone: Client, name: ClientId, state: State, lr: float) -> Learner:
+        client = client_within(everyone, name, self.target, state)
         return Learner(client, self.training, self.compare, self.head, name != self.target, lr, self.optimiser)
 
     def class_vectors(self, s: Server) -> Tensor | None:
@@ -180,3 +155,20 @@ class CentralMMD(Method[Server]):
         parties: dict[str, State] = state.get("parties", {})
         own: Weights | None = parties.get(self.target, {}).get("theta", theta)
         return own
+
+
+def client_within(everyone: Client, name: ClientId, target: ClientId, state: State) -> Client:
+    """One of the clients whose data are in one place, with a network of its own."""
+    data, own = everyone.data, copy.deepcopy(everyone.network())
+    if target not in data.parts or len(data.parts) < 2:
+        raise VisardError(f"has no client {target!r} beside others: partition.kind = one_domain is needed")
+    views = [data.parts[c] for c in ([c for c in data.parts if c != target] if name == SOURCES else [name])]
+    domains = np.unique(np.concatenate([view.domain for view in views]))
+
+    def of(view: FaceView, index: np.ndarray) -> FaceView:
+        return FaceView.of(view.faces, index, data.train.classes)
+
+    train = of(views[0], np.concatenate([view.index for view in views]))
+    val, test = (of(view, view.index[np.isin(view.domain, domains)]) for view in (data.val, data.test))
+    numerics = everyone.numerics
+    return Client(name, ClientData(train, val, test), state, everyone.rng, lambda: own, everyone.embedding, numerics)

@@ -1,42 +1,121 @@
 r"""Encrypted MMD: Kang, Li, Zhang, Communicational and Computational Efficient Federated Domain Adaptation, TPDS 2022.
 
-    theta      extractor: the sources pre-train one (Eq. 1), then every party has its own weights
+    theta      extractor: the sources pre-train one (Eq. 1), then every client has its own weights
     lambda     `weight`, of MMD in the loss (Eq. 2)           S    number of sources (Eqs. 18-20)
 
-The parties talk through sealed messages under Paillier keys; the server hands them on and can read none of them.
-What a party does, and the settings, are in `encrypted/steps.py`.
+The clients, sources with labels and a target without, send each other sealed messages: an offer of a batch, an answer
+to an offer. The server relays them (`letters`, and a `tags` entry for each receiver) and can read none of them. Here
+are the requests and replies, the settings, and the rounds; what a client does is in `encrypted_mmd_party.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
 
-from visard.core import BoundStep, ClientId, M, Network, R, Replies, Setup, Stage, State, Weights
-from visard.crypto import session
-from visard.crypto.exchange import Plan
-from visard.crypto.moments import check_apart, epsilon
-from visard.crypto.session import Letters
-from visard.errors import UsageError
-from visard.learning.mmd import Polynomial
-from visard.methods.encrypted_mmd_party import (
-    Begin,
-    Cards,
-    EncryptedSteps,
-    Go,
-    Heads,
-    Look,
-    Mail,
-    Moved,
-    Post,
-    head_of,
-    log,
-    mean,
-    posts,
+from visard.aggregation.rules import weighted_mean
+from visard.core import (
+    BoundStep,
+    Client,
+    ClientId,
+    Disclosure,
+    M,
+    Method,
+    Network,
+    R,
+    Replies,
+    Setup,
+    Stage,
+    State,
+    Weights,
+    client_step,
 )
+from visard.crypto import session
+from visard.crypto.exchange import Plan, Variant
+from visard.crypto.moments import check_apart, epsilon
+from visard.crypto.paillier import counted
+from visard.crypto.session import Letters
+from visard.errors import PublicError, UsageError
+from visard.learning.heads import HeadSettings
+from visard.learning.mmd import Compare, Polynomial
+from visard.learning.train import Optimiser, Training
+from visard.methods.domain_adaptation import given_head
+from visard.methods.encrypted_mmd_party import Encryption, Learner, LearningParty, begun, new_head, operations, quality
+
+
+@dataclass(frozen=True)
+class Begin:
+    theta: Weights
+    head: Weights  # empty: a new one, or the own
+    lr: float
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    theta: Annotated[Weights, Disclosure.weights]
+    classifier: Annotated[Weights, Disclosure.class_vectors]  # empty where classes are not shared
+    loss: Annotated[float, Disclosure.metric]
+
+
+@dataclass(frozen=True)
+class Card:
+    hello: Annotated[bytes, Disclosure.public_key]  # public key and a nonce
+
+
+@dataclass(frozen=True)
+class Relayed:
+    """A request that hands on what other clients sent."""
+
+    plan: Plan
+    received: Letters = field(default_factory=dict)  # by sender: hellos, or sealed messages
+
+
+@dataclass(frozen=True)
+class Mail:
+    letters: Annotated[Letters, Disclosure.ciphertext]
+    tags: Annotated[Letters, Disclosure.ciphertext]
+    figures: Annotated[dict[str, float], Disclosure.metric]
+
+
+@dataclass(frozen=True)
+class Measured:
+    kernel: Annotated[Tensor, Disclosure.statistic]  # coefficients, from distances of the client's own features
+
+
+@dataclass(frozen=True)
+class Advance:
+    plan: Plan
+    received: Letters  # answers by sender; empty: nothing to learn from yet
+    secrets: Letters  # in the first exchange
+    theta: Weights  # of pooled sources; empty: the own
+    head: Weights
+    lr: float
+    more: bool  # whether there is another exchange
+
+
+@dataclass(frozen=True)
+class Moved:
+    letters: Annotated[Letters, Disclosure.ciphertext]
+    tags: Annotated[Letters, Disclosure.ciphertext]
+    weights: Annotated[Weights, Disclosure.weights]  # of pooled sources
+    classifier: Annotated[Weights, Disclosure.class_vectors]  # of shared classes
+    figures: Annotated[dict[str, float], Disclosure.metric]
+
+
+@dataclass(frozen=True)
+class Heads:
+    plan: Plan
+    heads: list[Weights]  # of the sources
+    theta: Weights = field(default_factory=dict)  # the pre-trained extractor, before alignment; empty: the own
+
+
+@dataclass(frozen=True)
+class Predicted:
+    figures: Annotated[dict[str, float], Disclosure.metric]
 
 
 @dataclass(frozen=True)
@@ -49,12 +128,61 @@ class Server:
 
 
 @dataclass(frozen=True)
-class EncryptedMMD(EncryptedSteps[Server]):
+class EncryptedMMD(Encryption, Method[Server]):
     """Sources with labels and a target without align their features without showing them."""
 
     name = "encrypted-mmd"
     title = "domain adaptation by MMD under homomorphic encryption: features stay at home"
     paper = "Kang, Li, Zhang 2022"
+    discloses = frozenset(
+        {
+            Disclosure.weights,
+            Disclosure.class_vectors,
+            Disclosure.ciphertext,
+            Disclosure.public_key,
+            Disclosure.statistic,
+            Disclosure.metric,
+            Disclosure.count,
+        }
+    )
+
+    rounds: int = 10
+    exchanges: int = 10  # of batches in a round
+    batches: int = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
+    weight: float = 1.0  # lambda, of MMD
+    protocol: Variant = "packed"  # or the paper's: naive, compressed (A), chain_rule (B), both
+    pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
+    target: ClientId = ""  # the client without labels; "" = the last client
+    compare: Compare = Compare()
+    training: Training = Training()
+    optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
+    head: HeadSettings = HeadSettings()
+    task: Literal["classify", "regress"] = "classify"
+    classes: Literal["own", "shared"] = "own"  # shared: all know the same classes, and the target gets the classifiers
+    tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
+    pretrain_rounds: int = 5  # of the sources; their extractors are averaged
+    monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
+    sums: bool = True  # answers of several peers are masked, so that their owner can read the sum and no part
+
+    def __post_init__(self) -> None:
+        for name in ("exchanges", "batches"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"method.{name} = {getattr(self, name)}: must be at least 1")
+        if self.rounds + self.pretrain_rounds < 1:
+            raise UsageError(f"method.rounds = {self.rounds}: must be at least 1, or only pretrain_rounds")
+        if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
+            raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
+        if self.protocol == "packed" and self.compare.degree > 2:
+            raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
+        if self.noise > 0 and self.protocol != "packed":
+            raise UsageError(f"method.noise = {self.noise}: needs the packed protocol")
+        if self.scheme == "ckks" and self.protocol != "packed":
+            raise UsageError(f"method.scheme = ckks: carries the packed protocol, not {self.protocol}")
+        if self.noise > 0 and self.monitor:
+            raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
+        if self.monitor and self.pooled:
+            raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
+        self.check_encryption("method", self.training.batch_size, "training.")
 
     def start(self, setup: Setup) -> Server:
         if len(setup.clients) < 2:
@@ -73,85 +201,171 @@ class EncryptedMMD(EncryptedSteps[Server]):
         first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
         return [*first, *([Stage("align", self.rounds, self.round)] if self.rounds else [])]
 
+    def plan(self, s: Server, net: Network) -> Plan:
+        target = self.target or net.clients[-1]
+        return self._plan(s.length, tuple(c for c in net.clients if c != target), target)
+
+    def _plan(self, length: int, sources: tuple[ClientId, ...], target: ClientId) -> Plan:
+        """What all clients agree on, but for the kernel."""
+        return Plan(
+            self.protocol, Polynomial((1.0, -1.0)), length, self.training.batch_size, self.batches, self.key_bits,
+            sources, target, self.pooled, self.monitor, self.sums, self.noise, self.scheme,
+        )  # fmt: skip
+
     def pretrain(self, s: Server, net: Network) -> Server:
-        """Section 4.1; several sources train together by averaging."""
+        """Section 4.1, Eq. 1; several sources train together by averaging."""
         lr = self.training.lr_at(net.round, self.pretrain_rounds)
-        ups = self.all(net, self.fit, {c: Begin(s.theta, s.head, lr) for c in self.plan(s, net).sources})
+        ups = ask_all(net, self.fit, {c: Begin(s.theta, s.head, lr) for c in self.plan(s, net).sources})
         net.log(loss=sum(u.loss for u in ups.values()) / len(ups), lr=lr)
         s = replace(s, theta=mean(u.theta for u in ups.values()), head=mean(u.classifier for u in ups.values()))
         if self.classes == "shared" and net.round == self.pretrain_rounds - 1:  # without adaptation: to be beaten
-            self.tell(net, Heads(self.plan(s, net), [s.head], s.theta))
+            self.test(net, Heads(self.plan(s, net), [s.head], s.theta))
         return s
 
     def round(self, s: Server, net: Network) -> Server:
-        """Section 4.2: in each exchange offers, answers (and decryptions for each other), then every party's step."""
-        s, secrets = (s, {}) if s.hellos else self.meet(s, net)
+        """Section 4.2: in each exchange offers, answers (and decryptions for each other), then every client's step."""
+        secrets: dict[ClientId, Letters] = {}
+        if not s.hellos:
+            begin = dict.fromkeys(net.clients, Begin(s.theta, s.head, 0.0))
+            hellos, secrets = meet(net, self.hello, self.introduce, begin, self.plan(s, net))
+            s = replace(s, hellos=hellos)
         plan, lr = self.plan(s, net), self.training.lr_at(net.round, self.rounds)
-        seen = self.all(net, self.measure, {c: Look(plan) for c in plan.sources})
-        kernel = torch.stack([m.kernel for m in seen.values()]).mean(0)
-        plan = replace(plan, kernel=Polynomial(tuple(kernel.tolist())))
+        seen = ask_all(net, self.measure, dict.fromkeys(plan.sources, Relayed(plan)))
+        kernel = torch.stack([m.kernel for m in seen.values()]).mean(0)  # Eq. 7
+        plan = plan.with_kernel(Polynomial(tuple(kernel.tolist())))
         received: dict[ClientId, Letters] = {}
         done: list[Mapping[ClientId, Mail | Moved]] = []
         for i in range(self.exchanges):
             if self.pooled and received:  # pooled sources need their common weights before they offer again
                 s, moved = self.move(s, net, plan, lr, received, more=False)
                 done, received = [*done, moved], {}
-            s, moved = self.move(s, net, plan, lr, received, secrets if not i else {})
-            mail = self.ask_mail(net, self.answer, plan, session.deliver(posts(moved)))
+            s, moved = self.move(s, net, plan, lr, received, secrets if not i else {})  # Eqs. 2, 8, 9; then offers
+            mail = ask_all(net, self.answer, relayed(plan, moved))  # Eqs. 11-15
             done += [moved, mail]
             if self.protocol != "packed":
-                mail = self.ask_mail(net, self.unveil, plan, session.deliver(posts(mail)))
+                mail = ask_all(net, self.unveil, relayed(plan, mail))  # Section 4.2.2
                 done.append(mail)
-            received = session.deliver(posts(mail))
+            received = {c: m.received for c, m in relayed(plan, mail).items()}
         s, moved = self.move(s, net, plan, lr, received, more=False)
         log(net, [*done, moved], lr=lr)
         if self.classes == "shared":  # the end of Section 4.2.3
-            self.tell(net, Heads(plan, [moved[c].classifier for c in plan.sources]))
-        s = replace(s, exchange=s.exchange + self.exchanges)
+            self.test(net, Heads(plan, [moved[c].classifier for c in plan.sources]))
         if self.noise:
             net.log(epsilon_of_a_batch=epsilon(self.noise))
-        return s
-
-    def tell(self, net: Network, heads: Heads) -> None:
-        net.log(**self.all(net, self.predict, {heads.plan.target: heads})[heads.plan.target].figures)
-
-    def meet(self, s: Server, net: Network) -> tuple[Server, dict[ClientId, Letters]]:
-        """Keys, and a secret between any two parties that will talk."""
-        cards = self.all(net, self.hello, {c: Begin(s.theta, s.head, 0.0) for c in net.clients})
-        s = replace(s, hellos={c: card.hello for c, card in cards.items()})
-        mail = self.all(net, self.introduce, {c: Cards(self.plan(s, net), s.hellos) for c in net.clients})
-        return s, {c: {other: m.letters[c] for other, m in mail.items() if c in m.letters} for c in net.clients}
-
-    def plan(self, s: Server, net: Network) -> Plan:
-        target = self.target or net.clients[-1]
-        sources = tuple(c for c in net.clients if c != target)
-        return Plan(
-            self.protocol, Polynomial((1.0, -1.0)), s.length, self.training.batch_size, self.batches, self.key_bits,
-            sources, target, self.pooled, self.monitor, self.sums, self.noise, self.scheme,
-        )  # fmt: skip
+        return replace(s, exchange=s.exchange + self.exchanges)
 
     def move(
         self, s: Server, net: Network, plan: Plan, lr: float, received: Mapping[ClientId, Letters],
         secrets: Mapping[ClientId, Letters] = {}, more: bool = True,
     ) -> tuple[Server, Replies[Moved]]:  # fmt: skip
-        """Every party learns from what it received and offers anew; pooled sources go on with their mean weights."""
+        """Every client learns from what it received and offers anew; pooled sources go on with their mean weights."""
         common = {c: (s.theta, s.head) for c in plan.sources if self.pooled}
         none: tuple[Weights, Weights] = ({}, {})
-        go = {c: Go(plan, received.get(c, {}), secrets.get(c, {}), *common.get(c, none), lr, more) for c in net.clients}
-        moved = self.all(net, self.advance, go)
+        moved = ask_all(
+            net, self.advance,
+            {
+                c: Advance(plan, received.get(c, {}), secrets.get(c, {}), *common.get(c, none), lr, more)
+                for c in net.clients
+            },
+        )  # fmt: skip
         if self.pooled:
             ups = [moved[c] for c in plan.sources]
             s = replace(s, theta=mean(u.weights for u in ups), head=mean(u.classifier for u in ups))
         return s, moved
 
-    def ask_mail(
-        self, net: Network, step: BoundStep[Post, Mail], plan: Plan, post: Mapping[ClientId, Letters]
-    ) -> Replies[Mail]:
-        return self.all(net, step, {c: Post(plan, post[c]) for c in net.clients})
+    def test(self, net: Network, heads: Heads) -> None:
+        """Log how well the target predicts with these classifiers."""
+        net.log(**ask_all(net, self.predict, {heads.plan.target: heads})[heads.plan.target].figures)
 
-    def all(self, net: Network, step: BoundStep[M, R], messages: Mapping[ClientId, M]) -> Replies[R]:
-        """Ask; the protocol needs every answer."""
-        return net.ask(step, messages, min_replies=len(messages))
+    @client_step
+    def fit(self, client: Client, msg: Begin) -> Pretrained:
+        """Eq. 1, at a source."""
+        client.state.update(begun(msg.theta, msg.head))
+        loss = self._learner(client, True, msg.lr).fit()
+        client.state.pop("momentum")
+        return Pretrained(client.state["theta"], self._shared(client), loss)
+
+    @client_step
+    def hello(self, client: Client, msg: Begin) -> Card:
+        client.state.update(begun(msg.theta, msg.head))
+        return Card(self.say_hello(client.id, client.state, self.training.batch_size))
+
+    @client_step
+    def introduce(self, client: Client, msg: Relayed) -> Mail:
+        self._check(msg.plan, msg.received)
+        client.state["roles"] = (*msg.plan.sources, msg.plan.target)
+        return Mail(self.send_secrets(client.id, client.state, msg.plan, msg.received), {}, {})
+
+    @client_step
+    def measure(self, client: Client, msg: Relayed) -> Measured:
+        """The kernel that suits a source's features, once a round."""
+        learner = self._learner(client, True, 0.0)
+        kernel = self.compare.polynomial(learner.look(learner.draw(4)).flatten(0, 1))
+        return Measured(torch.tensor(kernel.c, dtype=torch.float64))
+
+    @client_step
+    def advance(self, client: Client, msg: Advance) -> Moved:
+        """Learn from the answers to the last batches, then offer the next ones."""
+        if msg.theta:
+            client.state.update(begun(msg.theta, msg.head))
+        party = self._party(client, msg.plan, msg.lr, msg.secrets)
+        with counted() as costs:
+            metrics = party.learn(msg.received) if msg.received else {}
+            letters, tags = party.offer(party.learner) if msg.more else ({}, {})
+        source = client.id != msg.plan.target
+        pooled = client.state["theta"] if self.pooled and source else {}
+        return Moved(letters, tags, pooled, self._shared(client) if source else {}, metrics | operations(costs))
+
+    @client_step
+    def answer(self, client: Client, msg: Relayed) -> Mail:
+        with counted() as costs:
+            letters, tags = self._party(client, msg.plan).answer(msg.received)
+        return Mail(letters, tags, operations(costs))
+
+    @client_step
+    def unveil(self, client: Client, msg: Relayed) -> Mail:
+        with counted() as costs:
+            letters, tags = self._party(client, msg.plan).unveil(msg.received)
+        return Mail(letters, tags, operations(costs))
+
+    @client_step
+    def predict(self, client: Client, msg: Heads) -> Predicted:
+        """The target's extractor with the average of the sources' classifiers, on its own test data."""
+        if msg.theta:
+            client.state["theta"] = msg.theta
+        heads = [new_head(self._kind, client.data.n_classes, client.embedding, W) for W in msg.heads]
+        return Predicted(quality(client, self._learner(client, False, 0.0).model, heads, self.tested == "all"))
+
+    def _party(
+        self, client: Client, plan: Plan, lr: float = 0.0, secrets: Mapping[ClientId, bytes] = {}
+    ) -> LearningParty:
+        end = self.open_session(client.id, client.state, secrets)
+        self._check(plan, end.keys)
+        if tuple(client.state["roles"]) != (*plan.sources, plan.target):  # a target answers without masks
+            raise PublicError("the server's plan gives the parties other roles than before")
+        learner = self._learner(client, client.id != plan.target, lr)
+        return LearningParty(client.state, plan, end, learner, self.weight)
+
+    def _check(self, plan: Plan, clients: Iterable[ClientId]) -> None:
+        """Refuse another plan than this run's: a client does not compute what its settings do not say."""
+        if sorted((*plan.sources, plan.target)) != sorted(clients):  # a smaller sum would tell more of this client
+            raise PublicError("the server's plan is not for the parties of this session")
+        if self.target not in ("", plan.target):
+            raise PublicError(f"the server's plan has another target than {self.target}")
+        if plan != self._plan(plan.length, plan.sources, plan.target).with_kernel(plan.kernel):
+            raise PublicError("the server's plan differs from this party's settings")
+
+    def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
+        return Learner(client, self.training, self.compare, self._kind, labelled, lr, self.optimiser)
+
+    @property
+    def _kind(self) -> HeadSettings | None:
+        """Of the classifier; None: a regressor."""
+        return self.head if self.task == "classify" else None
+
+    def _shared(self, client: Client) -> Weights:
+        head: Weights = client.state["head"] if self.classes == "shared" else {}
+        return head
 
     def backbone(self, s: Server) -> Weights | None:
         return s.theta
@@ -164,3 +378,55 @@ class EncryptedMMD(EncryptedSteps[Server]):
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         return theta if self.pooled and "head" in state else state.get("theta", theta)  # a pooled source has no own
+
+
+def ask_all(net: Network, step: BoundStep[M, R], messages: Mapping[ClientId, M]) -> Replies[R]:
+    """Ask; the protocol needs every reply."""
+    return net.ask(step, messages, min_replies=len(messages))
+
+
+def meet(
+    net: Network, hello: BoundStep[M, Card], introduce: BoundStep[Relayed, Mail], begin: Mapping[ClientId, M],
+    plan: Plan,
+) -> tuple[Letters, dict[ClientId, Letters]]:  # fmt: skip
+    """The clients' hellos, and for each client the sealed secrets that the others sent it."""
+    hellos = {c: card.hello for c, card in ask_all(net, hello, begin).items()}
+    mail = ask_all(net, introduce, dict.fromkeys(begin, Relayed(plan, hellos)))
+    return hellos, {c: {other: m.letters[c] for other, m in mail.items() if c in m.letters} for c in begin}
+
+
+def relayed(plan: Plan, replies: Mapping[ClientId, Any]) -> dict[ClientId, Relayed]:
+    """Requests that hand on what each client posted; a client that got nothing has none."""
+    post = session.deliver({c: (m.letters, m.tags) for c, m in replies.items()})
+    return {c: Relayed(plan, post[c]) for c in replies}
+
+
+def mean(parts: Iterable[Weights]) -> Weights:
+    """The plain mean of weights; of empty ones nothing."""
+    return weighted_mean((part, 1) for part in parts)
+
+
+def head_of(how: HeadSettings, setup: Setup) -> Weights:
+    """The common classifier of a file, where one is given; else none yet."""
+    head = given_head(how, setup)
+    if head and len(head["weight"]) != setup.classes:
+        raise UsageError(f"model.class_vectors holds {len(head['weight'])} classes, the data have {setup.classes}")
+    return head
+
+
+def log(net: Network, replies: Sequence[Mapping[ClientId, Any]], **more: float) -> None:
+    """Over all steps of a round: losses as means over the clients that know them, operations by client and as sums."""
+    losses: dict[str, list[float]] = {}
+    operations: dict[ClientId, dict[str, float]] = {}
+    for client, reply in (pair for step in replies for pair in step.items()):
+        for name, value in reply.figures.items():
+            if name in ("task", "mmd", "total"):
+                losses.setdefault(name, []).append(value)
+            else:
+                mine = operations.setdefault(client, {})
+                mine[name] = mine.get(name, 0.0) + value
+    names = dict.fromkeys(name for mine in operations.values() for name in mine)
+    sums = {name: sum(mine.get(name, 0.0) for mine in operations.values()) for name in names}
+    net.log(**{name: sum(values) / len(values) for name, values in losses.items()} | sums | more)
+    for client, mine in operations.items():
+        net.log_client(client, **mine)

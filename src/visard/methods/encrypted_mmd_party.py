@@ -1,50 +1,138 @@
-"""Encrypted MMD at a party: the settings, and the steps that the server can ask for."""
+"""Encrypted MMD at a client (Kang et al. 2022): its training, and its end of an exchange of sealed messages.
+
+    v (n, L)    features of a batch inside the unit ball, where the kernel compares them
+    pull        gradient of the encrypted part of the loss, by v (chain rule, Eq. 14) or by the parameters (Eq. 12)
+
+In an exchange a client offers its batches to its peers, answers their offers, and learns from the answers to its own
+(`crypto.exchange`). `Learner` is its training (Eqs. 1, 2, 8, 9), `Party` what it does with messages.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 
-from visard.aggregation.rules import weighted_mean
-from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, State, Weights, client_step
-from visard.core.method import S
+from visard.core import Client, State, Weights
 from visard.crypto import exchange, session
-from visard.crypto.exchange import Plan, Variant
+from visard.crypto.exchange import Plan
+from visard.crypto.moments import MIXED
 from visard.crypto.packed import block_of
-from visard.crypto.paillier import BITS, Costs, check_bits, counted
+from visard.crypto.paillier import BITS, Costs, check_bits
 from visard.crypto.session import Letters, Scheme, SealedMail, Session
-from visard.errors import PublicError, UsageError
+from visard.data.augment import augment, to_float
+from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.heads import HeadSettings
-from visard.learning.mmd import Compare, within
-from visard.learning.train import Optimiser, Training
-from visard.methods.domain_adaptation import given_head
-from visard.methods.mmd_learner import Learner, new_head, quality
-
-# ----------
-# A party of encrypted MMD during one step: its networks, its end of the session, and the plan that all agree on.
+from visard.learning.mmd import Compare, Polynomial, within
+from visard.learning.train import Optimiser, Training, batches, new_optimiser
+from visard.learning.weights import load_weights, weights_of
 
 OPERATIONS = ("encryptions", "decryptions", "multiplications", "refreshes")
+BATCH = 512  # rows that are predicted at a time
+Batch = dict[str, Any]  # rows, and the seed of their random changes, so that they can be seen again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encryption:
+    """How a client encrypts what it says about its batches, and how it meets the others."""
+
+    scheme: Scheme = "paillier"  # or ckks: faster for long features, more bytes, needs the extra `ckks`
+    noise: float = 0.0  # multiplier of the Gaussian noise on a client's moments; 0 = none (see the card)
+    min_batch: int = 32  # smaller batches are refused: their moments are nearly the features themselves
+    key_bits: int = BITS
+    insecure_keys: bool = False  # allow short keys, for tests
+    keys: str = ""  # folder of key files at each client; "" = a new key in the client's state
+    pins: dict[str, str] = field(default_factory=dict)  # client -> fingerprint of its key, which all check
+
+    def check_encryption(self, where: str, batch_size: int, of: str = "") -> None:
+        """Refuse settings that make no sense; `where` and `of` lead to them in the settings."""
+        if batch_size < max(2, self.min_batch):
+            raise UsageError(f"{where}.{of}batch_size = {batch_size}: below min_batch")
+        if not 0 <= self.noise < math.inf:
+            raise UsageError(f"{where}.noise = {self.noise}: must be a number, not negative")
+        check_bits(f"{where}.key_bits = {self.key_bits}", self.key_bits, self.insecure_keys, f"{where}.insecure_keys")
+
+    def say_hello(self, me: str, kept: State, n: int) -> bytes:
+        """The public keys for batches of n, which are new unless a file holds one, and a nonce."""
+        words, kept["keys"] = session.hello(me, self.keys, self.key_bits, self.insecure_keys, self._block(n))
+        return words
+
+    def send_secrets(self, me: str, kept: State, plan: Plan, hellos: Letters) -> Letters:
+        """To each partner, a part of the common secret under its key."""
+        letters, kept["keys"] = session.introduce(
+            me, kept["keys"], hellos, self.key_bits, plan.partners(me), self.pins, self._block(plan.n)
+        )
+        return letters
+
+    def open_session(self, me: str, kept: State, secrets: Mapping[str, bytes]) -> Session:
+        """This client's end of the run: new once the partners' secrets have come, then from its state."""
+        if secrets:
+            return session.settle(me, kept.pop("keys"), secrets, self.key_bits)
+        return Session.from_state(kept["session"])
+
+    def _block(self, n: int) -> int:
+        """Slots of a column under CKKS; 0 under Paillier."""
+        return block_of(n) if self.scheme == "ckks" else 0
 
 
 @dataclass
 class Party:
-    """Between steps, its batches, their features and its masks are in the client's state."""
+    """A client during one step of an exchange in the packed protocol."""
 
-    client: Client
+    kept: State  # between steps: its end of the session, its batches and their features
     plan: Plan
-    learner: Learner
     session: Session
-    weight: float  # lambda
 
-    @property
-    def state(self) -> dict[str, Any]:
-        return self.client.state
+    def offer(self, learner: Learner) -> SealedMail:
+        """Draw the next batches and send what the peers need of them."""
+        drawn = learner.draw(self.plan.batches)
+        features = learner.look(drawn, apart=bool(self.plan.noise))
+        self.kept.update(batches=drawn, features=features, session=self.session.to_state())
+        return exchange.offer(self.session, self.plan, features)
+
+    def answer(self, offers: Letters) -> SealedMail:
+        """Compute with what the peers offered.
+
+        Refuses a second question in one exchange, unless it is the same: masks cancel in the difference of answers.
+        """
+        features: Tensor = self.kept["features"]
+        parts = [self.plan.name(), features.contiguous().numpy().tobytes(), *(offers[c] for c in sorted(offers))]
+        digest = hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).digest()
+        number, before = self.kept.get("answered", (-1, b""))
+        if number == self.session.exchange and before != digest:
+            raise PublicError(f"exchange {number}: another question was answered before")
+        self.kept["answered"] = (self.session.exchange, digest)
+        return self._answer(features, offers)
+
+    def _answer(self, features: Tensor, offers: Letters) -> SealedMail:
+        none = torch.zeros(len(features), dtype=torch.float64)
+        return exchange.answer_packed(self.session, self.plan, features, offers, none)
+
+    def take(self, received: Letters) -> tuple[list[tuple[Batch, Tensor]], Tensor | None]:
+        """Each batch that was offered with its pull, and its loss if this client learns it; ends the exchange."""
+        pulls, losses = self._take(self.kept.pop("features"), received)
+        self.session = self.session.next()
+        self.kept["session"] = self.session.to_state()
+        return list(zip(self.kept.pop("batches"), pulls, strict=True)), losses
+
+    def _take(self, features: Tensor, received: Letters) -> tuple[Tensor, Tensor | None]:
+        return exchange.take_packed(self.session, self.plan, features, received)
+
+
+@dataclass
+class LearningParty(Party):
+    """A client of encrypted MMD, in any of its protocols; it keeps its masks too."""
+
+    learner: Learner
+    weight: float  # lambda
 
     @property
     def chained(self) -> bool:
@@ -56,73 +144,45 @@ class Party:
         """Numbers of one batch's encrypted gradient."""
         return self.plan.n * self.plan.length if self.chained else self.learner.size
 
-    def offer(self) -> SealedMail:
-        """Draw the next batches and send what the peers need of them."""
-        batches = self.learner.draw(self.plan.batches)
-        features = self.learner.look(batches, apart=bool(self.plan.noise))
-        self.state.update(batches=batches, features=features)
-        return exchange.offer(self.session, self.plan, features)
-
-    def answer(self, offers: Mapping[str, bytes]) -> SealedMail:
-        """Compute with what the peers sent."""
-        features: Tensor = self.state["features"]
-        one_question(self.state, self.session, self.plan, features, offers)
+    def _answer(self, features: Tensor, offers: Letters) -> SealedMail:
+        extra = torch.zeros(len(features), dtype=torch.float64)
+        if self.plan.loss and self.session.me == self.plan.target and self.weight:
+            # what the target adds to the loss of a batch that a source monitors (Section 4.2.3), in units of lambda
+            decay = self.learner.decay() / self.weight
+            extra = torch.stack([within(v, self.plan.kernel) + decay for v in features])
         if self.plan.variant == "packed":
-            return exchange.answer_packed(self.session, self.plan, features, offers, self._extra(features))
-        batches = self.state["batches"]
-        by = None if self.chained else lambda i, slopes: self.learner.by_parameters(batches[i], slopes)
-        post, self.state["masks"] = exchange.answer_forward(
-            self.session, self.plan, features, offers, self._extra(features), by
-        )
-        return post
+            return exchange.answer_packed(self.session, self.plan, features, offers, extra)
+        drawn = self.kept["batches"]
+        by = None if self.chained else lambda i, slopes: self.learner.by_parameters(drawn[i], slopes)
+        mail, self.kept["masks"] = exchange.answer_forward(self.session, self.plan, features, offers, extra, by)
+        return mail
 
-    def unveil(self, answers: Mapping[str, bytes]) -> SealedMail:
-        """Decrypt the peers' masked gradients for them; keep the loss, if there is one."""
-        post, losses = exchange.unveil(self.session, self.plan, answers, self.outputs)
+    def unveil(self, answers: Letters) -> SealedMail:
+        """Decrypt the peers' masked gradients for them; keep the loss, if there is one. Not in the packed protocol."""
+        mail, losses = exchange.unveil(self.session, self.plan, answers, self.outputs)
         if losses is not None:
-            self.state["losses"] = losses
-        return post
+            self.kept["losses"] = losses
+        return mail
 
-    def learn(self, received: Mapping[str, bytes]) -> dict[str, float]:
-        """Take the gradients and train on the batches that were offered; mean losses over the batches."""
-        plan, features = self.plan, self.state.pop("features")
-        if plan.variant == "packed":
-            pulls, losses = exchange.take_packed(self.session, plan, features, received)
-        else:
-            pulls = exchange.take_forward(self.session, plan, received, self.state.pop("masks"), self.outputs)
-            pulls = pulls.reshape(features.shape) if self.chained else pulls
-            losses = self.state.pop("losses", None)
-        sums: dict[str, float] = {}
+    def _take(self, features: Tensor, received: Letters) -> tuple[Tensor, Tensor | None]:
+        if self.plan.variant == "packed":
+            return super()._take(features, received)
+        pulls = exchange.take_forward(self.session, self.plan, received, self.kept.pop("masks"), self.outputs)
+        return pulls.reshape(features.shape) if self.chained else pulls, self.kept.pop("losses", None)
+
+    def learn(self, received: Letters) -> dict[str, float]:
+        """Take the gradients and train on the batches that were offered (Eq. 2); mean losses over the batches."""
+        plan, sums = self.plan, dict[str, float]()
+        taken, losses = self.take(received)
         decay = self.learner.decay()
-        for i, (batch, pull) in enumerate(zip(self.state.pop("batches"), pulls, strict=True)):
-            share = plan.share(self.client.id)
-            figures = self.learner.step(batch, pull, plan.kernel, share, self.weight)
+        for i, (batch, pull) in enumerate(taken):
+            metrics = self.learner.step(batch, pull, plan.kernel, plan.share(self.session.me), self.weight)
             if losses is not None:
-                mmd = figures["within"] + float(losses[i])  # the target's regulariser is in it
-                figures |= {"mmd": mmd, "total": figures["task"] + self.weight * mmd + decay}
-            sums = {k: sums.get(k, 0.0) + v / plan.batches for k, v in figures.items()}
+                mmd = metrics["within"] + float(losses[i])  # the target's regulariser is in it
+                metrics |= {"mmd": mmd, "total": metrics["task"] + self.weight * mmd + decay}
+            sums = {k: sums.get(k, 0.0) + v / plan.batches for k, v in metrics.items()}
         self.learner.save()
-        self.session = self.session.next()
-        return {k: v for k, v in sums.items() if k != "within"}  # which is the party's own business
-
-    def _extra(self, features: Tensor) -> Tensor:
-        """What the target adds to the loss of a batch that a source monitors (Section 4.2.3), in units of lambda."""
-        if not self.plan.loss or self.client.id != self.plan.target or not self.weight:
-            return torch.zeros(len(features), dtype=torch.float64)
-        decay = self.learner.decay() / self.weight
-        return torch.stack([within(v, self.plan.kernel) + decay for v in features])
-
-
-def one_question(
-    state: State, session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes]
-) -> None:  # fmt: skip
-    """Refuse a second question in one exchange, unless it is the same: masks cancel in the difference of answers."""
-    parts = [plan.name(), features.contiguous().numpy().tobytes(), *(offers[c] for c in sorted(offers))]
-    digest = hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).digest()
-    exchange, before = state.get("answered", (-1, b""))
-    if exchange == session.exchange and before != digest:
-        raise PublicError(f"exchange {exchange}: another question was answered before")
-    state["answered"] = (session.exchange, digest)
+        return {k: v for k, v in sums.items() if k != "within"}  # which the client keeps to itself
 
 
 def operations(costs: Costs) -> dict[str, float]:
@@ -130,316 +190,221 @@ def operations(costs: Costs) -> dict[str, float]:
     return {name: float(getattr(costs, name)) for name in OPERATIONS}
 
 
-# ----------
-# All that travels in encrypted MMD, down to a party and up to the server.
-
-
 def begun(theta: Weights, head: Weights) -> State:
-    """What a party's state begins with; an empty head leaves the party's own."""
+    """What a client's state begins with; an empty head leaves the client's own."""
     return {"theta": theta} | ({"head": head} if head else {})
 
 
-@dataclass(frozen=True)
-class Begin:
-    theta: Weights
-    head: Weights  # empty: a new one, or the own
-    lr: float
+class Learner:
+    """A client's extractor, classifier and optimiser, as its state has them. The target has no classifier."""
 
+    def __init__(
+        self, client: Client, training: Training, compare: Compare, head: HeadSettings | None, labelled: bool,
+        lr: float, optimiser: Optimiser = "sgd",
+    ) -> None:  # fmt: skip
+        """`head` None: a regressor."""
+        self.client, self.training, self.compare = client, training, compare
+        self.view, self.state = client.data.train, client.state
+        self.model = client.network()
+        load_weights(self.model, self.state["theta"])
+        self.model.train()
+        self.head: Any = None
+        if labelled:
+            self.head = new_head(head, client.data.n_classes, client.embedding, self.state.get("head"))
+        self.extractor = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = [*self.extractor, *(self.head.parameters() if labelled else [])]
+        self.optimiser = new_optimiser(optimiser, parameters, lr, training.momentum, training.weight_decay)
+        self.optimiser._velocity = {int(i): v for i, v in self.state.get("momentum", {}).items()}
 
-@dataclass(frozen=True)
-class Pretrained:
-    theta: Annotated[Weights, Disclosure.weights]
-    classifier: Annotated[Weights, Disclosure.class_vectors]  # empty where classes are not shared
-    loss: Annotated[float, Disclosure.metric]
+    def save(self) -> None:
+        """Keep everything in the client's state."""
+        self.state["theta"] = weights_of(self.model)
+        self.state["momentum"] = {str(i): v for i, v in self.optimiser._velocity.items()}
+        if self.head is not None:
+            self.state["head"] = weights_of(self.head)
 
+    def fit(self) -> float:
+        """Pre-training (Eq. 1): a round of `training` on the own labels, which is kept; the mean loss."""
+        losses = []
+        for rows in batches(len(self.view), self.training, self.client.rng):
+            batch = self._seeded(torch.from_numpy(rows))
+            loss = self.head.loss(self.forward(batch), self.labels(batch))
+            self.update(loss)
+            losses.append(float(loss.detach()))
+        self.save()
+        return finite(sum(losses) / len(losses))
 
-@dataclass(frozen=True)
-class Card:
-    hello: Annotated[bytes, Disclosure.public_key]  # public key and a nonce
+    def draw(self, count: int) -> list[Batch]:
+        """Random batches of the fixed size."""
+        n, rng = self.training.batch_size, self.client.rng
+        if len(self.view) < n:
+            raise PublicError(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
+        return [
+            self._seeded(rows) for rows in [torch.randperm(len(self.view), generator=rng)[:n] for _ in range(count)]
+        ]
 
+    def _seeded(self, rows: Tensor) -> Batch:
+        return {"rows": rows, "seed": int(torch.randint(2**62, (), generator=self.client.rng))}
 
-@dataclass(frozen=True)
-class Cards:
-    plan: Plan
-    hellos: Letters
+    def forward(self, batch: Batch) -> Tensor:
+        """Raw features (n, E) of a batch; the same again for the same weights, also with dropout."""
+        return self._features(self._inputs(batch), batch["seed"])
 
+    def _inputs(self, batch: Batch) -> Tensor:
+        rng = torch.Generator().manual_seed(batch["seed"])
+        x = to_float(self.view.batch(batch["rows"].numpy()), self.client.numerics.channels_last)
+        return augment(x, rng, self.training.augment)
 
-@dataclass(frozen=True)
-class Look:
-    plan: Plan
+    def _features(self, x: Tensor, seed: int) -> Tensor:
+        torch.manual_seed(seed)  # for layers that draw by themselves
+        with self.client.numerics.autocast():
+            features: Tensor = self.model(self.client.numerics.place(x))
+        return features.float()
 
+    def labels(self, batch: Batch) -> Tensor:
+        """Labels (n,) of a batch."""
+        return torch.from_numpy(np.asarray(self.view.labels))[batch["rows"]]
 
-@dataclass(frozen=True)
-class Measured:
-    kernel: Annotated[Tensor, Disclosure.statistic]  # coefficients, from distances of the party's own features
+    @torch.no_grad()
+    def look(self, chosen: Sequence[Batch], apart: bool = False) -> Tensor:
+        """Features (batches, n, L) inside the ball, in float64; running statistics stay as they were.
 
+        `apart`: refused if another first sample changes more than its own feature.
+        """
+        with self._statistics_kept():
+            seen = [self.compare.inside(self.forward(b)).double() for b in chosen]
+        if apart:
+            x = self._inputs(chosen[0]).clone()
+            x[0] += 3
+            with self._statistics_kept():
+                others = self.compare.inside(self._features(x, chosen[0]["seed"])).double()[1:]
+            if not torch.allclose(others, seen[0][1:], rtol=0, atol=1e-5):
+                raise VisardError(MIXED)
+        return torch.stack(seen)
 
-@dataclass(frozen=True)
-class Go:
-    plan: Plan
-    received: Letters  # sender -> message; empty: nothing to learn from yet
-    secrets: Letters  # in the first exchange
-    theta: Weights  # of pooled sources; empty: the own
-    head: Weights
-    lr: float
-    more: bool  # whether there is another exchange
+    def by_parameters(self, batch: Batch, slopes: Tensor) -> Tensor:
+        """Gradients (outputs, P) by the extractor's parameters from gradients (outputs, n, L) by its features."""
+        with self._statistics_kept():
+            v = self.compare.inside(self.forward(batch))
+        rows = []
+        for slope in slopes:
+            parts = torch.autograd.grad(v, self.extractor, slope.to(v.dtype), retain_graph=True, allow_unused=True)
+            flat = [torch.zeros_like(p) if g is None else g for p, g in zip(self.extractor, parts, strict=True)]
+            rows.append(torch.cat([g.flatten() for g in flat]).double())
+        return torch.stack(rows)
 
+    @contextmanager
+    def _statistics_kept(self) -> Iterator[None]:
+        """What the network records of a batch, as batch norm does, is taken back."""
+        kept = {k: v.clone() for k, v in self.model.named_buffers()}
+        yield
+        for k, v in self.model.named_buffers():
+            v.data.copy_(kept[k])
 
-@dataclass(frozen=True)
-class Moved:
-    letters: Annotated[Letters, Disclosure.ciphertext]
-    tags: Annotated[Letters, Disclosure.ciphertext]
-    weights: Annotated[Weights, Disclosure.weights]  # of pooled sources
-    classifier: Annotated[Weights, Disclosure.class_vectors]  # of shared classes
-    figures: Annotated[dict[str, float], Disclosure.metric]
+    def step(self, batch: Batch, pull: Tensor, kernel: Polynomial, share: float, weight: float) -> dict[str, float]:
+        """One update (Eq. 2): own loss, `weight` (lambda) times the own part of MMD and the pull of the others."""
+        features = self.forward(batch)
+        v = self.compare.inside(features)
+        own = within(v.double(), kernel)
+        loss = weight * share * own
+        metrics = {"within": float(own.detach())}
+        if self.head is not None:
+            task = self.head.loss(features, self.labels(batch))
+            loss, metrics["task"] = loss + task, finite(float(task.detach()))
+        if pull.shape == v.shape:  # Eq. 14
+            self.update(loss + weight * (pull * v.double()).sum())
+        else:
+            self.update(loss, weight * pull)
+        return metrics
 
+    def update(self, loss: Tensor, beside: Tensor | None = None) -> None:
+        """One step of the optimiser; `beside` is a gradient by the extractor's parameters to add, one after another."""
+        self.optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if beside is not None:
+            parts = torch.split(beside, [p.numel() for p in self.extractor])
+            for p, flat in zip(self.extractor, parts, strict=True):
+                part = flat.view_as(p).to(p.dtype)
+                p.grad = part if p.grad is None else p.grad + part
+        if self.training.clip:
+            self.optimiser.clip(self.training.clip)
+        self.optimiser.step()
 
-@dataclass(frozen=True)
-class Post:
-    plan: Plan
-    received: Letters
-
-
-@dataclass(frozen=True)
-class Mail:
-    letters: Annotated[Letters, Disclosure.ciphertext]
-    tags: Annotated[Letters, Disclosure.ciphertext]
-    figures: Annotated[dict[str, float], Disclosure.metric]
-
-
-@dataclass(frozen=True)
-class Draw:
-    plan: Plan
-    theta: Weights  # of all clients in this round
-    secrets: Letters  # in the first exchange
-    exchange: int
-
-
-@dataclass(frozen=True)
-class Drawn:
-    letters: Annotated[Letters, Disclosure.ciphertext]
-    tags: Annotated[Letters, Disclosure.ciphertext]
-    kernel: Annotated[Tensor | None, Disclosure.statistic]  # the source's: coefficients, from its own distances
-    figures: Annotated[dict[str, float], Disclosure.metric]
-
-
-@dataclass(frozen=True)
-class Heads:
-    plan: Plan
-    heads: list[Weights]  # of the sources
-    theta: Weights = field(default_factory=dict)  # the pre-trained extractor, before alignment; empty: the own
-
-
-@dataclass(frozen=True)
-class Predicted:
-    figures: Annotated[dict[str, float], Disclosure.metric]
-
-
-@dataclass(frozen=True)
-class EncryptedSteps(Method[S]):
-    """What a party does; nothing that it says can be read by the server but weights, kernels and losses."""
-
-    discloses = frozenset(
-        {
-            Disclosure.weights,
-            Disclosure.class_vectors,
-            Disclosure.ciphertext,
-            Disclosure.public_key,
-            Disclosure.statistic,
-            Disclosure.metric,
-        }
-        | {Disclosure.count}
-    )
-
-    rounds: int = 10
-    exchanges: int = 10  # of batches in a round
-    batches: int = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
-    weight: float = 1.0  # lambda, of MMD
-    protocol: Variant = "packed"  # or the paper's: naive, compressed (A), chain_rule (B), both
-    scheme: Scheme = "paillier"  # or ckks: faster for long features, more bytes, needs the extra `ckks`
-    pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
-    target: ClientId = ""  # the party without labels; "" = the last client
-    compare: Compare = Compare()
-    training: Training = Training()
-    optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
-    head: HeadSettings = HeadSettings()
-    task: Literal["classify", "regress"] = "classify"
-    classes: Literal["own", "shared"] = "own"  # shared: all know the same classes, and the target gets the classifiers
-    tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
-    pretrain_rounds: int = 5  # of the sources; their extractors are averaged
-    monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
-    sums: bool = True  # answers of several peers are masked, so that their owner can read the sum and no part
-    noise: float = 0.0  # multiplier of the Gaussian noise on a party's moments; 0 = none (see the card)
-    min_batch: int = 32  # smaller batches are refused: their moments are nearly the features themselves
-    key_bits: int = BITS
-    insecure_keys: bool = False  # allow short keys, for tests
-    keys: str = ""  # folder of key files at each party; "" = a new key in the party's state
-    pins: dict[str, str] = field(default_factory=dict)  # party -> fingerprint of its key, which all check
-
-    def __post_init__(self) -> None:
-        for name in ("exchanges", "batches"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"method.{name} = {getattr(self, name)}: must be at least 1")
-        if self.rounds + self.pretrain_rounds < 1:
-            raise UsageError(f"method.rounds = {self.rounds}: must be at least 1, or only pretrain_rounds")
-        if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
-            raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
-        if self.training.batch_size < max(2, self.min_batch):
-            raise UsageError(f"method.training.batch_size = {self.training.batch_size}: below min_batch")
-        if self.protocol == "packed" and self.compare.degree > 2:
-            raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
-        if not 0 <= self.noise < math.inf or (self.noise and self.protocol != "packed"):
-            raise UsageError(
-                f"method.noise = {self.noise}: must be a number, not negative, and needs the packed protocol"
-            )
-        if self.scheme == "ckks" and self.protocol != "packed":
-            raise UsageError(f"method.scheme = ckks: carries the packed protocol, not {self.protocol}")
-        if self.noise and self.monitor:
-            raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
-        if self.monitor and self.pooled:
-            raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
-        check_bits(f"method.key_bits = {self.key_bits}", self.key_bits, self.insecure_keys, "method.insecure_keys")
-
-    @client_step
-    def fit(self, client: Client, msg: Begin) -> Pretrained:
-        """Eq. 1, at a source."""
-        client.state.update(begun(msg.theta, msg.head))
-        learner = self._learner(client, True, msg.lr)
-        loss = learner.fit()
-        learner.save()
-        client.state.pop("momentum")
-        return Pretrained(client.state["theta"], self._shared(client), loss)
-
-    @client_step
-    def hello(self, client: Client, msg: Begin) -> Card:
-        client.state.update(begun(msg.theta, msg.head))
-        card, client.state["keys"] = session.hello(client.id, self.keys, self.key_bits, self.insecure_keys, self._block)
-        return Card(card)
-
-    @client_step
-    def introduce(self, client: Client, msg: Cards) -> Mail:
-        peers = self._agreed(msg.plan, msg.hellos).partners(client.id)
-        client.state["roles"] = (*msg.plan.sources, msg.plan.target)
-        letters, client.state["keys"] = session.introduce(
-            client.id, client.state["keys"], msg.hellos, self.key_bits, peers, self.pins, self._block
-        )
-        return Mail(letters, {}, {})
-
-    @client_step
-    def measure(self, client: Client, msg: Look) -> Measured:
-        """The kernel that suits a source's features, once a round."""
-        learner = self._learner(client, True, 0.0)
-        kernel = self.compare.polynomial(learner.look(learner.draw(4)).flatten(0, 1))
-        return Measured(torch.tensor(kernel.c, dtype=torch.float64))
-
-    @client_step
-    def advance(self, client: Client, msg: Go) -> Moved:
-        """Learn from the answers to the last batches, then offer the next ones."""
-        if msg.theta:
-            client.state.update(begun(msg.theta, msg.head))
-        if msg.secrets:
-            end = session.settle(client.id, client.state.pop("keys"), msg.secrets, self.key_bits)
-            client.state["session"] = end.to_state()
-        party = self._party(client, msg.plan, msg.lr)
-        with counted() as costs:
-            figures = party.learn(msg.received) if msg.received else {}
-            letters, tags = party.offer() if msg.more else ({}, {})
-        client.state["session"] = party.session.to_state()
-        source = client.id != msg.plan.target
-        pooled = client.state["theta"] if self.pooled and source else {}
-        return Moved(letters, tags, pooled, self._shared(client) if source else {}, figures | operations(costs))
-
-    @client_step
-    def answer(self, client: Client, msg: Post) -> Mail:
-        with counted() as costs:
-            letters, tags = self._party(client, msg.plan).answer(msg.received)
-        return Mail(letters, tags, operations(costs))
-
-    @client_step
-    def unveil(self, client: Client, msg: Post) -> Mail:
-        """Decrypt peers' masked gradients: not in the packed protocol."""
-        with counted() as costs:
-            letters, tags = self._party(client, msg.plan).unveil(msg.received)
-        return Mail(letters, tags, operations(costs))
-
-    @client_step
-    def predict(self, client: Client, msg: Heads) -> Predicted:
-        """The target's extractor with the average of the sources' classifiers, on its own test data."""
-        if msg.theta:
-            client.state["theta"] = msg.theta
-        how = self.head if self.task == "classify" else None
-        heads = [new_head(how, client.data.n_classes, client.embedding, W) for W in msg.heads]
-        return Predicted(quality(client, self._learner(client, False, 0.0).model, heads, self.tested == "all"))
-
-    def _party(self, client: Client, plan: Plan, lr: float = 0.0) -> Party:
-        learner = self._learner(client, client.id != plan.target, lr)
-        end = Session.from_state(client.state["session"])
-        agreed = self._agreed(plan, end.keys)
-        if tuple(client.state["roles"]) != (*plan.sources, plan.target):  # a target answers without masks
-            raise PublicError("the server's plan gives the parties other roles than before")
-        return Party(client, agreed, learner, end, self.weight)
-
-    def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
-        head = self.head if self.task == "classify" else None
-        return Learner(client, self.training, self.compare, head, labelled, lr, self.optimiser)
-
-    def _shared(self, client: Client) -> Weights:
-        head: Weights = client.state["head"] if self.classes == "shared" else {}
-        return head
+    def decay(self) -> float:
+        """The regulariser of the extractor: half its squared length times the weight decay."""
+        return 0.5 * self.training.weight_decay * sum(float((p.detach() ** 2).sum()) for p in self.extractor)
 
     @property
-    def _block(self) -> int:
-        return block_of(self.training.batch_size) if self.scheme == "ckks" else 0
-
-    def _agreed(self, plan: Plan, parties: Iterable[ClientId]) -> Plan:
-        """The server's plan, if it is this run's: a party does not compute what its settings do not say."""
-        if sorted((*plan.sources, plan.target)) != sorted(parties):  # a smaller sum would tell more of this party
-            raise PublicError("the server's plan is not for the parties of this session")
-        if self.target not in ("", plan.target):
-            raise PublicError(f"the server's plan has another target than {self.target}")
-        n = self.training.batch_size
-        mine = (self.protocol, self.scheme, n, self.batches, self.key_bits, self.pooled, self.monitor, self.sums)
-        said = (plan.variant, plan.scheme, plan.n, plan.batches, plan.bits, plan.pooled, plan.loss, plan.sums)
-        if (*said, plan.noise) != (*mine, self.noise):
-            raise PublicError("the server's plan differs from this party's settings")
-        return plan
+    def size(self) -> int:
+        """P, of the extractor."""
+        return sum(p.numel() for p in self.extractor)
 
 
-# ----------
-# Small things the server of encrypted MMD does with replies.
+def finite(loss: float) -> float:
+    """The loss, if it is a number."""
+    if not math.isfinite(loss):
+        raise PublicError(f"the loss became {loss} in training: lower method.training.lr")
+    return loss
 
 
-def mean(parts: Iterable[Weights]) -> Weights:
-    """The plain mean of weights; of empty ones nothing."""
-    return weighted_mean((part, 1) for part in parts)
+class Regressor(nn.Module):
+    """A linear predictor of one number, with squared error; stands where a head stands."""
+
+    def __init__(self, embedding: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(embedding, 1)
+
+    def loss(self, features: Tensor, labels: Tensor) -> Tensor:
+        return mse_loss(self.logits(features)[:, 0], labels.to(features.dtype))
+
+    def logits(self, features: Tensor) -> Tensor:
+        values: Tensor = self.linear(features)
+        return values
 
 
-def head_of(how: HeadSettings, setup: Setup) -> Weights:
-    """The common classifier of a file, where one is given; else none yet."""
-    head = given_head(how, setup)
-    if head and len(head["weight"]) != setup.classes:
-        raise UsageError(f"model.class_vectors holds {len(head['weight'])} classes, the data have {setup.classes}")
+def new_head(settings: HeadSettings | None, classes: int, embedding: int, weights: Weights | None = None) -> Any:
+    """A head, or without settings a regressor, with these weights or fresh."""
+    head = settings.build(classes, embedding) if settings else Regressor(embedding)
+    if weights:
+        load_weights(head, weights)
     return head
 
 
-def posts(mail: Mapping[ClientId, Mail | Moved | Drawn]) -> dict[ClientId, tuple[Letters, Letters]]:
-    """What each party posted: messages and tags."""
-    return {c: (m.letters, m.tags) for c, m in mail.items()}
+@torch.no_grad()
+def mean_output(model: nn.Module, heads: Sequence[Any], x: Tensor) -> Tensor:
+    """The average of several classifiers (softmax outputs) or regressors on the same features."""
+    features = model(x).float()
+    outputs = [head.logits(features) for head in heads]
+    return torch.stack(outputs if isinstance(heads[0], Regressor) else [o.softmax(1) for o in outputs]).mean(0)
 
 
-def log(net: Network, replies: Sequence[Mapping[ClientId, Mail | Moved | Drawn]], **more: float) -> None:
-    """Over all steps of a round: losses as means over the parties that know them, operations by party and as sums."""
-    losses: dict[str, list[float]] = {}
-    operations: dict[ClientId, dict[str, float]] = {}
-    for party, m in (pair for step in replies for pair in step.items()):
-        for name, value in m.figures.items():
-            if name in ("task", "mmd", "total"):
-                losses.setdefault(name, []).append(value)
-            else:
-                mine = operations.setdefault(party, {})
-                mine[name] = mine.get(name, 0.0) + value
-    names = dict.fromkeys(name for mine in operations.values() for name in mine)
-    sums = {name: sum(mine.get(name, 0.0) for mine in operations.values()) for name in names}
-    net.log(**{name: sum(values) / len(values) for name, values in losses.items()} | sums | more)
-    for party, mine in operations.items():
-        net.log_client(party, **mine)
+def quality(client: Client, model: nn.Module, heads: Sequence[Any], everything: bool = False) -> dict[str, float]:
+    """Balanced accuracy and weighted F1 on the client's test data, or the mean squared error of regressors.
+
+    With `everything` on all its data: those that a target aligned had no labels for it.
+    """
+    data = client.data
+    views = [view for view in ((data.train, data.val, data.test) if everything else (data.test,)) if len(view)]
+    if not views:
+        raise PublicError("has no test data")
+    model.eval()
+    outputs = []
+    for view in views:
+        for start in range(0, len(view), BATCH):
+            x = to_float(view.batch(np.arange(start, min(start + BATCH, len(view)))), client.numerics.channels_last)
+            outputs.append(mean_output(model, heads, client.numerics.place(x)))
+    output, labels = torch.cat(outputs), np.concatenate([np.asarray(view.labels) for view in views])
+    if isinstance(heads[0], Regressor):
+        return {"mse": float(mse_loss(output[:, 0], torch.from_numpy(labels).to(output.dtype)))}
+    return classification_metrics(labels, output.argmax(1).numpy())
+
+
+def classification_metrics(labels: np.ndarray, found: np.ndarray) -> dict[str, float]:
+    """Mean recall over the classes that occur, and F1 weighted by how often each occurs."""
+    recalls, weighted_f1 = [], 0.0
+    for c in np.unique(labels):
+        is_c, says_c = labels == c, found == c
+        hits, occurs = int((is_c & says_c).sum()), int(is_c.sum())
+        recalls.append(hits / occurs)
+        weighted_f1 += occurs / len(labels) * (2 * hits / (occurs + int(says_c.sum())))
+    return {"balanced_accuracy": sum(recalls) / len(recalls), "weighted_f1": weighted_f1}

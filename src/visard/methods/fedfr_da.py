@@ -27,7 +27,7 @@ from visard.methods.domain_adaptation import (
     targets,
 )
 from visard.methods.encrypted_alignment import SEALED, Aligning, Met
-from visard.methods.encrypted_mmd_party import Post
+from visard.methods.encrypted_mmd import Relayed
 from visard.methods.supervised import check_rounds, fit, pretraining
 
 # ----------
@@ -49,7 +49,7 @@ class Down:
     lr: float
     first: bool = False  # the source has not trained with the targets yet
     head: Weights = field(default_factory=dict)  # which it then starts with
-    pull: Post | None = None  # what the peers say about alignment, where there is any
+    pull: Relayed | None = None  # what the peers say about alignment, where there is any
 
 
 @dataclass(frozen=True)
