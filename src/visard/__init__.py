@@ -18,11 +18,12 @@ __all__ = ["FaceModel", "Run", "VisardError", "__version__", "embed", "evaluate"
 if TYPE_CHECKING:
     from visard.errors import VisardError
     from visard.inference.model import FaceModel, embed, evaluate, load_model
-    from visard.runs.run import Run, resume, run
+    from visard.report.run_folder import Run
+    from visard.runs.run import resume, run
 
 _HOMES = {
     "FaceModel": "inference.model",
-    "Run": "runs.run",
+    "Run": "report.run_folder",
     "VisardError": "errors",
     "embed": "inference.model",
     "evaluate": "inference.model",

@@ -19,6 +19,7 @@ from visard.core import Method
 from visard.data.catalog import DataSettings
 from visard.data.partition_kinds import PartitionSettings
 from visard.errors import UsageError, did_you_mean
+from visard.evaluation.metrics import FAR
 from visard.methods import METHODS
 from visard.methods.scoring import Tuning
 from visard.numerics import Numerics
@@ -61,7 +62,7 @@ class EvaluationSettings(Section):
 
     every: int = Field(default=5, ge=0)  # rounds between evaluations; 0 = only at the end
     pairs: int = Field(default=6000, ge=20)  # balanced pairs for the ten-fold accuracy
-    far: tuple[float, ...] = (0.1, 0.01, 0.001)
+    far: tuple[float, ...] = FAR
     bootstrap: int = Field(default=200, ge=0)  # resamples for confidence intervals of the final figures
     flip: bool = False  # add the features of the mirrored picture
     clients: bool = True  # test every client on its own held-out pictures

@@ -1,12 +1,14 @@
-"""The one home of writing files: a crash at any moment leaves the old file or the new one, never half of one."""
+"""Files: written so that a crash at any moment leaves the old one or the new one, and JSON values in and out."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,48 @@ def read_json(path: Path) -> Any:
         raise VisardError(f"{path} is missing") from None
     except (OSError, ValueError) as error:
         raise VisardError(f"{path} cannot be read as JSON: {error}") from None
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: dataclasses and arrays too, sets sorted, None for NaN and infinity."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if isinstance(value, set | frozenset):
+        return [plain(v) for v in sorted(value)]
+    if isinstance(value, Path):
+        return str(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays
+        return plain(value.tolist())
+    raise TypeError(f"JSON cannot hold a {type(value).__name__}")
+
+
+def number(value: Any) -> float | None:
+    """A finite number from a JSON value, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        value = float(value)
+    except OverflowError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number from a JSON value, or None for anything else."""
+    if type(value) is int and -(2**63) < value < 2**63:  # nearly always; a ledger has very many of them
+        return value
+    value = number(value)
+    return None if value is None else int(value)
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A JSON object, or an empty one for anything else."""
+    return value if isinstance(value, dict) else {}

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from visard.evaluation import identify, roc_of, summarise, verify_all, verify_pairs
+from visard.evaluation.identification import identify
+from visard.evaluation.metrics import summarise
+from visard.evaluation.scores import roc_of
+from visard.evaluation.verification import verify_all, verify_pairs
 
 GENUINE = np.array([0.9, 0.8, 0.6, 0.4])
 IMPOSTOR = np.array([0.7, 0.5, 0.5, 0.3, 0.2, 0.1, 0.0, -0.1, -0.2, -0.3])

@@ -14,8 +14,8 @@ from visard.report.run_folder import EventLog
 from visard.studies import find, paper
 from visard.studies.encrypted_mmd import COSTS, PROTOCOLS
 from visard.studies.execute import jobs_of
-from visard.studies.lookup import curve_of, figure_of
 from visard.studies.plan import SCALES
+from visard.studies.results import curve_of, metric_of
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -84,7 +84,7 @@ def test_costs_are_of_one_batch(tmp_path: Path) -> None:
     ]
     (tmp_path / "ledger.json").write_text(json.dumps({"columns": columns, "rows": rows}))
     (tmp_path / "metrics.json").write_text("{}")
-    found = {c.title: figure_of(c, tmp_path) for c in COSTS}
+    found = {c.title: metric_of(c, tmp_path) for c in COSTS}
     assert found["seconds"] == 2.0
     assert (found["seconds of the sources"], found["seconds of the target"]) == (1.0, 0.8)
     assert found["encryptions"] == 10.0

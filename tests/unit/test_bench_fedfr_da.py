@@ -18,8 +18,8 @@ from visard.report.run_folder import EventLog
 from visard.studies import find, paper
 from visard.studies.execute import jobs_of
 from visard.studies.fedfr_da import f_score, rfw_columns
-from visard.studies.lookup import NoFigure, figure_of
 from visard.studies.plan import SCALES
+from visard.studies.results import NoMetric, metric_of
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -83,22 +83,22 @@ def test_rfw_is_the_test_of_the_papers_scale(tmp_path: Path, monkeypatch: pytest
     spec = {"model": "tiny", "embedding": "16", "size": "112"}
     save_model(run / "model.safetensors", build("tiny", embedding=16, size=112).state_dict(), spec)
     column = {c.title: c for c in rfw_columns("target", "African")}
-    with pytest.raises(NoFigure, match=r"no face set 'rfw'.*visard data import rfw"):
-        figure_of(column["target accuracy"], run)
+    with pytest.raises(NoMetric, match=r"no face set 'rfw'.*visard data import rfw"):
+        metric_of(column["target accuracy"], run)
     faces = FaceSet.open(import_faces("rfw", rfw_folder(tmp_path / "RFW"), tmp_path / "data" / "rfw").path)
     model = load_model(run / "model.safetensors")
     told = evaluate(model, faces, protocols=("rfw",))["rfw"]["groups"]["African"]
-    assert figure_of(column["target accuracy"], run) == pytest.approx(told["accuracy"])
-    assert figure_of(column["target TAR @ FAR 0.1"], run) == pytest.approx(told["roc"]["tar"][0]["tar"])
+    assert metric_of(column["target accuracy"], run) == pytest.approx(told["accuracy"])
+    assert metric_of(column["target TAR @ FAR 0.1"], run) == pytest.approx(told["roc"]["tar"][0]["tar"])
     f = embed(model, faces, flip=True)[:6]
     f /= np.linalg.norm(f, axis=1, keepdims=True)
     rest, owner = [1, 2, 4, 5], [0, 0, 1, 1]
     right = [owner[int(np.argmax(f[rest] @ f[query]))] == who for query, who in ((0, 0), (3, 1))]
-    assert figure_of(column["target rank-1"], run) == np.mean(right)
+    assert metric_of(column["target rank-1"], run) == np.mean(right)
     (run / "model.safetensors").unlink()
-    assert figure_of(column["target rank-1"], run) == np.mean(right)
-    with pytest.raises(NoFigure, match="no domain Indian"):
-        figure_of(rfw_columns("source", "Indian")[0], run)
+    assert metric_of(column["target rank-1"], run) == np.mean(right)
+    with pytest.raises(NoMetric, match="no domain Indian"):
+        metric_of(rfw_columns("source", "Indian")[0], run)
 
 
 def test_the_papers_figures_are_those_of_its_tables() -> None:

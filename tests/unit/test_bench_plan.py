@@ -18,8 +18,9 @@ from visard.config import load
 from visard.errors import UsageError
 from visard.presets import presets
 from visard.report.run_folder import EventLog
-from visard.studies.lookup import NoFigure, curve_of, digest, figure_of, look_up, paired, spread
+from visard.studies.execute import digest
 from visard.studies.plan import SCALES, Column, Curves, Figure, Plan, Row, Table, check, in_order
+from visard.studies.results import NoMetric, curve_of, look_up, metric_of, paired, spread
 
 METRICS: dict[str, Any] = {
     "generic": {
@@ -50,7 +51,7 @@ METRICS: dict[str, Any] = {
         ("generic.other.auc | clients.summary.test/auc.mean", 0.9),
     ],
 )
-def test_paths_lead_to_figures(path: str, value: float | None) -> None:
+def test_paths_lead_to_metrics(path: str, value: float | None) -> None:
     assert look_up(METRICS, path) == value
 
 
@@ -68,7 +69,7 @@ def test_paths_lead_to_figures(path: str, value: float | None) -> None:
     ],
 )
 def test_a_wrong_path_names_what_is_near(path: str, says: str) -> None:
-    with pytest.raises(NoFigure) as error:
+    with pytest.raises(NoMetric) as error:
         look_up(METRICS, path)
     assert says in str(error.value)
 
@@ -77,13 +78,13 @@ def test_a_column_may_be_a_function_of_the_run_folder(tmp_path: Path) -> None:
     def size(folder: Path) -> float:
         return float(len(list(folder.iterdir())))
 
-    assert figure_of(Column("files", size, percent=False), tmp_path) == 0.0
-    assert figure_of(Column("nothing", lambda _: None), tmp_path) is None
-    with pytest.raises(NoFigure, match="column 'broken': ZeroDivisionError"):
-        figure_of(Column("broken", lambda _: 1 / 0), tmp_path)
+    assert metric_of(Column("files", size, percent=False), tmp_path) == 0.0
+    assert metric_of(Column("nothing", lambda _: None), tmp_path) is None
+    with pytest.raises(NoMetric, match="column 'broken': ZeroDivisionError"):
+        metric_of(Column("broken", lambda _: 1 / 0), tmp_path)
 
 
-def test_curves_end_with_the_final_figures(tmp_path: Path) -> None:
+def test_curves_end_with_the_final_metrics(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "events.jsonl")
     log.write("run_started", resumed=False)
     for step in range(4):
@@ -96,11 +97,11 @@ def test_curves_end_with_the_final_figures(tmp_path: Path) -> None:
     assert curve_of("generic.test.auc", tmp_path) == [(2, 0.5), (4, 0.8)]
     assert curve_of("generic.test.tar@far=0.1", tmp_path) == [(2, 0.3), (4, 0.6)]
     assert curve_of("clients.rank1.mean", tmp_path) == [(4, 0.7)]
-    with pytest.raises(NoFigure, match="did you mean 'auc'"):
+    with pytest.raises(NoMetric, match="did you mean 'auc'"):
         curve_of("generic.test.aucc", tmp_path)
 
 
-def test_the_digest_is_of_the_figures_and_not_of_the_name(tmp_path: Path) -> None:
+def test_the_digest_is_of_the_metrics_and_not_of_the_name(tmp_path: Path) -> None:
     found = []
     for i, content in enumerate(({"name": "a", "x": 1}, {"x": 1, "name": "b"}, {"name": "a", "x": 2})):
         folder = tmp_path / str(i)

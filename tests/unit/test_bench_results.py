@@ -134,7 +134,7 @@ def test_a_path_that_no_run_has_is_a_problem_and_one_that_some_have_is_a_dash(fo
     plan = Plan("t", rows, (table,), curves=(Curves("C", ("plain",), "clients.rnk1.mean"),))
     found = collect(plan, outcomes, bench="b", scale="smoke", seeds=[0], command="c", out=folder)
     assert len(found.problems) == 2
-    assert "table 'T': no figure generic.unsene.auc: generic has no 'unsene' (did you mean 'unseen'?)" in found.problems
+    assert "table 'T': no metric generic.unsene.auc: generic has no 'unsene' (did you mean 'unseen'?)" in found.problems
     assert "did you mean 'rank1'" in found.problems[1]
     assert [row[1:3] for row in table_grid(found.tables[0])[1]] == [["–", "100.00"], ["–", "–"]]
 

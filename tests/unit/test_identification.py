@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation import identification, identify, split_gallery
+from visard.evaluation import identification
+from visard.evaluation.identification import identify, split_gallery
 
 
 def faces(n: int, people: int, dim: int = 12, noise: float = 0.8, seed: int = 0):

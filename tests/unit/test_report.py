@@ -17,15 +17,16 @@ from fake_run import write_run
 from visard.core import Disclosure
 from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
+from visard.evaluation.metrics import METRICS, Metric, brief, describe, order, summarise, values
 from visard.evaluation.verification import verify_all, verify_pairs
 from visard.report import EventLog, build_report, charts, read_events
 from visard.report.charts import line, thin
 from visard.report.compare import flat, labels
 from visard.report.disclosure import HARMLESS, PRIVATE, add_up, judge
-from visard.report.html import contact_sheet
-from visard.report.metrics import describe, identification, measured, order, verification
+from visard.report.html import contact_sheet, esc, script_json
 from visard.report.run_folder import Run, evaluations, read_run, rounds
-from visard.report.text import duration, esc, percent, plain, script_json, share, size, visible
+from visard.runs.evaluation import headline
+from visard.text import duration, percent, plain, share, size, visible
 
 PROMISE = "Pictures, features and labels never left a client"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028\"'"
@@ -237,16 +238,16 @@ def test_script_json_cannot_leave_its_element() -> None:
         ("drift", "drift", False, None),
     ],
 )
-def test_figures_are_described(key: str, label: str, is_share: bool, better: bool | None) -> None:
-    figure = describe(key)
-    assert (figure.label.replace("\N{NO-BREAK SPACE}", " "), figure.is_share, figure.higher_is_better) == (
+def test_metrics_are_described(key: str, label: str, is_share: bool, better: bool | None) -> None:
+    metric = describe(key)
+    assert (metric.label.replace("\N{NO-BREAK SPACE}", " "), metric.is_share, metric.higher_is_better) == (
         label,
         is_share,
         better,
     )
 
 
-def test_figures_are_ordered_as_one_reads_them() -> None:
+def test_metrics_are_ordered_as_one_reads_them() -> None:
     keys = ["auc", "drift", "eer", "rank5", "rank1", "tar@far=0.001", "tar@far=0.1", "accuracy"]
     wanted = ["accuracy", "tar@far=0.1", "tar@far=0.001", "rank1", "rank5", "eer", "auc", "drift"]
     assert sorted(keys, key=order) == wanted
@@ -260,13 +261,13 @@ def test_page_says_what_was_run(fed_page: Page) -> None:
     assert "fedavg trained a tiny network (612,345 parameters) with 20 clients on 60,000 synthetic faces" in text
     assert "30 rounds in the stages pretrain and federate in 7 min 51 s on one machine" in text
     assert "Finished" in text
-    for head in ("Headline figures", "Round by round", "What left each client", "Refused and missing replies"):
+    for head in ("Headline metrics", "Round by round", "What left each client", "Refused and missing replies"):
         assert head in text
     assert 'name = "tiny"' in text  # the settings
     assert "has values that are not finite in stem.conv.weight" in text
 
 
-def test_headline_figures_are_those_of_the_metrics(fed: Path, fed_page: Page) -> None:
+def test_headline_metrics_are_those_of_the_metrics(fed: Path, fed_page: Page) -> None:
     v = json.loads((fed / "metrics.json").read_text())["generic"]["unseen"]["verification"]
     text = fed_page.text.replace("\N{NO-BREAK SPACE}", " ")
     low, high = (v["intervals"]["accuracy"][k] for k in ("low", "high"))
@@ -294,7 +295,7 @@ def test_final_figures_end_the_evaluation_curve(fed: Path, fed_page: Page) -> No
     trace = fed_page.chart("evaluation")["figures"][0]["data"][0]
     assert trace["x"][-1] == 30
     assert trace["y"][-1] == metrics["generic"]["unseen"]["verification"]["accuracy"]
-    assert [e.step for e in measured(read_run(fed))] == [4, 9, 14, 19, 24, 29]
+    assert [e.step for e in read_run(fed).measured] == [4, 9, 14, 19, 24, 29]
 
 
 def test_clients_are_sorted_and_the_worst_is_named(fed: Path, fed_page: Page) -> None:
@@ -461,7 +462,7 @@ def test_run_that_has_hardly_begun(tmp_path: Path, text: str) -> None:
     (tmp_path / "events.jsonl").write_text(text)
     page = page_of(tmp_path)
     assert "Unfinished: the log ends before the first round ended" in page.text
-    assert "The run has no figures yet." in page.text
+    assert "The run has no metrics yet." in page.text
     assert page.charts == []
 
 
@@ -625,13 +626,14 @@ def test_thin_keeps_the_ends_and_every_spike() -> None:
     x = list(range(100_000))
     y: list[float | None] = [0.0] * 100_000
     y[12_345], y[67_890], y[5] = 9.0, -9.0, None
-    xs, ys = thin(x, y, 2000)
+    kept = thin(list(zip(x, y, strict=True)), 2000)
+    xs, ys = [p[0] for p in kept], [p[1] for p in kept]
     assert len(xs) <= 2000
     assert (xs[0], xs[-1]) == (0, 99_999)
     assert xs == sorted(xs)
     assert ys[xs.index(12_345)] == 9.0
     assert ys[xs.index(67_890)] == -9.0
-    assert thin([1, 2], [3, None]) == ([1, 2], [3, None])
+    assert thin([(1, 3), (2, None)]) == [(1, 3), (2, None)]
 
 
 def test_long_run_stays_small(tmp_path: Path) -> None:
@@ -648,8 +650,8 @@ def test_long_run_stays_small(tmp_path: Path) -> None:
 
 
 def test_line_marks_points_only_when_there_are_few() -> None:
-    assert line([1, 2], [1, 2], "a", "@blue")["mode"] == "lines+markers"
-    assert line(range(50), [1.0] * 50, "a", "@blue")["mode"] == "lines"
+    assert line([(1, 1), (2, 2)], "a", "@blue")["mode"] == "lines+markers"
+    assert line([(x, 1.0) for x in range(50)], "a", "@blue")["mode"] == "lines"
 
 
 # --- several runs --------------------------------------------------------------------------------------------------
@@ -728,32 +730,32 @@ def test_real_results_are_understood() -> None:
     identity = np.repeat(np.arange(20), 6)
     features = (rng.normal(size=(20, 16))[identity] + rng.normal(size=(120, 16))).astype(np.float32)
     every = verify_all(features, identity, far=(0.1, 0.001), bootstrap=20).to_dict()
-    v = verification(json.loads(json.dumps(every)))
-    assert v is not None
-    assert (v.genuine, v.impostors) == (20 * 15, 120 * 119 // 2 - 300)
-    assert [r.far for r in v.tar] == [0.1, 0.001]
-    assert [r.reliable for r in v.tar] == [True, False]
-    assert all(r.value is not None and r.low is not None and r.low <= r.value <= (r.high or 0) for r in v.tar)
-    assert len(v.genuine_scores) == len(v.impostor_scores) > 10
-    assert sum(v.genuine_scores) == 300
-    assert v.roc[-1] == (1.0, 1.0)
-    assert v.threshold is not None
+    v = json.loads(json.dumps(every))
+    assert (v["genuine"], v["impostors"]) == (20 * 15, 120 * 119 // 2 - 300)
+    rates = [m for m in values({"verification": v}) if m.at is not None]
+    assert [r.name for r in rates] == ["tar@far=0.1", "tar@far=0.001"]
+    assert [bool(r.doubt) for r in rates] == [False, True]
+    assert all(r.value is not None and r.low is not None and r.low <= r.value <= (r.high or 0) for r in rates)
+    assert charts.roc_points(v)[-1] == (1.0, 1.0)
+    (drawn,) = charts.histograms({"test": v})
+    impostor, genuine = (trace["y"] for trace in drawn.data)
+    assert len(genuine) == len(impostor) > 10
+    assert sum(genuine) == pytest.approx(1)
+    assert drawn.layout["shapes"], "the threshold of equal errors"
     pairs = rng.integers(0, 120, (200, 2))
     folds = verify_pairs(features, pairs, identity[pairs[:, 0]] == identity[pairs[:, 1]], bootstrap=20).to_dict()
-    f = verification(json.loads(json.dumps(folds)))
-    assert f is not None
-    assert f.accuracy is not None
-    assert f.accuracy_range is not None
-    assert f.eer_range is not None
+    f = {m.name: m for m in values({"verification": json.loads(json.dumps(folds))})}
+    assert f["accuracy"].value is not None
+    assert f["accuracy"].low is not None
+    assert f["eer"].low is not None
     gallery = np.arange(0, 90, 6)
     probes = np.setdiff1d(np.arange(120), gallery)
     found = identify(features[gallery], identity[gallery], features[probes], identity[probes]).to_dict()
-    i = identification(json.loads(json.dumps(found)))
-    assert i is not None
-    assert i.gallery == 15
-    assert i.ranks[1] == found["rank"]["1"]
-    assert (i.mated, i.unmated) == (75, 30)
-    assert [r.far for r in i.tpir] == [0.1, 0.01]
+    i = {m.name: m.value for m in values({"identification": json.loads(json.dumps(found))})}
+    assert found["gallery"] == 15
+    assert i["rank1"] == found["rank"]["1"]
+    assert (found["mated"], found["unmated"]) == (75, 30)
+    assert [name for name in i if name.startswith("tpir")] == ["tpir@fpir=0.1", "tpir@fpir=0.01"]
 
 
 def test_runs_read_what_they_wrote(fed: Path) -> None:
@@ -770,3 +772,23 @@ def test_a_figure_that_never_changes_is_not_drawn(tmp_path: Path) -> None:
         log.write("round", stage="train", round=r, step=r, seconds=1.0, asked=1, replied=1, figures=figures)
     drawn = {chart.title for chart in charts.training(read_run(tmp_path))}
     assert drawn == {"Training loss", describe("drift").label}
+
+
+def test_a_new_metric_needs_one_entry_in_the_registry(
+    fed: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Computed from the record of a test, it stands in the metrics of a run, in the curves and in the tables."""
+
+    def gini(record: dict[str, Any]) -> float:
+        return float(2 * record["auc"] - 1)
+
+    entry = Metric("Gini index", "Twice the area above guessing.", True, True, test="verification", read=gini, card=2)
+    monkeypatch.setitem(METRICS, "gini", entry)
+    tests = read_run(fed).tests
+    wanted = 2 * tests["unseen"]["verification"]["auc"] - 1
+    assert brief(tests["unseen"])["gini"] == wanted
+    assert {"figure": "gini", "value": wanted, "interval": ""} in headline(tests["unseen"])
+    assert summarise({"a": {"gini": 0.5}, "b": {"gini": 0.25}})["gini"].worst_client == "b"
+    page = page_of(fed, out=tmp_path / "page.html")
+    assert page.text.count("Gini index") >= 3  # its card, its row, what it means
+    assert f"Gini index {percent(wanted)}" in page.chart("evaluation")["figures"][0]["alt"]

@@ -10,9 +10,9 @@ from tests.unit.fake_run import write_run
 from visard.report import charts
 from visard.report import page as single
 from visard.report import page as tables
-from visard.report.metrics import headline
+from visard.report.cards import headline_cards
 from visard.report.run_folder import read_run
-from visard.report.text import NBSP, count
+from visard.text import NBSP, count
 
 
 def test_samples_of_classes_are_not_called_faces(tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_samples_of_classes_are_not_called_faces(tmp_path: Path) -> None:
     ]
     bare = replace(run, events=changed, metrics={})
     assert f"on {count(1440)} samples of 6 classes (rooms)" in single.summary(bare)
-    shown = {card.figure.label: card.text for card in headline(bare, None)}
+    shown = {card.metric.label: card.text for card in headline_cards(bare, None)}
     assert shown["Balanced accuracy"].startswith("39.1")
     assert shown["Weighted F1"].startswith("40.2")
 

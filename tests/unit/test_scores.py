@@ -16,9 +16,9 @@ from sklearn.metrics import auc as sk_auc
 from sklearn.metrics import roc_curve
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation import Limits, Roc, roc_of, stream_roc
 from visard.evaluation.bins import BINS, Grid, Tally, bin_of, edges, every_score
 from visard.evaluation.roc import Steps, allowed, area
+from visard.evaluation.scores import Limits, Roc, roc_of, stream_roc
 
 FAR = (0.5, 0.1, 0.01, 1e-3, 1e-4, 1e-6)
 STREAM = Limits(keep_all=0, chunk=60_000, tile=256)
@@ -354,7 +354,7 @@ def test_extreme_lengths_are_normalised() -> None:
 
 MEMORY = """
 import numpy as np, resource, torch
-from visard.evaluation import Limits, stream_roc
+from visard.evaluation.scores import Limits, stream_roc
 torch.set_num_threads(2)
 rng = np.random.default_rng(0)
 ids = np.arange(9000) // 10

@@ -9,14 +9,18 @@ import numpy as np
 import pytest
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation import jain_index, make_pairs, roc_of, summarise, verify_all, verify_pairs
+from visard.evaluation.metrics import jain_index, summarise
+from visard.evaluation.scores import roc_of
 from visard.evaluation.verification import (
     best_threshold,
     bootstrap_share,
     draws,
     fold_accuracy,
+    make_pairs,
     pair_scores,
     pair_weights,
+    verify_all,
+    verify_pairs,
     weighted_figures,
 )
 

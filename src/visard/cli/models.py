@@ -13,6 +13,7 @@ import typer
 from visard.cli import options
 from visard.cli.console import bar, console, share, size, table
 from visard.errors import UsageError
+from visard.evaluation.metrics import FAR
 
 Rows = list[tuple[str, str, str]]
 
@@ -36,7 +37,7 @@ def evaluate(
     listed: Annotated[
         Path | None, typer.Option("--list", help="your own pairs: a CSV file with file_a,file_b,same")
     ] = None,
-    far: Annotated[str, typer.Option(help="false accept rates, separated by commas")] = "0.1,0.01,0.001",
+    far: Annotated[str, typer.Option(help="false accept rates, separated by commas")] = ",".join(map(str, FAR)),
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
     switches: Annotated[str, typer.Option(help="ijb: keep norms, detector scores, mirror images")] = "N1D1F1",
     seed: Annotated[int, typer.Option(help="of the pairs and of the confidence intervals")] = 0,

@@ -18,7 +18,7 @@ from visard.presets import presets as all_presets
 
 if TYPE_CHECKING:
     from visard.core import Method
-    from visard.runs.run import Run
+    from visard.report.run_folder import Run
 
 # the registries of all that settings can name
 REGISTRIES = ("visard.methods:METHODS", "visard.models:BACKBONES", "visard.aggregation.rules:RULES")

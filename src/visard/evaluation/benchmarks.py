@@ -20,7 +20,8 @@ from visard.data.pairs import ARRAY, Pairs, load_galleries, load_pairs, load_tem
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Ints, Result, labels, matrix, shares
-from visard.evaluation.ijb import FAR, Pooled, Search, Switches, pool, search_galleries, verify_templates
+from visard.evaluation.ijb import Pooled, Search, Switches, pool, search_galleries, verify_templates
+from visard.evaluation.metrics import FAR, IJB_FAR
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import verify_pairs
 
@@ -211,7 +212,7 @@ def rfw(
     names: Sequence[str],
     fold: Any = None,
     *,
-    fmr: tuple[float, ...] = (1e-1, 1e-2, 1e-3),
+    fmr: tuple[float, ...] = FAR,
 ) -> Groups:
     """Figures of pairs (P,) of rows, `group` (P,) numbering the names."""
     return by_group(squared_distances(features, first, second), same, group, names, fold, fmr=fmr)
@@ -224,7 +225,7 @@ def by_group(
     names: Sequence[str],
     fold: Any = None,
     *,
-    fmr: tuple[float, ...] = (1e-1, 1e-2, 1e-3),
+    fmr: tuple[float, ...] = FAR,
 ) -> Groups:
     """The same from squared distances (P,) of unit features."""
     d, truth = np.asarray(distance, np.float64), np.asarray(same)
@@ -324,7 +325,7 @@ def ijb_figures(
         pooled = _pool(features, faces, split, switches)
         if array_path(faces.path, f"template_pairs_{split}").is_file():
             pairs = load_template_pairs(faces, split)
-            one.append(verify_templates(pooled, pairs.first, pairs.second, pairs.same, far=rates or FAR))
+            one.append(verify_templates(pooled, pairs.first, pairs.second, pairs.same, far=rates or IJB_FAR))
         if faces.info.get("ijb", {}).get("galleries"):
             found = load_galleries(faces, split)
             galleries = {name: (g.template, g.subject) for name, g in found.galleries.items()}

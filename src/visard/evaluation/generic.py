@@ -67,13 +67,3 @@ def identification(features: Features, identity: Identity, settings: Settings, s
         features[parts.gallery], identity[parts.gallery], features[parts.probe], identity[parts.probe]
     )  # fmt: skip
     return result.to_dict()
-
-
-def flat(test: dict[str, Any]) -> dict[str, float | None]:
-    """The few figures of a test that a curve or a table shows."""
-    ver, ident = test.get("verification", {}), test.get("identification", {})
-    figures = {"accuracy": ver.get("accuracy")}
-    figures |= {f"tar@far={p['far']:g}": p["tar"] for p in ver.get("tar", [])}
-    figures |= {"eer": ver.get("eer"), "auc": ver.get("auc")}
-    figures |= {f"rank{k}": v for k, v in ident.get("rank", {}).items() if k == "1"}
-    return figures

@@ -18,6 +18,7 @@ import torch
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Floats, Ints, Result, labels, matrix, shares, unit_rows
 from visard.evaluation.bins import PAD, one_thread_each
+from visard.evaluation.metrics import FPIR, RANKS
 from visard.evaluation.roc import Steps, conservative
 
 TEMPLATES = ("mean", "max")
@@ -54,8 +55,8 @@ def identify(
     probe_features: Any,
     probe_identity: Any,
     *,
-    ranks: tuple[int, ...] = (1, 5, 10),
-    fpir: tuple[float, ...] = (1e-2, 1e-1),
+    ranks: tuple[int, ...] = RANKS,
+    fpir: tuple[float, ...] = FPIR,
     template: str = "mean",
 ) -> Identification:
     """Search every probe in the gallery.

@@ -16,12 +16,12 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, matrix, shares, unit_rows
 from visard.evaluation.bins import PAD, one_thread_each
 from visard.evaluation.identification import Identification, identify
+from visard.evaluation.metrics import FPIR, IJB_FAR, RANKS
 from visard.evaluation.scores import Roc, roc_of
 
 # ----------
 # IJB-A, IJB-B and IJB-C from features: templates pooled over media, and 1:1 verification; 1:N is in galleries.py.
 
-FAR = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 ROWS = 1024  # features pooled at a time: they stay in the cache
 CHUNK = 1 << 22  # pairs looked up and sorted at a time
 PAIRS = 2048  # pairs gathered at a time: they stay in the cache
@@ -139,7 +139,7 @@ def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool)
 
 
 def verify_templates(
-    pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = FAR, rule: str = "conservative"
+    pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = IJB_FAR, rule: str = "conservative"
 ) -> Roc:
     """1:1 figures of the template numbers `first` and `second` (P,), `same` (P,) telling the genuine pairs."""
     truth = np.asarray(same)
@@ -215,8 +215,6 @@ def _padded(rows: Floats) -> Floats:
     return whole
 
 
-FPIR = (1e-2, 1e-1)
-RANKS = (1, 5, 10)
 CELLS = 1 << 22  # scores of a search held at a time
 LEGACY = "legacy_insightface"
 

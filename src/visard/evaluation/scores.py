@@ -25,6 +25,7 @@ from visard.evaluation.bins import (
     one_thread_each,
     sweep,
 )
+from visard.evaluation.metrics import FAR
 from visard.evaluation.roc import Curve, FarPoint, Steps, area, curve, equal_error, far_point, known_rule
 
 SURE = 4.5  # standard errors on either side of a guessed threshold
@@ -130,7 +131,6 @@ def picked(kept: Counted, bins: set[int]) -> tuple[Floats, Ints, Ints]:
 # genuine score is ranked in each); above, it comes from the bins with a bound on its error: half the share of
 # genuine-impostor pairings that fall into one bin, 1e-5 with poor features and 1e-7 with good ones.
 
-FAR = (1e-1, 1e-2, 1e-3, 1e-4)
 DRAWN = 200  # bars of the score histograms
 MANY = 1 << 21  # scores at hand from which the staircase is built of bins: one step a score would take a gigabyte
 

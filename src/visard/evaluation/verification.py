@@ -12,7 +12,8 @@ import torch
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, shares, unit_rows
 from visard.evaluation.bins import Grid, Progress, one_thread_each
-from visard.evaluation.scores import FAR, Limits, Roc, roc_of, stream_roc
+from visard.evaluation.metrics import FAR
+from visard.evaluation.scores import Limits, Roc, roc_of, stream_roc
 
 # ----------
 # Bootstrap confidence intervals that respect which comparisons share a person.
@@ -217,7 +218,7 @@ def verify_pairs(
     *,
     identity: Any = None,
     folds: int = 10,
-    far: tuple[float, ...] = (1e-1, 1e-2, 1e-3),
+    far: tuple[float, ...] = FAR,
     rule: str = "conservative",
     bootstrap: int = 200,
     level: float = 0.95,

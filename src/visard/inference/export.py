@@ -12,7 +12,8 @@ from visard.config import EvaluationSettings
 from visard.data.faces import FaceView
 from visard.errors import UsageError
 from visard.evaluation.arrays import unit_rows
-from visard.evaluation.generic import flat, verification
+from visard.evaluation.generic import verification
+from visard.evaluation.metrics import brief
 from visard.inference.model import Data, FaceModel, embed, load_model, open_data
 from visard.models.files import resized
 from visard.models.onnx import OPSET, Exported, OnnxNetwork, export_onnx, quantise
@@ -85,5 +86,5 @@ def _loss(model: FaceModel, path: Path, view: FaceView, settings: EvaluationSett
     small = load_model(path, size=model.size if model.resize else None)
     one, two = (embed(m, view, flip=settings.flip) for m in (model, small))
     cosine = float(np.einsum("nd,nd->n", unit_rows(one), unit_rows(two)).mean())
-    before, after = (flat({"verification": verification(f, view.identity, settings)}) for f in (one, two))
+    before, after = (brief({"verification": verification(f, view.identity, settings)}) for f in (one, two))
     return Loss(len(view), cosine, before, after)

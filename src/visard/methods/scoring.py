@@ -15,16 +15,15 @@ from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError
 from visard.evaluation.arrays import Ints, unit_rows
 from visard.evaluation.identification import identify
+from visard.evaluation.metrics import CLIENT_FAR, brief
 from visard.evaluation.personal import personal_figures
-from visard.evaluation.scores import roc_of
+from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import verify_all
 from visard.learning.features import client_head, embed, input_batch
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, batches, train
 from visard.learning.weights import load_weights
 from visard.models.files import split_transform, with_transform
-
-FAR = (0.1, 0.01)
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,13 @@ def _has_both_kinds_of_pairs(view: FaceView) -> bool:
 
 
 def _verification(features: np.ndarray, identity: np.ndarray, prefix: str) -> dict[str, float]:
-    result = verify_all(features, identity, far=FAR)
-    return {f"{prefix}tar@far={p.far:g}": p.tar for p in result.tar} | {
-        f"{prefix}eer": result.eer,
-        f"{prefix}auc": result.auc,
-    }
+    return _metrics(verify_all(features, identity, far=CLIENT_FAR), prefix)
+
+
+def _metrics(roc: Roc, prefix: str = "") -> dict[str, float]:
+    """The registered metrics of a 1:1 test that have a value."""
+    found = brief({"verification": roc.to_dict()})
+    return {f"{prefix}{name}": value for name, value in found.items() if value is not None}
 
 
 # ----------
@@ -224,11 +225,10 @@ def pair_figures(model: nn.Module, own: FaceView, others: FaceView, drawn: Drawn
     theirs = unit_rows(embed(model, others.take(rows)))
     genuine = np.einsum("nd,nd->n", mine[drawn.genuine[:, 0]], mine[drawn.genuine[:, 1]])
     impostor = np.einsum("nd,nd->n", mine[drawn.impostor[:, 0]], theirs[place])
-    roc = roc_of(genuine, impostor, far=FAR)
-    figures = {f"tar@far={p.far:g}": p.tar for p in roc.tar} | {"eer": roc.eer, "auc": roc.auc}
+    figures = _metrics(roc_of(genuine, impostor, far=CLIENT_FAR))
     if drawn.within is not None:
         within = np.einsum("nd,nd->n", mine[drawn.within[:, 0]], mine[drawn.within[:, 1]])
-        figures |= {f"own/tar@far={p.far:g}": p.tar for p in roc_of(genuine, within, far=FAR).tar}
+        figures |= {f"own/tar@far={p.far:g}": p.tar for p in roc_of(genuine, within, far=CLIENT_FAR).tar}
     return figures
 
 

@@ -1,4 +1,4 @@
-"""The page of several runs side by side."""
+"""The page of several runs side by side: a colour for each run, the same in every chart and table."""
 
 from __future__ import annotations
 
@@ -7,167 +7,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from visard.report import charts as scores
-from visard.report.charts import COLOURS, DASHES, Chart, Json, last_round, line, offer, round_axis
+from visard.evaluation.metrics import describe, order
+from visard.files import mapping, number
+from visard.report import charts
+from visard.report.cards import Card, client_cards, headline_cards
+from visard.report.charts import BYTES_AXIS, by_round, colour, dash, last_round, line, names_axis, offer, value_axis
 from visard.report.disclosure import Leaving, add_up, bytes_of, judge
-from visard.report.html import Section, figure, flag, grid, table
-from visard.report.metrics import (
-    Card,
-    client_cards,
-    client_figures,
-    client_summary,
-    describe,
-    headline,
-    measured,
-    order,
-    verifications,
-)
-from visard.report.run_folder import Run, mapping, number
-from visard.report.text import NO_VALUE, count, duration, esc, listing, plural, size
-
-# ----------
-# The charts of several runs in one picture: a colour for each run, the same in every chart.
-
-Points = list[tuple[float, float]]
-
-
-def curves_overlay(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
-    """Each training figure and each evaluation figure by round, the runs overlaid."""
-    logged = dict.fromkeys(n for run in runs for r in run.rounds for n in r.figures)
-    trained = sorted(logged, key=lambda n: (n != "loss", "loss" not in n))
-    pairs = dict.fromkeys((s, n) for run in runs for e in measured(run) for s, f in e.generic.items() for n in f)
-    shared = Counter(s for run in runs for s in {s for e in measured(run) for s in e.generic})
-    tested = sorted(pairs, key=lambda pair: (-shared[pair[0]], pair[0], order(pair[1])))
-    found = [
-        [_by_round("training", "Training", runs, names, n, partial(_trained, name=n)) for n in trained],
-        [
-            _by_round("evaluation", "Evaluation", runs, names, n, partial(_tested, test_set=s, name=n), f" ({s})")
-            for s, n in tested
-        ],
-    ]
-    return [chart for charts in found for chart in offer([c for c in charts if c], "Figure")]
-
-
-def _by_round(
-    id: str,
-    title: str,
-    runs: Sequence[Run],
-    names: Sequence[str],
-    key: str,
-    of: Callable[[Run], Points],
-    on: str = "",
-) -> tuple[str, Chart] | None:
-    """One figure of all runs by round; None if no run has it."""
-    figure = describe(key)
-    data = []
-    for i, (run, name) in enumerate(zip(runs, names, strict=True)):
-        points = of(run)
-        if points:
-            dash = {"dash": DASHES[(i // len(COLOURS)) % len(DASHES)]}
-            hover = "%{y:.2%}" if figure.is_share else "%{y:.4g}"
-            x, y = [p[0] for p in points], [p[1] for p in points]
-            data.append(line(x, y, name, COLOURS[i % len(COLOURS)], line=dash, hovertemplate=hover))
-    if not data:
-        return None
-    layout: Json = {
-        "xaxis": round_axis(max(map(last_round, runs))),
-        "hovermode": "x unified",
-        "showlegend": True,
-    }
-    layout["yaxis"] = {"tickformat": ".1~%"} if figure.is_share else {}
-    label = figure.label + on
-    return label, Chart(id, title, f"{label} by round, {len(data)} runs overlaid.", data, layout)
-
-
-def _trained(run: Run, name: str) -> Points:
-    return [(r.step + 1, v) for r in run.rounds if (v := r.figures.get(name)) is not None]
-
-
-def _tested(run: Run, test_set: str, name: str) -> Points:
-    found = ((e.step + 1, e.generic.get(test_set, {}).get(name)) for e in measured(run))
-    return [(x, y) for x, y in found if y is not None]
-
-
-def recognition_overlay(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
-    """ROC and DET of the runs, for each test set that any of them has."""
-    found = [dict(verifications(run)) for run in runs]
-    sets = dict.fromkeys(s for f in found for s in f)
-    charts: list[Chart] = []
-    for det in (False, True):
-        drawn = []
-        for test_set in sets:
-            there = [i for i, f in enumerate(found) if test_set in f]
-            curves_ = [(names[i], found[i][test_set]) for i in there]
-            drawn += [(test_set, chart) for chart in scores.roc(curves_, det, colours=there)]
-        charts += offer(drawn, "Test set")
-    return charts
-
-
-def clients_overlay(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
-    """The distribution over clients: a box for each run and every client as a point."""
-    figures = [client_figures(run) for run in runs]
-    found = []
-    for key in sorted(dict.fromkeys(n for f in figures for n in f), key=order):
-        figure = describe(key)
-        data: list[Json] = []
-        for i, (values, name) in enumerate(zip(figures, names, strict=True)):
-            known = [(c, v) for c, v in values.get(key, {}).items() if v is not None]
-            if known:
-                data.append(_box(known, name, COLOURS[i % len(COLOURS)], figure.is_share))
-        if data:
-            y_axis = {"tickformat": ".1~%"} if figure.is_share else {}
-            layout: Json = {"showlegend": False, "hovermode": "closest", "yaxis": y_axis}
-            alt = f"{figure.label} of each client, one box for each of {len(data)} runs."
-            note = "A point is a client; the box holds the middle half, dashed is the mean."
-            chart = Chart("per-client", "Clients of each run", alt, data, layout, note, 380)
-            found.append((figure.label, chart))
-    return offer(found, "Figure")
-
-
-def _box(known: Sequence[tuple[str, float]], name: str, colour: str, is_share: bool) -> Json:
-    return {
-        "type": "box",
-        "name": esc(name, 28),
-        "y": [v for _, v in known],
-        "text": [esc(c, 28) for c, _ in known],
-        "boxpoints": "all" if len(known) <= 500 else "outliers",
-        "jitter": 0.5,
-        "pointpos": 0,
-        "boxmean": True,
-        "marker": {"color": colour, "size": 5, "opacity": 0.75},
-        "line": {"color": colour, "width": 1.5},
-        "fillcolor": f"{colour}/12",
-        "hovertemplate": "%{text}: " + ("%{y:.2%}" if is_share else "%{y:.4g}") + "<extra></extra>",
-    }
-
-
-def leaving_overlay(names: Sequence[str], kinds: Sequence[str], amounts: Sequence[Sequence[float | None]]) -> Chart:
-    """Bytes that left all clients, a bar for each run, stacked by kind. `amounts`: kind by run."""
-    at = list(range(len(names)))
-    data: list[Json] = [
-        {
-            "type": "bar",
-            "orientation": "h",
-            "y": at,
-            "x": [a or 0 for a in amount],
-            "name": esc(kind.replace("_", " "), 40),
-            "marker": {"color": COLOURS[i % len(COLOURS)]},
-            "hovertemplate": "%{x:.4~s}B",
-        }
-        for i, (kind, amount) in enumerate(zip(kinds, amounts, strict=True))
-    ]
-    ticks: Json = {"tickvals": at, "ticktext": [esc(n, 28) for n in names], "showgrid": False}
-    layout: Json = {
-        "barmode": "stack",
-        "hovermode": "closest",
-        "showlegend": True,
-        "bargap": 0.35,
-        "yaxis": {**ticks, "range": [len(names) - 0.4, -0.6]},
-        "xaxis": {"tickformat": "~s", "ticksuffix": "B", "showgrid": True},
-    }
-    alt = "; ".join(f"{n}: {size(sum(a[i] or 0 for a in amounts))}" for i, n in enumerate(names))
-    return Chart("leaving", "Bytes that left all clients, by kind", alt, data, layout, "", 130 + 46 * len(names))
-
+from visard.report.html import Chart, Json, Section, esc, flag, grid, table, with_charts
+from visard.report.run_folder import Run
+from visard.text import NO_VALUE, count, duration, listing, plural, size
 
 MOST_SETTINGS = 300
 
@@ -192,7 +40,7 @@ def summary(runs: Sequence[Run], names: Sequence[str]) -> str:
     elif len(prints) == 1:
         same = " All on the same data."
     else:
-        same = " They used different data: compare their figures with care."
+        same = " They used different data: compare their metrics with care."
     return f"{listing(said)}.{same} Differences are to the first run."
 
 
@@ -200,9 +48,9 @@ def sections(runs: Sequence[Run], names: Sequence[str]) -> list[Section]:
     """All sections of the comparison."""
     ledgers = [add_up(run) for run in runs]
     parts = [
-        _figures(runs, names, ledgers),
-        _charts("curves", "Round by round", "Rounds", curves_overlay(runs, names)),
-        _charts("recognition", "Recognition of unseen people", "Recognition", recognition_overlay(runs, names)),
+        _metrics(runs, names, ledgers),
+        with_charts("curves", "Round by round", "Rounds", _curves(runs, names)),
+        with_charts("recognition", "Recognition of unseen people", "Recognition", _recognition(runs, names)),
         _clients(runs, names),
         _leaving(runs, names, ledgers),
         _settings(runs, names),
@@ -210,40 +58,34 @@ def sections(runs: Sequence[Run], names: Sequence[str]) -> list[Section]:
     return [part for part in parts if part is not None]
 
 
-def _charts(id: str, title: str, short: str, charts: Sequence[Chart], after: str = "") -> Section | None:
-    body = grid([figure(c) for c in charts]) + after
-    return Section(id, title, body, tuple(charts), short) if body else None
-
-
 def _heads(names: Sequence[str]) -> list[str]:
     """The names of the runs with their colours."""
-    colours = [COLOURS[i % len(COLOURS)][1:] for i in range(len(names))]
-    dots = [f'<span class="swatch" style="background:var(--{c})"></span>' for c in colours]
+    dots = [f'<span class="swatch" style="background:var(--{colour(i)[1:]})"></span>' for i in range(len(names))]
     return [dot + esc(name, 40) for dot, name in zip(dots, names, strict=True)]
 
 
-def _figures(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leaving | None]) -> Section:
-    """Headline figures as rows, runs as columns."""
+def _metrics(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leaving | None]) -> Section:
+    """Headline metrics as rows, runs as columns."""
     by_label: dict[str, list[Card | None]] = {}
-    alone = not all(map(verifications, runs))  # then only the means over clients can be compared
+    alone = not all(map(charts.pair_tests, runs))  # then only the means over clients can be compared
     for i, (run, leaving) in enumerate(zip(runs, ledgers, strict=True)):
-        for card in headline(run, leaving, every_rate=True) + (client_cards(run) if alone else []):
-            by_label.setdefault(card.figure.label, [None] * len(runs))[i] = card
+        for card in headline_cards(run, leaving, every_rate=True) + (client_cards(run) if alone else []):
+            by_label.setdefault(card.metric.label, [None] * len(runs))[i] = card
     rows = [[esc(label), *_cells(found)] for label, found in by_label.items()]
     rows.append(["Method", *(esc(run.method, 40) for run in runs)])
     rows.append(["State", *(esc(run.status[1], 80) for run in runs)])
     rows.append(["Rounds", *(count(len(run.rounds)) for run in runs)])
     rows.append(["Wall time", *(duration(run.seconds) for run in runs)])
-    body = table(["Figure", *_heads(names)], rows, "Headline figures", quiet=True)
+    body = table(["Metric", *_heads(names)], rows, "Headline metrics", quiet=True)
     body += '<p class="note">Green: the best of the row.</p>'
-    return Section("figures", "Headline figures", body, short="Figures")
+    return Section("figures", "Headline metrics", body, short="Metrics")
 
 
 def _cells(found: Sequence[Card | None]) -> list[str]:
     """The cells of a row: value, difference to the first run, flag; the best one marked."""
     values = [c.value for c in found if c is not None and c.value is not None]
     known = next(c for c in found if c is not None)
-    pick: Callable[..., float] | None = {True: max, False: min, None: None}[known.figure.higher_is_better]
+    pick: Callable[..., float] | None = {True: max, False: min, None: None}[known.metric.higher_is_better]
     best = pick(values) if pick and len(set(values)) > 1 else None
     first = found[0].value if found[0] else None
     cells = []
@@ -253,7 +95,7 @@ def _cells(found: Sequence[Card | None]) -> list[str]:
             continue
         text = f'<span class="best">{esc(card.text)}</span>' if card.value == best else esc(card.text)
         if i and first is not None:
-            text += f"<small>{_difference(card.value, first, card.figure.is_share)}</small>"
+            text += f"<small>{_difference(card.value, first, card.metric.is_share)}</small>"
         cells.append(text + flag(card.flag))
     return cells
 
@@ -266,13 +108,61 @@ def _difference(value: float, first: float, is_share: bool) -> str:
     return f"{100 * (value / first - 1):+.0f} %".replace("-", "−") if first else "from nothing"
 
 
+def _curves(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
+    """Each training metric and each evaluation metric by round, the runs overlaid."""
+    pairs = dict.fromkeys((s, n) for run in runs for e in run.measured for s, f in e.generic.items() for n in f)
+    shared = Counter(s for run in runs for s in {s for e in run.measured for s in e.generic})
+    tested = sorted(pairs, key=lambda pair: (-shared[pair[0]], pair[0], order(pair[1])))
+    trained = [_overlay("training", "Training", runs, names, n, partial(charts.trained, name=n), "")
+               for n in charts.logged(runs)]  # fmt: skip
+    evaluated = [
+        _overlay("evaluation", "Evaluation", runs, names, n, partial(charts.tested, test_set=s, name=n), f" ({s})")
+        for s, n in tested
+    ]
+    return offer([c for c in trained if c]) + offer([c for c in evaluated if c])
+
+
+def _overlay(
+    id: str,
+    title: str,
+    runs: Sequence[Run],
+    names: Sequence[str],
+    key: str,
+    points_of: Callable[[Run], list[tuple[float, float]]],
+    on: str,
+) -> tuple[str, Chart] | None:
+    """One metric of all runs by round; None if no run has it."""
+    metric = describe(key)
+    found = [(i, name, points_of(run)) for i, (run, name) in enumerate(zip(runs, names, strict=True))]
+    data = [
+        line(points, name, colour(i), metric.is_share, line={"dash": dash(i)}) for i, name, points in found if points
+    ]
+    layout = by_round(max(map(last_round, runs)), metric.is_share)
+    label = metric.label + on
+    return (label, Chart(id, title, f"{label} by round, {len(data)} runs overlaid.", data, layout)) if data else None
+
+
+def _recognition(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
+    """ROC and DET of the runs, for each test set that any of them has."""
+    found = [charts.pair_tests(run) for run in runs]
+    drawn: list[Chart] = []
+    for det in (False, True):
+        of_set = []
+        for test_set in dict.fromkeys(s for tests in found for s in tests):
+            there = [i for i, tests in enumerate(found) if test_set in tests]
+            curves = {names[i]: found[i][test_set] for i in there}
+            of_set += [(test_set, chart) for chart in charts.roc(curves, det, there)]
+        drawn += offer(of_set, "Test set")
+    return drawn
+
+
 def _clients(runs: Sequence[Run], names: Sequence[str]) -> Section | None:
     """The distribution over clients as a picture and as a table."""
-    spreads = [client_summary(run) for run in runs]
+    spreads = [run.client_summary() for run in runs]
     keys = sorted(dict.fromkeys(n for s in spreads for n in s), key=order)
     rows = [[esc(describe(k).label), *(_spread(describe(k).text, s.get(k, {})) for s in spreads)] for k in keys]
-    after = table(["Figure", *_heads(names)], rows, "Mean and spread over clients") if rows else ""
-    return _charts("clients", "How the clients fare", "Clients", clients_overlay(runs, names), after)
+    after = table(["Metric", *_heads(names)], rows, "Mean and spread over clients") if rows else ""
+    return with_charts("clients", "How the clients fare", "Clients", _boxes(runs, names), after=after)
 
 
 def _spread(text: Callable[[float | None], str], s: dict[str, Any]) -> str:
@@ -283,24 +173,80 @@ def _spread(text: Callable[[float | None], str], s: dict[str, Any]) -> str:
     return f"{text(mean)} ± {text(std)}<small>worst {text(worst)}{who}</small>"
 
 
+def _boxes(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
+    """The distribution over clients: a box for each run and every client as a point."""
+    found = [run.client_metrics() for run in runs]
+    drawn = []
+    for key in sorted(dict.fromkeys(n for f in found for n in f), key=order):
+        metric = describe(key)
+        data: list[Json] = []
+        for i, (values, name) in enumerate(zip(found, names, strict=True)):
+            if known := {c: v for c, v in values.get(key, {}).items() if v is not None}:
+                data.append(_box(known, name, colour(i), metric.is_share))
+        if data:
+            layout: Json = {"showlegend": False, "hovermode": "closest", "yaxis": value_axis(metric.is_share)}
+            alt = f"{metric.label} of each client, one box for each of {len(data)} runs."
+            note = "A point is a client; the box holds the middle half, dashed is the mean."
+            chart = Chart("per-client", "Clients of each run", alt, data, layout, note, 380)
+            drawn.append((metric.label, chart))
+    return offer(drawn)
+
+
+def _box(known: dict[str, float], name: str, colour: str, is_share: bool) -> Json:
+    return {
+        "type": "box",
+        "name": esc(name, 28),
+        "y": list(known.values()),
+        "text": [esc(c, 28) for c in known],
+        "boxpoints": "all" if len(known) <= 500 else "outliers",
+        "jitter": 0.5,
+        "pointpos": 0,
+        "boxmean": True,
+        "marker": {"color": colour, "size": 5, "opacity": 0.75},
+        "line": {"color": colour, "width": 1.5},
+        "fillcolor": f"{colour}/12",
+        "hovertemplate": "%{text}: " + charts.hover(is_share) + "<extra></extra>",
+    }
+
+
 def _leaving(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leaving | None]) -> Section:
     """What each run let out: the verdict and the bytes by kind."""
     heads = _heads(names)
     rows = []
-    for i, (run, ledger) in enumerate(zip(runs, ledgers, strict=True)):
+    for head, run, ledger in zip(heads, runs, ledgers, strict=True):
         verdict = judge(ledger, run.status[0] == "finished")
         mark = f'<span class="mark {verdict.level}">{esc(verdict.title)}</span>'
-        rows.append([heads[i], f"{mark}<small>{esc(verdict.text)}</small>"])
+        rows.append([head, f"{mark}<small>{esc(verdict.text)}</small>"])
     body = table(["Run", "Verdict"], rows, "What the ledgers allow to say", 2)
     kinds = list(dict.fromkeys(k for ledger in ledgers if ledger for k in ledger.kinds))
     if not kinds:
         return Section("leaving", "What left each client", body, short="What left")
     amounts = [[bytes_of(ledger, kind) for ledger in ledgers] for kind in kinds]
-    chart = leaving_overlay(names, kinds, amounts)
+    chart = _leaving_bars(names, kinds, amounts)
     rows = [[esc(k.replace("_", " "), 40), *map(size, row)] for k, row in zip(kinds, amounts, strict=True)]
     rows.append(["In rounds: per client and round", *(size(led.per_visit) if led else NO_VALUE for led in ledgers)])
-    body += grid([figure(chart)]) + table(["Kind", *heads], rows, "Bytes that left all clients")
+    body += grid([chart]) + table(["Kind", *heads], rows, "Bytes that left all clients")
     return Section("leaving", "What left each client", body, (chart,), "What left")
+
+
+def _leaving_bars(names: Sequence[str], kinds: Sequence[str], amounts: Sequence[Sequence[float | None]]) -> Chart:
+    """Bytes that left all clients, a bar for each run, stacked by kind. `amounts`: kind by run."""
+    data: list[Json] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": list(range(len(names))),
+            "x": [a or 0 for a in amount],
+            "name": esc(kind.replace("_", " "), 40),
+            "marker": {"color": colour(i)},
+            "hovertemplate": "%{x:.4~s}B",
+        }
+        for i, (kind, amount) in enumerate(zip(kinds, amounts, strict=True))
+    ]
+    layout: Json = {"barmode": "stack", "hovermode": "closest", "showlegend": True, "bargap": 0.35}
+    layout |= {"yaxis": names_axis(names), "xaxis": BYTES_AXIS | {"showgrid": True}}
+    alt = "; ".join(f"{n}: {size(sum(a[i] or 0 for a in amounts))}" for i, n in enumerate(names))
+    return Chart("leaving", "Bytes that left all clients, by kind", alt, data, layout, "", 130 + 46 * len(names))
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What left each client: the ledger added up, and the sentence that it allows."""
+"""What left each client: the ledger added up, the sentence that it allows, and how the page shows both."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 from visard.disclosure import Disclosure
 from visard.errors import VisardError
-from visard.report.run_folder import Run, mapping, number, whole
-from visard.report.text import listing
+from visard.files import mapping, number, whole
+from visard.report.html import esc, table
+from visard.report.run_folder import Run
+from visard.text import count, listing, plural, size
 
 PRIVATE = tuple(kind.value for kind in Disclosure if kind.private)
 HARMLESS = tuple(kind.value for kind in Disclosure if not kind.private)
@@ -186,3 +188,73 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
 def bytes_of(leaving: Leaving | None, kind: str) -> float | None:
     """Bytes of a kind on every occasion; None without a ledger."""
     return None if leaving is None else number(leaving.bytes.get(kind, 0))
+
+
+LOCK = (
+    '<svg viewBox="0 0 16 16" aria-hidden="true"><rect x="3" y="7" width="10" height="7" rx="1.5"/>'
+    '<path d="M5 7V5a3 3 0 0 1 6 0v2" fill="none" stroke="currentColor" stroke-width="1.6"/></svg>'
+)
+
+
+def encryption(secret: bool) -> str:
+    if secret:
+        return f'<span class="chip secret">{LOCK}encrypted</span>'
+    return '<span class="chip">readable by the server</span>'
+
+
+def flow(leaving: Leaving, clients: int | None, down: float | None, verdict: Verdict) -> str:
+    """Clients, server, and between them a lane for each kind: what it is, how much, encrypted or not."""
+    moved = [
+        (kind, occasion.each(kind), when, encryption(leaving.encrypted.get(kind, False)))
+        for occasion, when in (
+            (leaving.pool, "per client, once, before the first round"),
+            (leaving.rounds, "per client and round"),
+            (leaving.evaluation, "per client and evaluation"),
+        )
+        for kind in sorted(occasion.kinds, key=lambda k: -occasion.kinds[k])
+        if occasion.kinds[kind]
+    ]
+    largest = max((n for _, n, *_ in moved), default=0) or 1
+    lanes = []
+    for kind, n, when, secret in moved:
+        width = 2 + 8 * (n / largest) ** 0.4  # a small message stays visible beside the weights
+        danger = " danger" if verdict.level == "alarm" and kind in (*PRIVATE, *leaving.pooled) else ""
+        lanes.append(_lane(kind.replace("_", " "), f"{size(n)} {when}", width, danger, secret))
+    if not lanes:
+        lanes.append('<li class="lane none"><span class="what">nothing</span></li>')
+    if down:
+        lanes.append(_lane("back from the server", f"{size(down)} per client and round", 4, " back"))
+    home = "stay here: pictures, features, labels" if verdict.level == "good" else "hold the pictures"
+    who = plural(clients, "client") if clients else "Clients"
+    readable = [leaving.name(k) for k in leaving.kinds if not leaving.encrypted.get(k)]
+    sees = "can read: " + ", ".join(readable) if readable else "can read nothing"
+    return (
+        f'<div class="flow"><div class="party"><b>{who}</b><span>{home}</span></div>'
+        f'<ul class="lanes" aria-label="What leaves a client">{"".join(lanes)}</ul>'
+        f'<div class="party"><b>Server</b><span>{esc(sees)}</span></div></div>'
+    )
+
+
+def _lane(name: str, amount: str, width: float, style: str = "", more: str = "") -> str:
+    what = f'<span class="what"><b>{esc(name, 40)}</b>{more}</span>'
+    arrow = '<span class="arrow" aria-hidden="true"></span>'
+    return f'<li class="lane{style}" style="--w:{width:.1f}px">{what}{arrow}<span class="amount">{amount}</span></li>'
+
+
+def ledger_table(leaving: Leaving) -> str:
+    """The ledger added up over rounds and clients."""
+    rows = [
+        [
+            f"{esc(line.message, 40)}.{esc(line.field, 40)}",
+            esc(line.kind.replace("_", " "), 40),
+            encryption(line.encrypted),
+            "before round 1" if line.stage == POOL else esc(line.stage, 30),
+            count(len(line.clients)),
+            count(line.times),
+            size(line.bytes / line.times),
+            size(line.bytes),
+        ]
+        for line in leaving.lines
+    ]
+    head = ["Field", "Kind", "Encrypted", "Stage", "Clients", "Times", "Each", "In all"]
+    return table(head, rows, "The ledger, added up over rounds and clients", 4)

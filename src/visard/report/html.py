@@ -1,24 +1,86 @@
-"""The building blocks of the page: sections, tables, cards, charts, notices. Cells and bodies are HTML."""
+"""The building blocks of a page (safe text, sections, tables, charts, notices, sample pictures) and the page itself.
+
+Cells and bodies are HTML.
+"""
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import html
 import io
+import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
 from visard.errors import UsageError, VisardError
-from visard.report.charts import Chart
-from visard.report.disclosure import PRIVATE, Leaving, Verdict
-from visard.report.metrics import Card
-from visard.report.text import esc, plural, size
+from visard.text import plural, visible
 
+Json = dict[str, Any]
 SIGNS = {"good": "✓", "caution": "!", "alarm": "!"}
+
+
+def esc(value: Any, limit: int | None = None) -> str:
+    """Text for HTML, in content and in quoted attributes. Chart labels need it too: they know some HTML."""
+    return html.escape(visible(value, limit), quote=True)
+
+
+def script_json(value: Any) -> str:
+    """JSON that may stand in a script element: ASCII (so no U+2028) and without the characters of a tag."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart: what plotly.js draws, and the words beside it."""
+
+    id: str
+    title: str
+    alt: str  # what a person sees in it, in a sentence; plain text
+    data: list[Json]
+    layout: Json = field(default_factory=dict)
+    note: str = ""
+    height: int = 340
+    choices: tuple[tuple[str, Chart], ...] = ()  # others to choose from, (label, chart)
+    choose: str = "Metric"
+    label: str = ""  # the name of this one among the choices
+
+    def payload(self) -> Json:
+        """What page.js needs."""
+        shown = (self, *(chart for _, chart in self.choices))
+        figures = [
+            {"data": c.data, "layout": c.layout, "alt": visible(c.alt, 400), "note": visible(c.note)} for c in shown
+        ]
+        return {"id": self.id, "height": self.height, "figures": figures}
+
+    def html(self) -> str:
+        """The place of the chart; page.js draws into it."""
+        pick = ""
+        if self.choices:
+            names = [self.label, *(name for name, _ in self.choices)]
+            options = "".join(f'<option value="{i}">{esc(n, 60)}</option>' for i, n in enumerate(names))
+            select = f'<select data-chart="{self.id}">{options}</select>'
+            pick = f'<label class="pick">{esc(self.choose)} {select}</label>'
+        title = esc(self.title, 80)
+        save = f'aria-label="Save {title} as PNG" title="Save as PNG" data-save="{self.id}"'
+        tools = f'<div class="tools">{pick}<button type="button" class="save" {save}>PNG</button></div>'
+        note = f'<p class="note">{esc(self.note)}</p>' if self.note else ""
+        head = f'<figcaption><div class="head"><h3>{title}</h3>{tools}</div>{note}</figcaption>'
+        place = f'id="chart-{self.id}" role="img" aria-label="{esc(self.alt, 400)}"'
+        return f'<figure class="panel">{head}<div class="chart" {place} style="height:{self.height}px"></div></figure>'
 
 
 @dataclass(frozen=True)
@@ -37,10 +99,26 @@ class Section:
         return f'<section id="{self.id}" aria-labelledby="{name}">{head}{self.body}</section>'
 
 
+def with_charts(
+    id: str, title: str, short: str, charts: Sequence[Chart], before: str = "", after: str = ""
+) -> Section | None:
+    """A section with its charts in a grid; None if it would be empty."""
+    body = before + grid(charts) + after
+    return Section(id, title, body, tuple(charts), short) if body else None
+
+
+def grid(charts: Sequence[Chart], wide: bool = False) -> str:
+    """Charts side by side."""
+    if not charts:
+        return ""
+    single = " one" if wide or len(charts) == 1 else ""
+    return f'<div class="grid{single}">{"".join(chart.html() for chart in charts)}</div>'
+
+
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], caption: str, text_columns: int = 1, quiet: bool = False
 ) -> str:
-    """A table: `text_columns` columns of text, then figures; `quiet` shows the caption to screen readers only."""
+    """A table: `text_columns` columns of text, then numbers; `quiet` shows the caption to screen readers only."""
     kinds = [' class="n"' if i >= text_columns else "" for i in range(len(head))]
     top = "".join(f'<th scope="col"{k}>{h}</th>' for h, k in zip(head, kinds, strict=True))
     body = ""
@@ -53,31 +131,8 @@ def table(
 
 
 def fold(summary: str, body: str) -> str:
-    return f"<details><summary>{summary}</summary>{body}</details>"
-
-
-def figure(chart: Chart) -> str:
-    """The place of a chart; page.js draws into it."""
-    pick = ""
-    if chart.choices:
-        names = [chart.label, *(name for name, _ in chart.choices)]
-        options = "".join(f'<option value="{i}">{esc(n, 60)}</option>' for i, n in enumerate(names))
-        select = f'<select data-chart="{chart.id}">{options}</select>'
-        pick = f'<label class="pick">{esc(chart.choose)} {select}</label>'
-    title = esc(chart.title, 80)
-    save = f'aria-label="Save {title} as PNG" title="Save as PNG" data-save="{chart.id}"'
-    tools = f'<div class="tools">{pick}<button type="button" class="save" {save}>PNG</button></div>'
-    note = f'<p class="note">{esc(chart.note)}</p>' if chart.note else ""
-    head = f'<figcaption><div class="head"><h3>{title}</h3>{tools}</div>{note}</figcaption>'
-    place = f'id="chart-{chart.id}" role="img" aria-label="{esc(chart.alt, 400)}"'
-    return f'<figure class="panel">{head}<div class="chart" {place} style="height:{chart.height}px"></div></figure>'
-
-
-def grid(figures: Sequence[str], wide: bool = False) -> str:
-    if not figures:
-        return ""
-    single = " one" if wide or len(figures) == 1 else ""
-    return f'<div class="grid{single}">{"".join(figures)}</div>'
+    """A body that shows on request; nothing if it is empty."""
+    return f"<details><summary>{summary}</summary>{body}</details>" if body else ""
 
 
 def tip(id: str, label: str, meaning: str) -> str:
@@ -89,15 +144,10 @@ def tip(id: str, label: str, meaning: str) -> str:
     return f'<button type="button" class="ask" {about}>?</button>{box}'
 
 
-def cards(items: Sequence[Card]) -> str:
-    """The headline figures."""
-    boxes = []
-    for i, card in enumerate(items):
-        head = f"<h3>{esc(card.figure.label)}</h3>" + tip(f"tip-{i}", card.figure.label, card.figure.meaning)
-        detail = f'<p class="detail">{esc(card.detail, 120)}</p>' if card.detail else ""
-        value = f'<p class="value">{esc(card.text)}</p>'
-        boxes.append(f'<li class="card">{head}{value}{detail}{flag(card.flag)}</li>')
-    return f'<ul class="cards">{"".join(boxes)}</ul>'
+def facts(said: Mapping[str, str], limit: int) -> str:
+    """Small facts under the summary of a page; nothing if there are none."""
+    items = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v, limit)}</dd></div>" for k, v in said.items())
+    return f'<dl class="facts">{items}</dl>' if items else ""
 
 
 def notice(level: str, title: str, body: str) -> str:
@@ -108,71 +158,14 @@ def notice(level: str, title: str, body: str) -> str:
 
 
 def flag(text: str) -> str:
-    """A doubt beside a figure; nothing if there is none."""
+    """A doubt beside a metric; nothing if there is none."""
     return f'<span class="flag">{esc(text, 160)}</span>' if text else ""
 
 
-LOCK = (
-    '<svg viewBox="0 0 16 16" aria-hidden="true"><rect x="3" y="7" width="10" height="7" rx="1.5"/>'
-    '<path d="M5 7V5a3 3 0 0 1 6 0v2" fill="none" stroke="currentColor" stroke-width="1.6"/></svg>'
-)
-
-
-def encryption(secret: bool) -> str:
-    if secret:
-        return f'<span class="chip secret">{LOCK}encrypted</span>'
-    return '<span class="chip">readable by the server</span>'
-
-
-def flow(leaving: Leaving, clients: int | None, down: float | None, verdict: Verdict) -> str:
-    """Clients, server, and between them a lane for each kind: what it is, how much, encrypted or not."""
-    moved = [
-        (kind, occasion.each(kind), when, encryption(leaving.encrypted.get(kind, False)))
-        for occasion, when in (
-            (leaving.pool, "per client, once, before the first round"),
-            (leaving.rounds, "per client and round"),
-            (leaving.evaluation, "per client and evaluation"),
-        )
-        for kind in sorted(occasion.kinds, key=lambda k: -occasion.kinds[k])
-        if occasion.kinds[kind]
-    ]
-    largest = max((n for _, n, *_ in moved), default=0) or 1
-    lanes = []
-    for kind, n, when, secret in moved:
-        width = 2 + 8 * (n / largest) ** 0.4  # a small message stays visible beside the weights
-        danger = " danger" if verdict.level == "alarm" and kind in (*PRIVATE, *leaving.pooled) else ""
-        lanes.append(_lane(kind.replace("_", " "), f"{size(n)} {when}", width, danger, secret))
-    if not lanes:
-        lanes.append('<li class="lane none"><span class="what">nothing</span></li>')
-    if down:
-        lanes.append(_lane("back from the server", f"{size(down)} per client and round", 4, " back"))
-    home = "stay here: pictures, features, labels" if verdict.level == "good" else "hold the pictures"
-    who = plural(clients, "client") if clients else "Clients"
-    readable = [leaving.name(k) for k in leaving.kinds if not leaving.encrypted.get(k)]
-    sees = "can read: " + ", ".join(readable) if readable else "can read nothing"
-    return (
-        f'<div class="flow"><div class="party"><b>{who}</b><span>{home}</span></div>'
-        f'<ul class="lanes" aria-label="What leaves a client">{"".join(lanes)}</ul>'
-        f'<div class="party"><b>Server</b><span>{esc(sees)}</span></div></div>'
-    )
-
-
-def _lane(name: str, amount: str, width: float, style: str = "", more: str = "") -> str:
-    what = f'<span class="what"><b>{esc(name, 40)}</b>{more}</span>'
-    arrow = '<span class="arrow" aria-hidden="true"></span>'
-    return f'<li class="lane{style}" style="--w:{width:.1f}px">{what}{arrow}<span class="amount">{amount}</span></li>'
-
-
-# ----------
 # Contact sheets of sample pictures, as PNG inside the page. Synthetic faces only.
 
 Samples = NDArray[np.uint8] | Mapping[str, NDArray[np.uint8]]
-COLUMNS, MOST, MOST_SHEETS, GAP = (
-    8,
-    32,
-    12,
-    2,
-)  # pictures a row, a sheet; sheets a page; pixels between pictures
+COLUMNS, MOST, MOST_SHEETS, GAP = 8, 32, 12, 2  # pictures a row, a sheet; sheets a page; pixels between pictures
 
 
 def contact_sheet(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -203,26 +196,70 @@ def kept_samples(folder: Path) -> NDArray[np.uint8] | None:
     return pictures
 
 
-def data_uri(sheet: NDArray[np.uint8]) -> str:
-    """The sheet as a PNG in a data URI."""
-    buffer = io.BytesIO()
-    Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-
-
-def sample_figures(samples: Samples) -> str:
-    """One figure for each client (or one for all)."""
+def sample_sheets(samples: Samples) -> str:
+    """One sheet for each client (or one for all)."""
     sheets = samples if isinstance(samples, Mapping) else {"": samples}
     more = len(sheets) - MOST_SHEETS
-    figures = []
+    shown = []
     for client, pictures in list(sheets.items())[:MOST_SHEETS]:
-        sheet = contact_sheet(np.asarray(pictures[:MOST]))
-        shown = min(len(pictures), MOST)
+        sheet, buffer = contact_sheet(np.asarray(pictures[:MOST])), io.BytesIO()
+        Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
+        source = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
         of = f" of {esc(client, 60)}" if client else ""
         caption = f"<figcaption>{esc(client, 60)}</figcaption>" if client else ""
-        size = f'width="{sheet.shape[1]}" height="{sheet.shape[0]}"'
-        alt = f"{plural(shown, 'synthetic face')}{of}"
-        image = f'<img src="{data_uri(sheet)}" {size} alt="{alt}">'
-        figures.append(f'<figure class="sheet">{image}{caption}</figure>')
+        alt = f"{plural(min(len(pictures), MOST), 'synthetic face')}{of}"
+        image = f'<img src="{source}" width="{sheet.shape[1]}" height="{sheet.shape[0]}" alt="{alt}">'
+        shown.append(f'<figure class="sheet">{image}{caption}</figure>')
     rest = f'<p class="note">And {plural(more, "more client")}.</p>' if more > 0 else ""
-    return f'<div class="sheets">{"".join(figures)}</div>{rest}'
+    return f'<div class="sheets">{"".join(shown)}</div>{rest}'
+
+
+def page_of(title: str, kicker: str, heading: str, lead: str, facts: str, sections: Sequence[Section]) -> str:
+    """Put everything into the template. `kicker` and `facts` are HTML, the other texts are not."""
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version
+
+    # No plotly.js release has had these, but inside a script element they would end it or change how it ends.
+    library = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
+    script = _file("page.js")
+    parts = {
+        "policy": _policy(library, script),
+        "version": esc(version()),
+        "title": esc(title, 120),
+        "style": _file("style.css"),
+        "navigation": "".join(f'<li><a href="#{s.id}">{esc(s.short or s.title)}</a></li>' for s in sections),
+        "kicker": kicker,
+        "heading": esc(heading, 120),
+        "lead": esc(lead, 2000),
+        "facts": facts,
+        "sections": "".join(s.html() for s in sections),
+        "made": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "plotly": esc(get_plotlyjs_version()),
+        "charts": script_json([chart.payload() for section in sections for chart in section.charts]),
+        "library": library,
+        "script": script,
+    }
+    # One pass, so that nothing in the parts is taken for a place to fill.
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+
+
+def _policy(*scripts: str) -> str:
+    """Content security policy: only the page's own scripts run, and nothing is fetched from anywhere."""
+    hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    allowed = " ".join(f"'sha256-{h}'" for h in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+@cache
+def _file(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def version() -> str:
+    """The version of visard that made the page."""
+    try:
+        return installed("visard")
+    except PackageNotFoundError:
+        return "(not installed)"

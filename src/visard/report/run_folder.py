@@ -1,12 +1,14 @@
-"""The event log of a run: one JSON object a line, append-only, readable after a kill at any moment."""
+"""A run folder: its event log, written and read, and what the run left there, as far as it came.
+
+The log has one JSON object a line; it is append-only and readable after a kill at any moment.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -14,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from visard.errors import UsageError, VisardError
+from visard.evaluation.metrics import brief
+from visard.files import mapping, number, plain, whole
 
 Event = dict[str, Any]
+PARTS = ("events.jsonl", "metrics.json")  # at least one of them makes a folder a run
 
 
 class EventLog:
@@ -29,34 +34,11 @@ class EventLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event. Non-finite numbers become null; numpy and torch scalars become numbers."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = canonical({"time": now, **fields, "event": event}) + "\n"
+        content = plain({"time": now, **fields, "event": event})
+        line = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
         # One write to a file opened for appending: a line is never interleaved with another one.
         with self.path.open("ab", buffering=0) as file:
             file.write(line.encode())
-
-
-def canonical(value: Any) -> str:
-    """The one JSON text of a value: sorted keys, no spaces, ASCII, no NaN."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """The value with plain types only: JSON's."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, set | frozenset):
-        return [_plain(v) for v in sorted(value)]
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays
-        return _plain(value.tolist())
-    raise TypeError(f"an event cannot hold a {type(value).__name__}")
 
 
 def _mend_last_line(path: Path) -> None:
@@ -97,14 +79,14 @@ def read_events(path: Path | str) -> list[Event]:
     except OSError as error:
         raise VisardError(f"{path}: cannot read the events: {error.strerror}") from None
     events = []
-    for number, line in enumerate(lines, 1):
+    for i, line in enumerate(lines, 1):
         if not line.strip():
             continue
         event = _parse(line)
         if event is not None:
             events.append(event)
-        elif number < len(lines):
-            raise VisardError(f"{path}: line {number} is not an event (a JSON object with a name)")
+        elif i < len(lines):
+            raise VisardError(f"{path}: line {i} is not an event (a JSON object with a name)")
     return _latest(events)
 
 
@@ -160,14 +142,13 @@ class Round:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One evaluation during a run."""
+    """One evaluation during a run, or its final one."""
 
-    stage: str
-    round: int
     step: int
     seconds: float | None
-    generic: dict[str, dict[str, float | None]]  # test set -> figure -> value
-    clients: dict[str, dict[str, Any]]  # figure -> mean, std, worst, worst_client, ...
+    generic: dict[str, dict[str, float | None]]  # test set -> metric -> value
+    clients: dict[str, dict[str, Any]]  # metric -> mean, std, worst, worst_client, ...
+    content: dict[str, Any]  # all of it, as an event has it
 
 
 def rounds(events: Sequence[Event]) -> list[Round]:
@@ -195,12 +176,11 @@ def evaluations(events: Sequence[Event]) -> list[Evaluation]:
     """The evaluations of a run, by step."""
     found = [
         Evaluation(
-            stage=str(e.get("stage", "")),
-            round=whole(e.get("round")) or 0,
             step=_step(e),
             seconds=number(e.get("seconds")),
             generic={k: numbers(v) for k, v in mapping(e.get("generic")).items()},
             clients={k: mapping(v) for k, v in mapping(e.get("clients")).items()},
+            content=e,
         )
         for e in events
         if e["event"] == "evaluation"
@@ -218,39 +198,9 @@ def _count(value: Any) -> int | None:
     return len(value) if isinstance(value, list | dict) else whole(value)
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        value = float(value)
-    except OverflowError:
-        return None
-    return value if math.isfinite(value) else None
-
-
-def whole(value: Any) -> int | None:
-    """A whole number, or None for anything else."""
-    if type(value) is int and -(2**63) < value < 2**63:  # nearly always; a ledger has very many of them
-        return value
-    value = number(value)
-    return None if value is None else int(value)
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """A JSON object, or an empty one for anything else."""
-    return value if isinstance(value, dict) else {}
-
-
 def numbers(value: Any) -> dict[str, float | None]:
-    """The figures of a JSON object; what is no number becomes None."""
+    """The numbers of a JSON object; what is none becomes None."""
     return {k: number(v) for k, v in mapping(value).items()}
-
-
-# ----------
-# Reads a run folder: what is there, as far as the run came.
-
-PARTS = ("events.jsonl", "metrics.json")
 
 
 @dataclass(frozen=True)
@@ -260,7 +210,6 @@ class Run:
     folder: Path
     events: list[Event]
     metrics: dict[str, Any]
-    ledger: dict[str, Any] | None
     config: dict[str, Any]
     config_text: str
 
@@ -273,12 +222,49 @@ class Run:
         return said
 
     @cached_property
+    def ledger(self) -> dict[str, Any] | None:
+        """`ledger.json`, or the rows that an unfinished run has written so far; None if there are none."""
+        return _ledger(self.folder)
+
+    @cached_property
     def rounds(self) -> list[Round]:
         return rounds(self.events)
 
     @cached_property
     def evaluations(self) -> list[Evaluation]:
         return evaluations(self.events)
+
+    @cached_property
+    def measured(self) -> list[Evaluation]:
+        """The evaluations, and the final metrics as the last of them."""
+        found, last = self.evaluations, self.rounds[-1] if self.rounds else None
+        if last is None or not self.metrics or (found and found[-1].step >= last.step):
+            return found
+        generic = {name: brief(test) for name, test in self.tests.items()}
+        groups = {who: self.client_summary(who) for who, part in self.metrics.items() if "summary" in mapping(part)}
+        content = {**groups, "generic": generic}
+        return [*found, Evaluation(last.step, None, generic, self.client_summary(), content)]
+
+    @property
+    def tests(self) -> dict[str, dict[str, Any]]:
+        """The final tests of the generic model: test set -> {"verification": ..., "identification": ...}."""
+        return {name: mapping(test) for name, test in mapping(self.metrics.get("generic")).items()}
+
+    def client_metrics(self, who: str = "clients") -> dict[str, dict[str, float | None]]:
+        """metric -> client -> value, of the clients that trained or of those that were `held_out`."""
+        by_client = {c: numbers(f) for c, f in mapping(mapping(self.metrics.get(who)).get("figures")).items()}
+        names = list(dict.fromkeys(n for f in by_client.values() for n in f))
+        return {n: {c: f[n] for c, f in by_client.items() if n in f} for n in names}
+
+    def client_summary(self, who: str = "clients") -> dict[str, dict[str, Any]]:
+        """metric -> mean, std, worst, worst_client, ..."""
+        summary = mapping(mapping(self.metrics.get(who)).get("summary"))
+        return {name: s for name, s in summary.items() if isinstance(s, dict)}
+
+    @property
+    def report(self) -> Path:
+        """The HTML page of the run."""
+        return self.folder / "report.html"
 
     def of(self, name: str) -> list[Event]:
         """The events with this name."""
@@ -367,14 +353,12 @@ def read_run(folder: Path | str) -> Run:
         folder=folder,
         events=read_events(log) if log.is_file() else [],
         metrics=_object(folder / "metrics.json") or {},
-        ledger=_ledger(folder),
         config=config,
         config_text=text,
     )
 
 
 def _ledger(folder: Path) -> dict[str, Any] | None:
-    """`ledger.json`, or the rows that an unfinished run has written so far."""
     rows = folder / "checkpoint" / "ledger.jsonl"
     if (folder / "ledger.json").is_file() or not rows.is_file():
         return _object(folder / "ledger.json")

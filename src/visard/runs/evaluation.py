@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from visard.core import Method, Network
 from visard.engines.world import World, derive
-from visard.evaluation.generic import flat, identification, verification
-from visard.evaluation.personal import summarise
+from visard.evaluation.generic import identification, verification
+from visard.evaluation.metrics import brief, summarise, values
 from visard.learning.features import embed
 from visard.learning.weights import load_weights
 from visard.methods.scoring import ScoreRequest, steps_of
@@ -24,7 +24,7 @@ def figures_of_round(
     """The figures of an `evaluation` event: flat, quick, without confidence intervals."""
     once = replace(settings.evaluation.tuning, draws=1)
     quick = settings.evaluation.model_copy(update={"bootstrap": 0, "tuning": once})
-    generic = {name: flat(test) for name, test in _generic(settings, quick, method, world, server).items()}
+    generic = {name: brief(test) for name, test in _generic(settings, quick, method, world, server).items()}
     tested = _clients(quick, method, world, server, net)
     return {"generic": generic, **{who: found["summary"] for who, found in tested.items()}}
 
@@ -85,12 +85,9 @@ def _clients(
 
 
 def headline(test: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of the table at the end of a run: figure, value, 95 % interval as text."""
-    intervals = test.get("verification", {}).get("intervals") or {}
-    rows = []
-    for name, value in flat(test).items():
-        key = f"tar/{name.removeprefix('tar@far=')}" if name.startswith("tar@") else name
-        span = intervals.get(key)
-        text = f"{span['low']:.4f} to {span['high']:.4f}" if span and span.get("low") is not None else ""
-        rows.append({"figure": name, "value": value, "interval": text})
-    return rows
+    """The rows of the table at the end of a run: metric, value, 95 % interval as text."""
+    return [
+        {"figure": v.name, "value": v.value, "interval": "" if v.low is None else f"{v.low:.4f} to {v.high:.4f}"}
+        for v in values(test)
+        if v.brief
+    ]

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +31,11 @@ from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
 from visard.engines.world import World, centralised
 from visard.errors import Interrupted, UsageError, VisardError
-from visard.files import only_user, read_json, write_atomically, write_json
+from visard.files import only_user, write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.report.page import build_report
-from visard.report.run_folder import EventLog, read_events, rounds
+from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
 from visard.runs.evaluation import figures_of_round, final_metrics
 
 if TYPE_CHECKING:
@@ -94,19 +93,6 @@ def run_id(checkpoint: Path) -> str:
     if not path.exists():
         write_atomically(path, secrets.token_hex(16))
     return path.read_text()
-
-
-@dataclass(frozen=True)
-class Run:
-    """A finished run."""
-
-    folder: Path
-    metrics: dict[str, Any]
-
-    @property
-    def report(self) -> Path:
-        """The HTML page of the run."""
-        return self.folder / "report.html"
 
 
 def run(
@@ -323,8 +309,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"
-
-
-def read_run(folder: Path) -> Run:
-    """A finished run from its folder."""
-    return Run(folder, read_json(folder / "metrics.json"))

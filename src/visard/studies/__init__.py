@@ -38,7 +38,7 @@ def find(name: str, scale: str) -> Plan:
 
 
 def paper(name: str) -> dict[str, Any]:
-    """The reference figures in `papers/<name>.toml`, as they are printed in the paper."""
+    """The reference numbers in `papers/<name>.toml`, as they are printed in the paper."""
     file = resources.files("visard.studies") / "papers" / f"{name}.toml"
     return tomllib.loads(file.read_text(encoding="utf-8"))
 

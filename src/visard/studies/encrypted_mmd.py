@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from visard.config import load
-from visard.files import read_json
-from visard.report.run_folder import Round, read_events, rounds
+from visard.report.run_folder import Round
 from visard.studies import paper
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.studies.results import run_at
 
 TITLE = "Encrypted MMD: users align their features without showing them"
 
@@ -115,7 +115,7 @@ def seconds(folder: Path) -> float:
 
 def aligned(folder: Path) -> list[Round]:
     """The rounds of alignment."""
-    return [r for r in rounds(read_events(folder / "events.jsonl")) if r.stage == "align"]
+    return [r for r in run_at(folder).rounds if r.stage == "align"]
 
 
 def counted(name: str) -> Callable[[Path], float]:
@@ -141,7 +141,7 @@ def kilobytes(who: str) -> Callable[[Path], float]:
     """Ciphertexts that the sources or the target sent, with those of the key exchange."""
 
     def total(folder: Path) -> float:
-        ledger = read_json(folder / "ledger.json")
+        ledger = run_at(folder).ledger or {}
         at = {name: i for i, name in enumerate(ledger["columns"])}
         mine = (r for r in ledger["rows"] if r[at["stage"]] == "align" and r[at["kind"]] == "ciphertext")
         return sum(int(r[at["bytes"]]) for r in mine if who in ("all", _side(r[at["client"]]))) / 1000
@@ -228,8 +228,8 @@ def plan(scale: Scale) -> Plan:
     rows = {row.name: row for task in known for row in task.rows()}
     rows |= {row.name: row for row in [*costs.task.rows(), *costs.rows()]}
     curves = [
-        Curves(f"Figure 5, {t.title}: {c.title}", (t.called(case, MULTI, L), t.called(case, ENCRYPTED, L)), c.figure)
-        for t in known for case, L, c in [(t.cases[0], t.lengths[-1], QUALITY[0])] if isinstance(c.figure, str)
+        Curves(f"Figure 5, {t.title}: {c.title}", (t.called(case, MULTI, L), t.called(case, ENCRYPTED, L)), c.metric)
+        for t in known for case, L, c in [(t.cases[0], t.lengths[-1], QUALITY[0])] if isinstance(c.metric, str)
     ]  # fmt: skip
     return Plan(
         TITLE, tuple(rows.values()), (*(t.table(printed["prediction"]) for t in known), costs.table()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -21,7 +22,6 @@ from visard.errors import Interrupted, UsageError, VisardError, one_line
 from visard.files import read_json, write_json
 from visard.processes import Child, ChildError, receive, send
 from visard.report.compare import flat
-from visard.studies.lookup import digest
 from visard.studies.plan import PLACE, Plan, Row, in_order
 
 Standing = Literal["new", "unfinished", "finished"]
@@ -113,6 +113,12 @@ class Job:
         return "finished" if (self.folder / "metrics.json").exists() else "unfinished"
 
 
+def digest(folder: Path) -> str:
+    """A hash of the metrics of a finished run: two runs with the same one gave the same result."""
+    content = {k: v for k, v in read_json(folder / "metrics.json").items() if k != "name"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def jobs_of(
     plan: Plan, seeds: Sequence[int], runs: Path, sets: Sequence[str] = (), only: Sequence[str] = ()
 ) -> list[Job]:
@@ -151,6 +157,10 @@ class Outcome:
     state: Literal["finished", "failed"]
     reason: str = ""  # of a failure, one line
     reused: bool = False  # it was there already
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
 
 
 class Show(Protocol):
@@ -216,7 +226,7 @@ class _Bench:
 
     def one(self, job: Job, alone: bool) -> Outcome:
         """Run one job, here or in a process of its own."""
-        failed = [n for n in job.row.needs() if self.outcomes[n, job.seed].state != "finished"]
+        failed = [n for n in job.row.needs() if not self.outcomes[n, job.seed].finished]
         if failed:
             return Outcome(job, "failed", f"needs {failed[0]}, which failed")
         try:

@@ -10,8 +10,8 @@ from visard.errors import UsageError
 from visard.files import read_json, write_json
 from visard.inference.model import evaluate, load_model
 from visard.studies import paper
-from visard.studies.lookup import look_up
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.studies.results import look_up
 
 TITLE = "FedFace: one face on each phone improves a pre-trained network"
 

@@ -14,10 +14,9 @@ from visard.evaluation.generic import Features
 from visard.evaluation.identification import identify
 from visard.files import read_json, write_json
 from visard.inference.model import embed, evaluate, load_model, open_data
-from visard.report.run_folder import read_events, rounds
 from visard.studies import paper
-from visard.studies.lookup import NoFigure, metrics
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.studies.results import NoMetric, run_at
 
 # ----------
 # RFW as the test of a bench's runs: the pairs of each domain, and rank-1 among its people.
@@ -41,7 +40,7 @@ def _figure(domain: str, name: str) -> Callable[[Path], float | None]:
     def of(folder: Path) -> float | None:
         known: dict[str, float | None] = tested(folder).get(domain, {})
         if name not in known:
-            raise NoFigure(f"RFW: the set {SET} has no domain {domain}")
+            raise NoMetric(f"RFW: the set {SET} has no domain {domain}")
         return known[name]
 
     return of
@@ -53,7 +52,7 @@ def tested(folder: Path) -> dict[str, Any]:
         try:
             view = open_data(SET)
         except UsageError as error:
-            raise NoFigure(f"RFW: {error} (visard data import rfw)") from None
+            raise NoMetric(f"RFW: {error} (visard data import rfw)") from None
         features = embed(load_model(folder / "model.safetensors"), view, flip=True)
         write_json(folder / FILE, rfw_figures(features, view))
     found: dict[str, Any] = read_json(folder / FILE)
@@ -154,13 +153,13 @@ BATCH = {"smoke": 16, "small": 32, "paper": 54}
 
 def f_score(folder: Path) -> float | None:
     """Pairwise F of the pseudo labels that training ended with."""
-    found = [r.figures.get("pairwise_f") for r in rounds(read_events(folder / "events.jsonl"))]
+    found = [r.figures.get("pairwise_f") for r in run_at(folder).rounds]
     return next((f for f in reversed(found) if f is not None), None)
 
 
 def megabytes(what: str) -> Callable[[Path], float]:
     """What left the clients ("up"), went to them ("down") or was pooled before the first round, all rounds together."""
-    return lambda folder: metrics(folder)["communication"][f"bytes_{what}"] / 1e6
+    return lambda folder: run_at(folder).metrics["communication"][f"bytes_{what}"] / 1e6
 
 
 class Variant:

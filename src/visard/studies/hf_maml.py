@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from visard.report.run_folder import read_events, rounds
 from visard.studies import paper
 from visard.studies.plan import Column, Curves, Plan, Row, Scale, Table
+from visard.studies.results import run_at
 
 TITLE = "HF-MAML and FedAvg, before and after tuning, on even, uneven and mixed clients"
 
@@ -96,7 +96,7 @@ def samples(folder: Path) -> float:
 
 
 def _total(folder: Path, name: str) -> float:
-    return sum(r.figures.get(name) or 0.0 for r in rounds(read_events(folder / "events.jsonl")))
+    return sum(r.figures.get(name) or 0.0 for r in run_at(folder).rounds)
 
 
 COST = (

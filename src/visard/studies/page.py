@@ -1,26 +1,22 @@
-"""`report.html` of a bench: one page that opens offline, in the style of the run reports."""
+"""What a bench shows: its tables as text and Markdown, and `report.html`, a page in the style of the run reports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from visard.report.charts import COLOURS, Chart, Json, band, line, offer, round_axis
-from visard.report.html import Section, figure, fold, grid, notice, table
-from visard.report.metrics import describe
-from visard.report.page import page_of
-from visard.report.text import NO_VALUE, duration, esc, plain, plural
-from visard.studies.lookup import Spread, spread
-from visard.studies.results import Cell, Compared, CurvesOf, FigureOf, Results, RunOf, TableOf, by_row
-
-# ----------
-# The tables of a bench as text: cells for every medium, and Markdown for `results.md`.
+from visard.evaluation.metrics import describe
+from visard.report.charts import band, by_round, colour, line, names_axis, offer, value_axis
+from visard.report.html import Chart, Json, Section, esc, facts, fold, grid, notice, page_of, table, with_charts
+from visard.studies.results import Cell, Compared, CurvesOf, FigureOf, Results, RunOf, Spread, TableOf, by_row, spread
+from visard.text import NO_VALUE, duration, plain, plural
 
 FAILED = "failed"
+BAND = "Band: one standard deviation over seeds."
 
 
-def cell_figure(value: float | None, percent: bool) -> str:
+def number_text(value: float | None, percent: bool) -> str:
     """62.14 for a share of 0.6214; other numbers to four digits."""
     if value is None:
         return NO_VALUE
@@ -28,7 +24,7 @@ def cell_figure(value: float | None, percent: bool) -> str:
 
 
 def printed(value: float | None) -> str:
-    """A paper's figure as it is printed there."""
+    """A paper's number as it is printed there."""
     return NO_VALUE if value is None else f"{value:g}"
 
 
@@ -36,12 +32,9 @@ def cell_text(cell: Cell, percent: bool) -> str:
     """Mean ± standard deviation; the mean alone with one seed; how many seeds, if the runs of some failed."""
     if cell.failed:
         return FAILED
-    mean, std = cell.summary.mean, cell.summary.std
-    text = (
-        cell_figure(mean, percent)
-        if mean is None or std is None
-        else f"{cell_figure(mean, percent)} ± {cell_figure(std, percent)}"
-    )
+    text = number_text(cell.summary.mean, percent)
+    if cell.summary.std is not None:
+        text += f" ± {number_text(cell.summary.std, percent)}"
     seeds = len(cell.values) + cell.lost
     return f"{text} ({len(cell.values)} of {seeds} seeds)" if cell.lost else text
 
@@ -51,23 +44,15 @@ def heading(column: dict[str, Any]) -> str:
     return f"{column['title']} (%)" if column["percent"] else str(column["title"])
 
 
-def table_grid(table: TableOf) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table, the paper's figures beside ours where there are any."""
-    head, with_paper = ["row"], set()
+def table_grid(table: TableOf, show: Callable[[Cell, bool], str] = cell_text) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table, the paper's numbers beside ours where there are any."""
+    head, rows = ["row"], [[name] for name in table.cells]
     for column in table.columns:
-        head.append(heading(column))
-        if any(row[column["title"]].paper is not None for row in table.cells.values()):
-            with_paper.add(column["title"])
-            head.append("paper")
-    rows = []
-    for name, cells in table.cells.items():
-        row = [name]
-        for column in table.columns:
-            cell = cells[column["title"]]
-            row.append(cell_text(cell, column["percent"]))
-            if column["title"] in with_paper:
-                row.append(printed(cell.paper))
-        rows.append(row)
+        cells = [row[column["title"]] for row in table.cells.values()]
+        beside = any(cell.paper is not None for cell in cells)
+        head += [heading(column), *(["paper"] if beside else [])]
+        for row, cell in zip(rows, cells, strict=True):
+            row += [show(cell, column["percent"]), *([printed(cell.paper)] if beside else [])]
     return head, rows
 
 
@@ -75,7 +60,7 @@ def signed(value: float | None, percent: bool) -> str:
     """+3.10 or −0.42."""
     if value is None:
         return NO_VALUE
-    text = cell_figure(abs(value), percent)
+    text = number_text(abs(value), percent)
     return f"{'−' if value < 0 else '+'}{text}"
 
 
@@ -88,7 +73,7 @@ def interval(compared: Compared, percent: bool) -> str:
 
 
 def differences(table: TableOf) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the paired differences: a pair of rows and a figure in each line."""
+    """Head and rows of the paired differences: a pair of rows and a metric in each line."""
     percent = {c["title"]: c["percent"] for c in table.columns}
     rows = [
         [
@@ -100,11 +85,11 @@ def differences(table: TableOf) -> tuple[list[str], list[list[str]]]:
         ]
         for d in table.compared
     ]
-    return ["difference", "figure", "mean", "95 % interval", "seeds"], rows
+    return ["difference", "metric", "mean", "95 % interval", "seeds"], rows
 
 
 def machine_line(results: Results) -> str:
-    """Where and with what the figures were measured."""
+    """Where and with what the metrics were measured."""
     m = results.machine
     said = [results.date, str(m["cpu"]), f"{m['cores']} cores", f"torch {m['torch']}"]
     said += [f"visard {results.versions['visard']}", f"Python {results.versions['python']}"]
@@ -112,7 +97,7 @@ def machine_line(results: Results) -> str:
 
 
 def seeds_line(results: Results) -> str:
-    """How many seeds the figures stand on."""
+    """How many seeds the metrics stand on."""
     seeds = ", ".join(map(str, results.seeds))
     if len(results.seeds) == 1:
         return f"One seed ({seeds}): no standard deviation and no interval."
@@ -139,7 +124,7 @@ def markdown(results: Results) -> str:
     if results.failed:
         parts += ["## Failed runs", "\n".join(f"- {r.row}, seed {r.seed}: {r.reason}" for r in results.failed)]
     if results.problems:
-        parts += ["## Missing figures", "\n".join(f"- {text}" for text in results.problems)]
+        parts += ["## Missing metrics", "\n".join(f"- {text}" for text in results.problems)]
     parts += ["## Runs", _pipe(*runs(results), text=3)]
     return "\n\n".join(parts) + "\n"
 
@@ -163,79 +148,61 @@ def _pipe(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> 
     return "\n".join("| " + " | ".join(c.replace("|", "\\|").replace("\n", " ") for c in row) + " |" for row in lines)
 
 
-# ----------
-# The charts of a bench: paired differences with intervals, figures over a setting, curves over rounds.
-
-TICKS = ".1~%"
-
-
 def difference_charts(table: TableOf, id: str) -> list[Chart]:
-    """One chart with a figure to choose: a dot for the mean of each difference, its interval, and every seed."""
+    """One chart with a metric to choose: a dot for the mean of each difference, its interval, and every seed."""
     found = []
     for column in table.columns:
         compared = [d for d in table.compared if d.column == column["title"] and d.summary.mean is not None]
         if compared:
             found.append((column["title"], _differences(compared, id, column["title"], column["percent"])))
-    return offer(found, "Figure")
+    return offer(found)
 
 
 def _differences(compared: Sequence[Compared], id: str, title: str, percent: bool) -> Chart:
-    scale = 100.0 if percent else 1.0
-    unit = "points" if percent else ""
-    dots: list[Json] = []
-    seeds: Json = {"x": [], "y": [], "text": []}
+    scale, unit = (100.0, "points") if percent else (1.0, "")
+    data: list[Json] = []
+    seeds: list[tuple[float, float, str]] = []
     for y, d in enumerate(compared):
         mean, low, high = (None if v is None else scale * v for v in (d.summary.mean, d.summary.low, d.summary.high))
-        colour = COLOURS[y % len(COLOURS)]
-        dot: Json = {"type": "scatter", "mode": "markers", "x": [mean], "y": [y], "showlegend": False} | {
-            "marker": {"color": colour, "size": 11},
-            "hovertemplate": f"{signed(d.summary.mean, percent)} {unit} ({esc(interval(d, percent))})<extra></extra>",
-        }
+        text = f"{signed(d.summary.mean, percent)} {unit} ({esc(interval(d, percent))})<extra></extra>"
+        dot = _dots([mean], [y], {"color": colour(y), "size": 11}, text)
         if mean is not None and low is not None and high is not None:
             ends = {"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}
-            dot["error_x"] = {**ends, "color": colour, "thickness": 2, "width": 7}
-        dots.append(dot)
-        for seed, value in d.values.items():
-            if value is not None and d.summary.n > 1:
-                seeds["x"].append(scale * value)
-                seeds["y"].append(y + 0.24)
-                seeds["text"].append(f"seed {seed}")
-    every: Json = {"type": "scatter", "mode": "markers", **seeds, "showlegend": False} | {
-        "marker": {"color": "@muted/60", "size": 6},
-        "hovertemplate": "%{text}: %{x:+.3~f}<extra></extra>",
-    }
-    names = [esc(f"{d.a} − {d.b}", 40) for d in compared]
-    layout: Json = {
-        "hovermode": "closest",
-        "showlegend": False,
-        "xaxis": {"title": {"text": f"Difference{', percentage points' if percent else ''}"}, "showgrid": True}
-        | {"tickformat": "~r", "zeroline": True, "zerolinecolor": "@axis", "zerolinewidth": 2, "rangemode": "tozero"},
-        "yaxis": {"tickvals": list(range(len(names))), "ticktext": names, "showgrid": False}
-        | {"range": [len(names) - 0.4, -0.6]},
-    }
+            dot["error_x"] = {**ends, "color": colour(y), "thickness": 2, "width": 7}
+        data.append(dot)
+        if d.summary.n > 1:
+            seeds += [(scale * v, y + 0.24, f"seed {seed}") for seed, v in d.values.items() if v is not None]
+    xs, ys, texts = ([s[i] for s in seeds] for i in range(3))
+    every = _dots(xs, ys, {"color": "@muted/60", "size": 6}, "%{text}: %{x:+.3~f}<extra></extra>")
+    axis: Json = {"title": {"text": f"Difference{', percentage points' if percent else ''}"}, "showgrid": True}
+    axis |= {"tickformat": "~r", "zeroline": True, "zerolinecolor": "@axis", "zerolinewidth": 2, "rangemode": "tozero"}
+    layout: Json = {"hovermode": "closest", "showlegend": False, "xaxis": axis}
+    layout["yaxis"] = names_axis([f"{d.a} − {d.b}" for d in compared], 40)
     alt = "; ".join(f"{d.a} minus {d.b}: {signed(d.summary.mean, percent)} {unit}" for d in compared)
     note = "Large dot: mean over seeds; line: 95 % interval; small dots: single seeds."
     if all(d.summary.n < 2 for d in compared):
         note = "One seed: there is no interval."
-    return Chart(
-        id, "Differences, paired by seed", f"{title}. {alt}.", [*dots, every], layout, note, 110 + 62 * len(names)
-    )
+    data.append(every | {"text": texts})
+    return Chart(id, "Differences, paired by seed", f"{title}. {alt}.", data, layout, note, 110 + 62 * len(compared))
+
+
+def _dots(x: Sequence[Any], y: Sequence[Any], marker: Json, hover: str) -> Json:
+    trace: Json = {"type": "scatter", "mode": "markers", "x": x, "y": y, "showlegend": False}
+    return trace | {"marker": marker, "hovertemplate": hover}
 
 
 def figure_chart(figure: FigureOf, id: str) -> Chart | None:
     """A column over a setting: mean and a band of one standard deviation; the paper's points dashed."""
-    percent = figure.column["percent"]
-    hover, data = ("%{y:.2%}" if percent else "%{y:.4g}"), list[Json]()
+    percent, data = figure.column["percent"], list[Json]()
     labels = list(dict.fromkeys([*figure.series, *figure.paper]))
-    colours = {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+    colours = {label: colour(i) for i, label in enumerate(labels)}
     for label, points in figure.series.items():
         known = {x: cell.summary for x, _, cell in points if cell.summary.mean is not None}
-        data += _banded({x: known[x] for x in sorted(known)}, label, colours[label], hover)
-    for label, printed in figure.paper.items():
-        ys = [y / 100 if percent else y for _, y in sorted(printed)]
+        data += _banded({x: known[x] for x in sorted(known)}, label, colours[label], percent)
+    for label, points_printed in figure.paper.items():
+        theirs = [(x, y / 100 if percent else y) for x, y in sorted(points_printed)]
         style = {"dash": "dash", "width": 1.5}
-        xs = [x for x, _ in sorted(printed)]
-        data.append(line(xs, ys, f"{label}, paper", colours[label], line=style, hovertemplate=hover))
+        data.append(line(theirs, f"{label}, paper", colours[label], percent, line=style))
     if not data:
         return None
     axis: Json = {"title": {"text": esc(figure.x, 60)}}
@@ -243,51 +210,46 @@ def figure_chart(figure: FigureOf, id: str) -> Chart | None:
     if places[0] > 0 and places[-1] >= 30 * places[0]:  # over more than a decade: logarithmic, a tick for each place
         axis |= {"type": "log", "tickvals": places, "ticktext": [f"{x:g}" for x in places]}
     layout: Json = {"hovermode": "x unified", "showlegend": True, "xaxis": axis}
-    layout["yaxis"] = {"title": {"text": esc(heading(figure.column), 60)}, **({"tickformat": TICKS} if percent else {})}
+    layout["yaxis"] = {"title": {"text": esc(heading(figure.column), 60)}, **value_axis(percent)}
     alt = f"{figure.column['title']} by {figure.x}, {len(labels)} series."
-    note = "Band: one standard deviation over seeds." if any("fill" in trace for trace in data) else ""
-    note += " Dashed: the paper’s figures, on its own data." if figure.paper else ""
+    note = BAND if any("fill" in trace for trace in data) else ""
+    note += " Dashed: the paper’s numbers, on its own data." if figure.paper else ""
     return Chart(id, figure.title, alt, data, layout, note.strip(), 380)
 
 
 def curves_chart(curves: CurvesOf, id: str) -> Chart | None:
-    """A figure over rounds: mean and a band of one standard deviation over seeds."""
+    """A metric over rounds: mean and a band of one standard deviation over seeds."""
     name = next((n for n in reversed(curves.figure.split(".")) if n not in ("mean", "worst", "best", "std")), "")
     percent = describe(name.rpartition("/")[2]).is_share or name.startswith(("tar@", "rank"))
-    hover, data, last = ("%{y:.2%}" if percent else "%{y:.4g}"), list[Json](), 1
+    data, last = list[Json](), 1
     for i, (row, seeds) in enumerate(curves.series.items()):
-        by_round: dict[int, list[float]] = {}
+        values: dict[int, list[float]] = {}
         for points in seeds.values():
             for x, y in points:
-                by_round.setdefault(x, []).append(y)
-        known = {float(x): spread(ys) for x, ys in sorted(by_round.items())}
-        data += _banded(known, row, COLOURS[i % len(COLOURS)], hover)
-        last = max([last, *by_round])
+                values.setdefault(x, []).append(y)
+        data += _banded({float(x): spread(ys) for x, ys in sorted(values.items())}, row, colour(i), percent)
+        last = max([last, *values])
     if not data:
         return None
-    layout: Json = {"hovermode": "x unified", "showlegend": True, "xaxis": round_axis(last)}
-    layout["yaxis"] = {"tickformat": TICKS} if percent else {}
-    note = "Band: one standard deviation over seeds." if any("fill" in trace for trace in data) else ""
-    return Chart(id, curves.title, f"{curves.title} by round, {len(curves.series)} rows.", data, layout, note, 380)
+    note = BAND if any("fill" in trace for trace in data) else ""
+    alt = f"{curves.title} by round, {len(curves.series)} rows."
+    return Chart(id, curves.title, alt, data, by_round(last, percent), note, 380)
 
 
-def _banded(points: Mapping[float, Spread], name: str, colour: str, hover: str) -> list[Json]:
+def _banded(points: Mapping[float, Spread], name: str, colour: str, percent: bool) -> list[Json]:
     """A curve of means with its band; a single point keeps its interval as an error bar."""
     if not points:
         return []
-    xs, all_of_it = list(points), list(points.values())
-    traces: list[Json] = []
     group = f"row {name}"
-    if len(xs) > 1 and any(s.std is not None for s in all_of_it):
-        low = [None if s.mean is None or s.std is None else s.mean - s.std for s in all_of_it]
-        high = [None if s.mean is None or s.std is None else s.mean + s.std for s in all_of_it]
-        traces += [edge | {"showlegend": False, "legendgroup": group} for edge in band(xs, low, high, name, colour)]
-    curve = line(xs, [s.mean for s in all_of_it], name, colour, hovertemplate=hover, legendgroup=group)
-    if len(xs) == 1 and all_of_it[0].std is not None:
-        curve["error_y"] = {"type": "data", "array": [all_of_it[0].std], "color": colour, "thickness": 2}
-    if len(xs) == 1:
-        curve["marker"] = {"size": 10, "color": colour}
-    return [*traces, curve]
+    curve = line([(x, s.mean) for x, s in points.items()], name, colour, percent, legendgroup=group)
+    ends = [(x, s.mean - s.std, s.mean + s.std) for x, s in points.items() if s.mean is not None and s.std is not None]
+    if len(points) > 1:
+        edges = band(ends, name, colour) if ends else []
+        return [*(edge | {"showlegend": False, "legendgroup": group} for edge in edges), curve]
+    only = next(iter(points.values()))
+    if only.std is not None:
+        curve["error_y"] = {"type": "data", "array": [only.std], "color": colour, "thickness": 2}
+    return [curve | {"marker": {"size": 10, "color": colour}}]
 
 
 def page(results: Results) -> str:
@@ -300,80 +262,55 @@ def page(results: Results) -> str:
         kicker=f"Bench {esc(results.bench)}, {esc(results.scale)} {pill}",
         heading=results.title,
         lead=seeds_line(results),
-        facts=_facts(results),
+        facts=facts({"Measured": machine_line(results), "Command": results.command}, 400),
         sections=_sections(results),
     )
 
 
-def _facts(results: Results) -> str:
-    said = {"Measured": machine_line(results), "Command": results.command}
-    return (
-        f'<dl class="facts">{"".join(f"<div><dt>{k}</dt><dd>{esc(v, 400)}</dd></div>" for k, v in said.items())}</dl>'
-    )
-
-
 def _sections(results: Results) -> list[Section]:
-    parts = [_problems(results)] if results.failed or results.problems else []
-    parts += [_table(t, i) for i, t in enumerate(results.tables)]
     figures = [figure_chart(f, f"figure-{i}") for i, f in enumerate(results.figures)]
     curves = [curves_chart(c, f"curves-{i}") for i, c in enumerate(results.curves)]
-    parts += [_charts("figures", "Figures", [c for c in figures if c])] if any(figures) else []
-    parts += [_charts("curves", "Round by round", [c for c in curves if c])] if any(curves) else []
-    if results.notes:
-        notes = "".join(f"<li>{esc(note, 2000)}</li>" for note in results.notes)
-        parts.append(Section("notes", "Notes", f"<ul>{notes}</ul>"))
-    return [*parts, _runs(results)]
+    notes = "".join(f"<li>{esc(note, 2000)}</li>" for note in results.notes)
+    parts = [
+        _problems(results),
+        *(_table(t, i) for i, t in enumerate(results.tables)),
+        with_charts("figures", "Figures", "", [c for c in figures if c]),
+        with_charts("curves", "Round by round", "", [c for c in curves if c]),
+        Section("notes", "Notes", f"<ul>{notes}</ul>") if notes else None,
+        _runs(results),
+    ]
+    return [part for part in parts if part is not None]
 
 
-def _problems(results: Results) -> Section:
+def _problems(results: Results) -> Section | None:
     lines = [f"{r.row}, seed {r.seed}: {r.reason}" for r in results.failed] + results.problems
+    if not lines:
+        return None
     body = f"<ul>{''.join(f'<li>{esc(text, 400)}</li>' for text in lines)}</ul>"
-    what = "Some runs failed" if results.failed else "Some figures are in no run"
+    what = "Some runs failed" if results.failed else "Some metrics are in no run"
     return Section("failed", "What is missing", notice("alarm", what, body), short="Missing")
 
 
-def _charts(id: str, title: str, charts: list[Chart]) -> Section:
-    return Section(id, title, grid([figure(c) for c in charts]), tuple(charts))
-
-
 def _table(results: TableOf, i: int) -> Section:
-    papers = {
-        c["title"] for c in results.columns if any(r[c["title"]].paper is not None for r in results.cells.values())
-    }
-    head = ["Row"]
-    for c in results.columns:
-        head += [esc(heading(c), 60), *(["Paper"] if c["title"] in papers else [])]
-    rows = []
-    for name, cells in results.cells.items():
-        row = [esc(name, 80)]
-        for c in results.columns:
-            cell = cells[c["title"]]
-            row += [_cell(cell, c["percent"]), *([_paper(cell)] if c["title"] in papers else [])]
-        rows.append(row)
-    title = esc(results.title, 120)
-    body = table(head, rows, title, quiet=True)
-    body += '<p class="note">Paper: the figures printed there, on its own data.</p>' if papers else ""
+    head, rows = table_grid(results, _cell)
+    shown = [esc(h, 60) if h not in ("row", "paper") else h.capitalize() for h in head]
+    body = table(shown, [[esc(name, 80), *cells] for name, *cells in rows], esc(results.title, 120), quiet=True)
+    body += '<p class="note">Paper: the numbers printed there, on its own data.</p>' if "paper" in head else ""
     charts = difference_charts(results, f"differences-{i}")
-    body += grid([figure(c) for c in charts], wide=True)
+    body += grid(charts, wide=True)
     if results.compared:
         top, lines = differences(results)
-        shown = [[esc(cell, 120) for cell in line] for line in lines]
-        inner = table([t.capitalize() for t in top], shown, "Differences, paired by seed", 2, quiet=True)
+        cells = [[esc(cell, 120) for cell in line] for line in lines]
+        inner = table([t.capitalize() for t in top], cells, "Differences, paired by seed", 2, quiet=True)
         body += fold("All differences in numbers", inner)
-    return Section(f"table-{i}", results.title, body, tuple(charts), short=_short(results.title))
+    title = results.title
+    short = title if len(title) <= 24 else title[:23].rstrip() + "…"
+    return Section(f"table-{i}", title, body, tuple(charts), short=short)
 
 
 def _cell(cell: Cell, percent: bool) -> str:
     text = esc(cell_text(cell, percent))
     return f'<span class="mark alarm" title="{esc(cell.failed, 300)}">{text}</span>' if cell.failed else text
-
-
-def _paper(cell: Cell) -> str:
-    return printed(cell.paper)
-
-
-def _short(title: str) -> str:
-    return title if len(title) <= 24 else title[:23].rstrip() + "…"
 
 
 def _runs(results: Results) -> Section:

@@ -33,10 +33,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of a run; see `bench.figures.look_up` for what a path may be."""
+    """A metric of a run; see `results.look_up` for what a path may be."""
 
     title: str  # "TAR @ FAR 0.1"
-    figure: str | Callable[[Path], float | None]  # a dotted path into metrics.json, or a function of the run folder
+    metric: str | Callable[[Path], float | None]  # a dotted path into metrics.json, or a function of the run folder
     percent: bool = True  # a share between 0 and 1, shown in per cent
 
 
@@ -47,14 +47,14 @@ class Table:
     title: str
     rows: tuple[str, ...]
     columns: tuple[Column, ...]
-    # row -> column title -> the paper's figure as it is printed there (in per cent where the column is); other data
+    # row -> column title -> the paper's number as it is printed there (in per cent where the column is); other data
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     compare: tuple[tuple[str, str], ...] = ()  # (a, b): differences a - b, paired by seed
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of runs over some setting of theirs."""
+    """A column of runs over some setting of theirs, as a figure."""
 
     title: str
     x: str  # what the axis says
@@ -65,12 +65,12 @@ class Figure:
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure over rounds, from the `evaluation` events and, as the last point, the final figures."""
+    """A metric over rounds, from the `evaluation` events and, as the last point, the final metrics."""
 
     title: str
     rows: tuple[str, ...]
     # a dotted path into the evaluation event: "generic.test.accuracy", "clients.rank1.mean"; or "training.x", of rounds
-    figure: str
+    metric: str
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def in_order(plan: Plan, only: Sequence[str] = ()) -> tuple[Row, ...]:
 
 
 def check(plan: Plan) -> None:
-    """Refuse a plan that cannot work: names twice or unknown, unknown placeholders, paper figures out of place."""
+    """Refuse a plan that cannot work: names twice or unknown, unknown placeholders, paper's numbers out of place."""
     names = [row.name for row in plan.rows]
     for row in plan.rows:
         if names.count(row.name) > 1:
@@ -128,9 +128,9 @@ def check(plan: Plan) -> None:
         titles = [c.title for c in table.columns]
         shown = [*table.rows, *(name for pair in table.compare for name in pair)]
         _known(shown, names, f"table {table.title!r}")
-        _known(table.paper, table.rows, f"the paper's figures of table {table.title!r}")
+        _known(table.paper, table.rows, f"the paper's numbers of table {table.title!r}")
         for row_name, cells in table.paper.items():
-            _known(cells, titles, f"the paper's figures of row {row_name!r}", "column")
+            _known(cells, titles, f"the paper's numbers of row {row_name!r}", "column")
         shares = {c.title for c in table.columns if c.percent}
         _as_printed([v for r in table.paper.values() for t, v in r.items() if t in shares], f"table {table.title!r}")
     for figure in plan.figures:
@@ -150,4 +150,4 @@ def _known(used: Iterable[str], known: Sequence[str], where: str, what: str = "r
 def _as_printed(values: Sequence[float], where: str) -> None:
     """Per cent are written 93.7, not 0.937: shown beside ours, a mistake would be a hundredfold."""
     if values and all(0 < abs(v) <= 1 for v in values):
-        raise UsageError(f"{where}: the paper's figures look like shares; write per cent, 93.7 and not 0.937")
+        raise UsageError(f"{where}: the paper's numbers look like shares; write per cent, 93.7 and not 0.937")

@@ -1,21 +1,25 @@
-"""What a bench found, as plain values: every single one by row, seed and column, and what they come to."""
+"""What a bench found: metrics looked up in the run folders, by row, seed and column, and what they come to."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from visard.errors import VisardError, did_you_mean
+from visard.files import number
+from visard.report.run_folder import Run, read_run
 from visard.runs.run import machine
 from visard.studies.execute import Outcome
-from visard.studies.lookup import Difference, NoFigure, Spread, curve_of, figure_of, paired, seconds_of, spread
 from visard.studies.plan import Column, Plan, Table
 
 Values = dict[int, float | None]  # by seed
@@ -36,7 +40,7 @@ class RunOf:
 
 @dataclass(frozen=True)
 class Cell:
-    """A row's figure in a column."""
+    """A row's metric in a column."""
 
     values: Values
     summary: Spread
@@ -103,7 +107,7 @@ class Results:
     figures: list[FigureOf]
     curves: list[CurvesOf]
     notes: list[str]
-    problems: list[str] = field(default_factory=list)  # figures that no run has
+    problems: list[str] = field(default_factory=list)  # metrics that no run has
 
     @property
     def failed(self) -> list[RunOf]:
@@ -117,7 +121,7 @@ class Results:
 def collect(
     plan: Plan, outcomes: Sequence[Outcome], *, bench: str, scale: str, seeds: Sequence[int], command: str, out: Path
 ) -> Results:
-    """Read the figures of all finished runs; the folders of the runs are told relative to `out`.
+    """Read the metrics of all finished runs; the folders of the runs are relative to `out`.
 
     Rows that were not asked for (`--only`) are left out.
     """
@@ -136,7 +140,7 @@ def collect(
         paper = {label: list(points) for label, points in fig.paper.items()}
         figures.append(FigureOf(fig.title, fig.x, _about(fig.column), series, paper))
         reader.none_has_it([row for points in fig.series.values() for _, row in points], fig.column)
-    curves = [CurvesOf(c.title, c.figure, reader.curves(c.rows, c.figure, c.title)) for c in plan.curves]
+    curves = [CurvesOf(c.title, c.metric, reader.curves(c.rows, c.metric, c.title)) for c in plan.curves]
     settings = outcomes[0].job.settings()
     return Results(
         bench=bench,
@@ -147,7 +151,7 @@ def collect(
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         versions={"visard": version("visard"), "python": platform.python_version(), "numpy": np.__version__},
         machine=machine(settings),
-        runs=[_run(outcome, out) for outcome in outcomes],
+        runs=[_record(outcome, out) for outcome in outcomes],
         tables=tables,
         figures=figures,
         curves=curves,
@@ -156,15 +160,15 @@ def collect(
     )
 
 
-def _run(outcome: Outcome, out: Path) -> RunOf:
-    job, done = outcome.job, outcome.state == "finished"
-    seconds = seconds_of(job.folder) if done else None
-    folder = os.path.relpath(job.folder, out)
+def _record(outcome: Outcome, out: Path) -> RunOf:
+    job = outcome.job
+    ends = [number(e.get("seconds")) for e in run_at(job.folder).of("run_finished")] if outcome.finished else []
+    folder, seconds = os.path.relpath(job.folder, out), ends[-1] if ends else None
     return RunOf(job.row.name, job.seed, outcome.state, outcome.reason, folder, job.portable_command(), seconds)
 
 
 def _about(column: Column) -> dict[str, Any]:
-    path = column.figure if isinstance(column.figure, str) else f"function {column.figure.__name__}"
+    path = column.metric if isinstance(column.metric, str) else f"function {column.metric.__name__}"
     return {"title": column.title, "figure": path, "percent": column.percent}
 
 
@@ -193,7 +197,7 @@ def _minus(a: float | None, b: float | None) -> float | None:
 
 
 class _Reader:
-    """Reads figures once, and remembers which paths led nowhere."""
+    """Reads metrics once, and remembers which paths led nowhere."""
 
     def __init__(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
         self.seeds, self.problems = list(seeds), list[str]()
@@ -201,22 +205,22 @@ class _Reader:
         self.failures: dict[str, str] = {}
         for o in outcomes:
             of_row = self.folders.setdefault(o.job.row.name, {})
-            if o.state == "finished":
+            if o.finished:
                 of_row[o.job.seed] = o.job.folder
             else:
                 self.failures[o.job.row.name] = o.reason
         self._known: dict[tuple[str, int], Cell] = {}
-        self._missing: dict[tuple[str, int], tuple[str, NoFigure]] = {}
+        self._missing: dict[tuple[str, int], tuple[str, NoMetric]] = {}
 
     def cell(self, row: str, column: Column, where: str, paper: float | None = None) -> Cell:
-        """The figure of a row's runs; None for a run that does not have it."""
+        """The metric of a row's runs; None for a run that does not have it."""
         key = row, id(column)
         if key not in self._known:
             values: Values = {}
             for seed, folder in self.folders.get(row, {}).items():
                 try:
-                    values[seed] = figure_of(column, folder)
-                except NoFigure as error:
+                    values[seed] = metric_of(column, folder)
+                except NoMetric as error:
                     values[seed] = None
                     self._missing[key] = where, error
             failed = self.failures.get(row, "") if not values else ""
@@ -225,20 +229,20 @@ class _Reader:
         return replace(self._known[key], paper=paper)
 
     def none_has_it(self, rows: Sequence[str], column: Column) -> None:
-        """A path that leads nowhere in every row is a mistake; in some it says that the row has no such figure."""
+        """A path that leads nowhere in every row is a mistake; in some it says that the row has no such metric."""
         keys = [(row, id(column)) for row in dict.fromkeys(rows)]
         if keys and all(key in self._missing for key in keys):
             where, error = self._missing[keys[0]]
             self._problem(f"{where}: {error}")
 
-    def curves(self, rows: Sequence[str], figure: str, title: str) -> dict[str, dict[int, list[tuple[int, float]]]]:
+    def curves(self, rows: Sequence[str], metric: str, title: str) -> dict[str, dict[int, list[tuple[int, float]]]]:
         found: dict[str, dict[int, list[tuple[int, float]]]] = {}
-        missing: list[NoFigure] = []
+        missing: list[NoMetric] = []
         for row in rows:
             for seed, folder in self.folders.get(row, {}).items():
                 try:
-                    found.setdefault(row, {})[seed] = curve_of(figure, folder)
-                except NoFigure as error:
+                    found.setdefault(row, {})[seed] = curve_of(metric, folder)
+                except NoMetric as error:
                     missing.append(error)
         if missing and not any(found.values()):
             self._problem(f"curves {title!r}: {missing[0]}")
@@ -255,3 +259,176 @@ def by_row(results: Results) -> Mapping[str, list[RunOf]]:
     for run in results.runs:
         rows.setdefault(run.row, []).append(run)
     return rows
+
+
+class NoMetric(VisardError):
+    """A path that leads nowhere; the text says where it ends and what is near."""
+
+
+def look_up(tree: Any, path: str) -> float | None:
+    """The number at a dotted path; None where the file says null.
+
+    - A key of an object may itself hold dots: the longest key that fits is taken ("clients.summary.tar@far=0.1.mean").
+    - An item of a list of objects is named by the value of its first field: the list `tar` of `{"far": 0.1, "tar":
+      0.62, ...}` has "tar.0.1". That alone is the field called like the list; "tar.0.1.threshold" is another field.
+    - An item of a list of numbers is named by its place: "fold_accuracy.0".
+    - "a.b | c.d": the first of several paths that leads somewhere.
+    """
+    missing: NoMetric | None = None
+    for one in path.split("|"):
+        try:
+            return _number(_walk(tree, one.strip(), one.strip(), ""), one.strip())
+        except NoMetric as error:
+            missing = missing or error
+    assert missing is not None
+    raise missing
+
+
+def _walk(node: Any, rest: str, path: str, name: str) -> Any:
+    if not rest:
+        return node
+    found: dict[str, Any] = {}
+    if isinstance(node, dict):
+        found = {str(k): v for k, v in node.items()}
+    elif isinstance(node, list) and node and all(isinstance(item, dict) and item for item in node):
+        for item in node:
+            label = next(iter(item.values()))
+            found[f"{label:g}" if isinstance(label, float) else str(label)] = item
+    elif isinstance(node, list):
+        found = {str(i): item for i, item in enumerate(node)}
+    match = _first_key(rest, found, isinstance(node, list))
+    if match is None:
+        at = path[: len(path) - len(rest)].rstrip(".") or "the file"
+        head = rest.split(".")[0] if isinstance(node, dict) else rest
+        near = did_you_mean(head, found) if found else " (nothing is there)"
+        raise NoMetric(f"no metric {path}: {at} has no {head!r}{near}")
+    written, key = match
+    inner, left = found[key], rest[len(written) + 1 :]
+    if not left and isinstance(node, list) and isinstance(inner, dict):
+        left = name
+        if name not in inner:
+            raise NoMetric(f"no metric {path}: say which field{did_you_mean(name, inner)}")
+    return _walk(inner, left, path, key if isinstance(node, dict) else name)
+
+
+def _first_key(rest: str, found: dict[str, Any], in_list: bool) -> tuple[str, str] | None:
+    """The longest beginning of `rest` that is a key, as written and as it is: a list's 0.001 may be written 1e-3."""
+    parts = rest.split(".")
+    for n in range(len(parts), 0, -1):
+        head = ".".join(parts[:n])
+        if head in found:
+            return head, head
+        if in_list:
+            for key in found:
+                if _float(key) is not None and _float(key) == _float(head):
+                    return head, key
+    return None
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _number(value: Any, path: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, dict | list):
+        keys = list(value)[:8] if isinstance(value, dict) else []
+        inside = f" (inside: {', '.join(map(str, keys))})" if keys else ""
+        raise NoMetric(f"no metric {path}: it is a {'section' if isinstance(value, dict) else 'list'}{inside}")
+    if isinstance(value, bool):
+        return float(value)
+    if (found := number(value)) is None:
+        raise NoMetric(f"no metric {path}: {value!r} is not a number")
+    return found
+
+
+@lru_cache(maxsize=16)
+def _run(folder: Path, stamp: int) -> Run:
+    return read_run(folder)
+
+
+def run_at(folder: Path) -> Run:
+    """The run in a folder, read once for all columns of a row."""
+    path = folder / "metrics.json"
+    return _run(folder, path.stat().st_mtime_ns if path.exists() else 0)
+
+
+def metric_of(column: Column, folder: Path) -> float | None:
+    """The metric of a column in a run folder; `NoMetric` if the path leads nowhere there."""
+    if isinstance(column.metric, str):
+        return look_up(run_at(folder).metrics, column.metric)
+    try:
+        value = column.metric(folder)
+    except VisardError:
+        raise
+    except Exception as error:  # a bench's own function: its failure is a line, not the end of the bench
+        raise NoMetric(f"column {column.title!r}: {type(error).__name__}: {error}") from error
+    return None if value is None else number(float(value))
+
+
+def curve_of(metric: str, folder: Path) -> list[tuple[int, float]]:
+    """(round, metric) of every evaluation of a run, the final metrics as the last; `NoMetric` if none has it.
+
+    "training.x" is the metric x of the rounds themselves.
+    """
+    run = run_at(folder)
+    places: list[tuple[int, Any]] = [(e.step + 1, e.content) for e in run.measured]
+    if metric.startswith("training."):
+        places = [(r.step + 1, {"training": r.figures}) for r in run.rounds]
+    points, missing = [], None
+    for x, tree in places:
+        try:
+            y = look_up(tree, metric)
+        except NoMetric as error:
+            missing = missing or error
+            continue
+        if y is not None:
+            points.append((x, y))
+    if missing and not points:
+        raise missing
+    return points
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Some values in two numbers."""
+
+    n: int
+    mean: float | None  # None: no value
+    std: float | None  # ddof = 1; None: fewer than two values
+
+
+@dataclass(frozen=True)
+class Difference:
+    """a - b, paired by seed."""
+
+    n: int
+    mean: float | None
+    low: float | None  # of the 95 % interval; None: fewer than two pairs
+    high: float | None
+
+
+def spread(values: Sequence[float | None]) -> Spread:
+    """Mean and standard deviation (ddof = 1) of the values that are there."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return Spread(0, None, None)
+    mean = math.fsum(known) / len(known)
+    if len(known) < 2:
+        return Spread(1, mean, None)
+    return Spread(len(known), mean, math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)))
+
+
+def paired(a: Mapping[int, float | None], b: Mapping[int, float | None], level: float = 0.95) -> Difference:
+    """Mean of a - b over the seeds that both have, with the t interval mean ± t(n - 1) std / sqrt(n)."""
+    s = spread([x - y for seed, x in a.items() if x is not None and (y := b.get(seed)) is not None])
+    if s.mean is None or s.std is None:
+        return Difference(s.n, s.mean, None, None)
+    from scipy.special import stdtrit  # quantiles of Student's t
+
+    half = float(stdtrit(s.n - 1, (1 + level) / 2)) * s.std / math.sqrt(s.n)
+    return Difference(s.n, s.mean, s.mean - half, s.mean + half)

@@ -1,9 +1,7 @@
-"""How the page writes things: hostile text made safe, figures with their units."""
+"""Numbers and names in words: percentages, counts, sizes, durations; hostile text made visible."""
 
 from __future__ import annotations
 
-import html
-import json
 import re
 from typing import Any
 
@@ -17,17 +15,6 @@ def visible(value: Any, limit: int | None = None) -> str:
     """Text in which every character shows; at most `limit` characters."""
     text = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
-
-
-def esc(value: Any, limit: int | None = None) -> str:
-    """Text for HTML, in content and in quoted attributes. Chart labels need it too: they know some HTML."""
-    return html.escape(visible(value, limit), quote=True)
-
-
-def script_json(value: Any) -> str:
-    """JSON that may stand in a script element: ASCII (so no U+2028) and without the characters of a tag."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def percent(value: float | None, digits: int = 1) -> str:
