@@ -148,12 +148,16 @@ def _chosen(registry: Registry[Any], tree: dict[str, Any], path: str, key: str, 
     if not isinstance(section, dict) or not (name := section.get(key, default)):
         raise UsageError(f"{where}: [{path}] needs a {key}{did_you_mean('', registry)}")
     kind: Any = registry.find(str(name))
-    fields = {k: v for k, v in section.items() if k != key}
+    return checked(kind, {k: v for k, v in section.items() if k != key}, path, where)
+
+
+def checked(kind: Any, fields: dict[str, Any], path: str, where: str) -> Any:
+    """Settings of a kind from plain values; one clear line for the first that is unknown or out of bounds."""
     _check_keys(kind, fields, path, where)
     try:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
-        raise UsageError(f"{where}: {_first_problem(error, f'{path}.')}") from None
+        raise UsageError(f"{where}: {_first_problem(error, f'{path}.'.lstrip('.'))}") from None
 
 
 def _read(source: str) -> tuple[str, str]:

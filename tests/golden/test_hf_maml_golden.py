@@ -12,6 +12,7 @@ import torch
 from tests.toys import toy_engine, toy_network, toy_world
 from torch import Tensor, nn
 
+from visard.config import load
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.world import Place, derive, generator, perform
@@ -321,4 +322,4 @@ def test_the_loss_that_is_reported_is_without_the_drift(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_settings_are_finite(name: str, value: float) -> None:
     with pytest.raises(UsageError, match=f"training.{name}"):
-        MetaTraining(**{name: value})  # type: ignore[arg-type]
+        load("hf-maml", [f"method.training.{name}={value}"])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.toys import noise_faces, toy_network
 
+from visard.config import load
 from visard.errors import UsageError, VisardError
 from visard.learning.heads import build_head
 from visard.learning.train import Trained, Training, batches, train
@@ -63,8 +64,8 @@ def test_cosine_schedule() -> None:
     "setting", [{"lr": 0.0}, {"batch_size": 0}, {"amount": -1}, {"momentum": -0.1}, {"clip": -1.0}]
 )
 def test_impossible_settings(setting: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=next(iter(setting))):
-        Training(**setting)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"method.training.{next(iter(setting))}"):
+        load("fedavg", [f"method.training.{name}={value}" for name, value in setting.items()])
 
 
 def trained(folder: Path, numerics: Numerics, **settings: object) -> tuple[Trained, dict[str, torch.Tensor]]:

@@ -19,6 +19,7 @@ from visard.clustering import finch
 from visard.clustering.cluster import Clustering, cluster, drop_small, prepare
 from visard.clustering.finch import Metric, nearest
 from visard.clustering.quality import bcubed, counts, nmi, overlap, pairwise, quality
+from visard.config import load
 from visard.errors import UsageError, VisardError
 from visard.inference.features import Vectors, label, pieces, read_vectors
 from visard.inference.model import embed, load_model
@@ -119,7 +120,7 @@ def test_centring_takes_a_common_offset_away() -> None:
 ])  # fmt: skip
 def test_bad_settings(settings: dict[str, float], text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        Clustering(**settings)  # type: ignore[arg-type]
+        load("fedfr-da", [f"method.clustering.{name}={value}" for name, value in settings.items()])
 
 
 def test_bad_vectors() -> None:

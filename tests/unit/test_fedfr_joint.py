@@ -13,6 +13,7 @@ import torch
 from tests.joint_toys import joint_world
 from tests.toys import toy_engine, toy_network, toy_world
 
+from visard.config import load
 from visard.core import PUBLIC, Disclosure, declared_kinds
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World, generator
@@ -21,7 +22,7 @@ from visard.learning.features import class_means, features_of, shared_features
 from visard.learning.objective import ContrastSettings, Pictures, distillation, untrained
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedfr_joint import FedFRJoint, Server, Up
-from visard.methods.fedfr_joint_client import BranchSettings, JointHead, JointTraining, PersonalSettings, PublicSettings
+from visard.methods.fedfr_joint_client import BranchSettings, JointTraining, PersonalSettings, PublicSettings
 
 TRAINING = JointTraining(lr=0.02, batch_size=8, amount=1, schedule="constant")
 NO_BRANCH = BranchSettings(weight=0.0)
@@ -221,23 +222,19 @@ def test_several_views_are_one_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"rounds": -1}, "rounds"),
-        ({"participation": 0.0}, "participation"),
-        ({"personalise": PersonalSettings(stage="kd")}, "method.branch.weight=0"),
+        ("rounds=-1", "method.rounds"),
+        ("participation=0.0", "method.participation"),
+        ("personalise.stage=kd", "method.branch.weight=0"),
+        ("public.cap=-1", "method.public.cap"),
+        ("contrast.tau=0", "method.contrast.tau"),
+        ("branch.weight=-1", "method.branch.weight"),
+        ("personalise.epochs=0", "method.personalise.epochs"),
+        ("head.kind=softmax", "must be cosface or arcface"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], text: str) -> None:
+def test_settings_that_make_no_sense(settings: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
-        FedFRJoint(**settings)
-
-
-def test_parts_refuse_what_makes_no_sense() -> None:
-    for make in (
-        lambda: PublicSettings(cap=-1), lambda: ContrastSettings(tau=0), lambda: BranchSettings(weight=-1),
-        lambda: PersonalSettings(epochs=0), lambda: JointHead("softmax"),
-    ):  # fmt: skip
-        with pytest.raises(UsageError):
-            make()
+        load("fedfr-joint", [f"method.{settings}"])
 
 
 def test_data_that_does_not_fit(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.toys import noise_faces, toy_engine, toy_world
 
+from visard.config import load
 from visard.core import Client, Method, Weights
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet, FaceView
@@ -228,7 +229,7 @@ def test_trained_and_held_out_clients_of_both_methods(tmp_path: Path, name: str,
 @pytest.mark.parametrize("wrong", [{"batches": -1}, {"lr": 0.0}, {"draws": 0}, {"pairs": 1}, {"momentum": 1.0}])
 def test_settings_are_checked(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=r"evaluation\.tuning"):
-        Tuning(**wrong)  # type: ignore[arg-type]
+        load("hf-maml", [f"evaluation.tuning.{name}={value}" for name, value in wrong.items()])
 
 
 @pytest.mark.parametrize("kind", ["fedavg", "hf-maml"])

@@ -221,16 +221,18 @@ def cluster(
       visard cluster data/mine --model runs/demo/model.safetensors --method finch --partition 1 --out labels.csv
     """
     from visard.clustering.cluster import Clustering
+    from visard.config import checked
     from visard.inference.features import check_out, label, read_vectors, vectors_of, write_labels
 
     try:
         distance = d if d == "auto" else float(d)
     except ValueError:
         raise UsageError(f"--d {d}: must be a number or auto") from None
-    settings = Clustering(
-        method=method.value, metric=metric.value, d=distance, centre=centre, min_size=min_size,  # type: ignore[arg-type]
-        partition=partition, clusters=clusters, min_samples=min_samples, seed=seed,
-    )  # fmt: skip
+    given = {
+        "method": method.value, "metric": metric.value, "d": distance, "centre": centre, "min_size": min_size,
+        "partition": partition, "clusters": clusters, "min_samples": min_samples, "seed": seed,
+    }  # fmt: skip
+    settings = checked(Clustering, given, "", "visard cluster")
     check_out(out, source)
     if source.endswith(".npy"):
         vectors = read_vectors(Path(source))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from visard.clustering.finch import Floats, Ints, Level, Metric, Search, by_appearance, cfinch, choose_d, directions
 from visard.clustering.quality import quality
+from visard.core.method import AtLeastOne, Number
 from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.learning.features import class_means, features_of
@@ -26,21 +27,16 @@ class Clustering:
     metric: Metric = "chord"  # of cfinch and finch: Euclidean between the directions of centroids, or between centroids
     d: float | Literal["auto"] = "auto"  # cfinch: merge below; dbscan: neighbours within; auto: from the features
     centre: bool = True  # subtract the mean feature first: what all faces of a new domain have in common
-    min_size: int = 2  # pictures of a smaller cluster get no label
+    min_size: AtLeastOne = 2  # pictures of a smaller cluster get no label
     partition: int = 0  # finch: which of its partitions, 0 = the finest, -1 or beyond: the last with two clusters
-    clusters: int = 0  # kmeans: how many; 0 = as many as there are people, which only a simulation can know
-    min_samples: int = 2  # dbscan: neighbours, itself included, that make a picture the core of a cluster
+    clusters: Number = 0  # kmeans: how many; 0 = as many as there are people, which only a simulation can know
+    min_samples: AtLeastOne = 2  # dbscan: neighbours, itself included, that make a picture the core of a cluster
     search: Search = "auto"  # of neighbours: exact, faiss, or by size
     seed: int = 0  # kmeans
 
     def __post_init__(self) -> None:
         if self.d != "auto" and not self.d > 0:
             raise UsageError(f"clustering.d = {self.d}: must be positive or auto")
-        for name in ("min_size", "min_samples"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"clustering.{name} = {getattr(self, name)}: must be at least 1")
-        if self.clusters < 0:
-            raise UsageError(f"clustering.clusters = {self.clusters}: must not be negative")
 
     @property
     def oracle(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
+from pydantic import Field
 from torch import Tensor
 
 from visard.core.client import ClientId, ClientStep, State, Weights
@@ -14,6 +15,13 @@ from visard.core.network import Network
 from visard.disclosure import Disclosure
 
 S = TypeVar("S")
+
+# bounds of settings, which are checked where settings are read
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+AtLeastOne = Annotated[int, Field(ge=1)]
+Number = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)

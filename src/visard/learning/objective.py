@@ -16,8 +16,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, kl_div, log_so
 from torch.nn.modules.batchnorm import _NormBase
 
 from visard.core import Weights
+from visard.core.method import NotNegative, Positive
 from visard.data.faces import FaceView
-from visard.errors import UsageError
 from visard.learning.heads import direction
 from visard.learning.train import Training, descend
 from visard.learning.weights import load_weights
@@ -128,13 +128,9 @@ def model_contrastive(f: Tensor, f_glob: Tensor, f_prev: Tensor, tau: float) -> 
 class ContrastSettings:
     """When and how strongly the term counts."""
 
-    weight: float = 5.0  # alpha_2; 0 = none
-    tau: float = 0.5
+    weight: NotNegative = 5.0  # alpha_2; 0 = none
+    tau: Positive = 0.5
     first: Literal["skip", "random"] = "skip"  # a client's first round has no f_prev: no term, or an untrained network
-
-    def __post_init__(self) -> None:
-        if self.weight < 0 or self.tau <= 0:
-            raise UsageError("method.contrast: weight must not be negative, tau must be positive")
 
     def terms(self, model: nn.Module, theta: Weights, previous: Weights | None) -> Terms:
         """Eq. 5 with frozen teachers in evaluation mode; nothing where there is nothing to leave behind."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Weights
+from visard.core.method import AtLeastOne, NotNegative
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import input_batch
@@ -190,21 +191,13 @@ NEAR = 1e-6  # below this Euclidean distance its slope is cut, which would be in
 class SpreadOut:
     """`[method.spread]`: how the server separates class vectors."""
 
-    weight: float = 1.0  # lambda; 0 = no spread-out
+    weight: NotNegative = 1.0  # lambda; 0 = no spread-out
     pairs: Literal["all", "nearest"] = "all"  # all within the margin (Eq. 9), or the k nearest of each (FedAwS)
-    margin: float = 1.0  # v, in units of `distance`
-    k: int = 10  # of `nearest`
+    margin: NotNegative = 1.0  # v, in units of `distance`
+    k: AtLeastOne = 10  # of `nearest`
     distance: Distance = "cosine"  # 1 - cos; half: (1 - cos) / 2; euclidean; squared: 2 - 2 cos
     reduction: Reduction = "per_class"  # mean over a class's pairs, summed over classes; or mean or sum over all pairs
-    steps: int = 1  # gradient steps a round, each followed by re-normalisation
-
-    def __post_init__(self) -> None:
-        for name in ("weight", "margin"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"spread.{name} = {getattr(self, name)}: must not be negative")
-        for name in ("k", "steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"spread.{name} = {getattr(self, name)}: must be at least 1")
+    steps: AtLeastOne = 1  # gradient steps a round, each followed by re-normalisation
 
 
 def distance(cos: Tensor, kind: Distance) -> Tensor:

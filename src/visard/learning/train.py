@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Weights
+from visard.core.method import AtLeastOne, NotNegative, Positive
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
-from visard.errors import PublicError, UsageError
+from visard.errors import PublicError
 from visard.learning.features import Batches, input_batch
 from visard.learning.heads import Head
 from visard.numerics import Numerics
@@ -99,24 +100,16 @@ def scheduled(lr: float, schedule: Schedule, round: int, rounds: int) -> float:
 class Training:
     """How a client trains in one round. The optimiser is new every round: no momentum crosses rounds."""
 
-    lr: float = 0.1
-    momentum: float = 0.9
-    weight_decay: float = 5e-4
-    batch_size: int = 64
+    lr: Positive = 0.1
+    momentum: NotNegative = 0.9
+    weight_decay: NotNegative = 5e-4
+    batch_size: AtLeastOne = 64
     unit: Literal["epochs", "iterations"] = "epochs"
-    amount: int = 1  # epochs or iterations in a round
+    amount: AtLeastOne = 1  # epochs or iterations in a round
     partial: bool = True  # False: a last batch of a pass that is not full is left out, unless it is the only one
     schedule: Schedule = "cosine"
-    clip: float = 5.0  # largest norm of a gradient; 0 = no clipping
+    clip: NotNegative = 5.0  # largest norm of a gradient; 0 = no clipping
     augment: Augment = Augment()
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "batch_size", "amount"):
-            if getattr(self, name) <= 0:
-                raise UsageError(f"training.{name} = {getattr(self, name)}: must be positive")
-        for name in ("momentum", "weight_decay", "clip"):
-            if getattr(self, name) < 0:
-                raise UsageError(f"training.{name} = {getattr(self, name)}: must not be negative")
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The learning rate of a round (from 0)."""

@@ -13,12 +13,12 @@ from typing import Annotated, Literal, NamedTuple
 from torch import Tensor, nn
 
 from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
+from visard.core.method import AtLeastOne, NotNegative, Share
 from visard.errors import UsageError
 from visard.learning.features import HeadStart, client_head
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift
 from visard.learning.weights import BatchNormPolicy, kept_local, load_weights, weights_in, without
-from visard.methods.supervised import check_rounds
 
 
 @dataclass(frozen=True)
@@ -70,23 +70,18 @@ class Averaging(Method[Server]):
 
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     head: HeadSettings = HeadSettings()
     share_head: bool = False  # True: one global head with absent classes masked; False: heads stay at home
     head_start: HeadStart = "random"  # means: a head of a client's own starts at the mean features of its people
     weighting: Literal["data", "uniform"] = "data"
-    regularisation: float = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
-    participation: float = 1.0  # share of the clients that are asked in a round
+    regularisation: NotNegative = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
+    participation: Share = 1.0  # share of the clients that are asked in a round
     batch_norm: BatchNormPolicy = "average"
 
     def __post_init__(self) -> None:
-        check_rounds(self.rounds)
         if self.share_head and self.head.biased:
             raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
-        if self.regularisation < 0:
-            raise UsageError(f"method.regularisation = {self.regularisation}: must not be negative")
-        if not 0 < self.participation <= 1:
-            raise UsageError(f"method.participation = {self.participation}: must be above 0 and at most 1")
 
     @abstractmethod
     def rate(self, round: int) -> float:

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core.method import AtLeastOne
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training
 from visard.learning.weights import weights_of
 from visard.methods.domain_adaptation import SOURCE
-from visard.methods.supervised import Fit, Fitting, Supervised, check_rounds, fit
+from visard.methods.supervised import Fit, Fitting, Supervised, fit
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,11 @@ class Central(Fitting[CentralServer]):
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     with_public: bool = False  # pool the public pictures too
     head_start: Literal["random", "means"] = "random"  # means: of the features of each person, for given weights
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
 
     def centralises_public(self) -> bool:
         return self.with_public
@@ -90,12 +88,9 @@ class Local(Method[LocalServer]):
     title = "each client alone: the lower bound"
     discloses = frozenset({Disclosure.count, Disclosure.metric})
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     training: Training = Training()
     head: HeadSettings = HeadSettings()
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
 
     def start(self, setup: Setup) -> LocalServer:
         return LocalServer(setup.new_weights())
@@ -141,13 +136,10 @@ class Pretrain(Fitting[PretrainServer]):
     title = "one party with labelled pictures trains alone: where federation starts"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     at: ClientId = PUBLIC  # the party that trains; "source" where the partition has domains
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
 
     def supervised(self) -> Supervised:
         return Supervised(self.rounds, self.training, self.head)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core.method import AtLeastOne, NotNegative
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import input_batch
@@ -20,7 +21,6 @@ from visard.learning.mmd import mmd2, squared_distances
 from visard.learning.objective import Critic, domain_loss, strength_at
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
-from visard.methods.supervised import check_rounds
 
 SOURCE: ClientId = "source"  # the client with labels; every other client is a target
 
@@ -114,15 +114,10 @@ class Adapting(Method[Server]):
     discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     training: Training = Training()  # an epoch is one of the source
     head: HeadSettings = HeadSettings("arcface", 30.0, 0.5)
-    weight: float = 1.0  # of the penalty
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
-        if self.weight < 0:
-            raise UsageError(f"method.weight = {self.weight}: must not be negative")
+    weight: NotNegative = 1.0  # of the penalty
 
     @abstractmethod
     def penalty(self, head: Head, progress: Callable[[], float]) -> Penalty:
@@ -212,12 +207,7 @@ class DAN(Adapting):
     paper = "Long et al. 2015"
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
-    kernels: int = 5  # Gaussians, each twice as wide (in squared distance) as the one before
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.kernels < 1:
-            raise UsageError(f"method.kernels = {self.kernels}: must be at least 1")
+    kernels: AtLeastOne = 5  # Gaussians, each twice as wide (in squared distance) as the one before
 
     def penalty(self, head: Head, progress: Callable[[], float]) -> Penalty:
         def gap(source: Tensor, target: Tensor) -> Tensor:
@@ -250,13 +240,8 @@ class DANN(Adapting):
     paper = "Ganin et al. 2016"
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
-    hidden: int = 256  # width of the critic
+    hidden: AtLeastOne = 256  # width of the critic
     gamma: float = 10.0  # how fast the reversal grows to 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.hidden < 1:
-            raise UsageError(f"method.hidden = {self.hidden}: must be at least 1")
 
     def extend(self, head: Head) -> None:
         head.add_module("critic", Critic(head.embedding, self.hidden))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from visard.core import Client
-from visard.errors import UsageError
+from visard.core.method import NotNegative
 from visard.learning.train import Training, train
 from visard.methods.averaging import Averaging, Down, Learnt, Task
 
@@ -23,12 +23,7 @@ class FedAvg(Averaging):
     paper = "McMahan et al. 2017; proximal term Li et al. 2020"
 
     training: Training = Training()
-    mu: float = 0.0  # FedProx
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise UsageError(f"method.mu = {self.mu}: must not be negative")
+    mu: NotNegative = 0.0  # FedProx
 
     def rate(self, round: int) -> float:
         return self.training.lr_at(round, self.rounds)

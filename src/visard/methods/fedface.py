@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from visard.core import (
@@ -26,6 +27,7 @@ from visard.core import (
     client_step,
     sample_clients,
 )
+from visard.core.method import AtLeastOne, Number, Share
 from visard.errors import PublicError, UsageError
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import HeadSettings, direction
@@ -43,7 +45,7 @@ from visard.learning.positive import (
 )
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
-from visard.methods.supervised import Fit, Fitting, Looking, Supervised, check_rounds, pretraining
+from visard.methods.supervised import Fit, Fitting, Looking, Supervised, pretraining
 
 
 @dataclass(frozen=True)
@@ -77,25 +79,18 @@ class FedFace(Fitting[Server], Looking[Server]):
     paper = "Aggarwal et al. 2021 (IJCB)"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
-    rounds: int = 200  # T
+    rounds: AtLeastOne = 200  # T
     training: OneStep = OneStep()  # Algorithm 1: one gradient step on all pictures, eta = 0.001
-    margin: float = 0.9  # m
+    margin: Annotated[float, Field(gt=-1, le=1)] = 0.9  # m
     spread: SpreadOut = SpreadOut()  # lambda, v, the pairs and the distance
     init: Literal["mean", "random"] = "mean"  # a class vector starts as the mean feature (Eq. 6), or anywhere
     enrol: bool = False  # in the first round all clients make their class vectors and nobody trains
     train_vectors: bool = True  # False: class vectors stay as they started
-    participation: float = 1.0  # share of the clients that are asked in a round
+    participation: Share = 1.0  # share of the clients that are asked in a round
     batch_norm: Literal["frozen", "train"] = "frozen"  # train: refused where a client has one identity
-    pretrain_rounds: int = 0  # a first stage at the public party; 0 = the network of model.weights
+    pretrain_rounds: Number = 0  # a first stage at the public party; 0 = the network of model.weights
     pretrain: Training = Training()
     head: HeadSettings = HeadSettings()  # of pre-training
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
-        if not 0 < self.participation <= 1:
-            raise UsageError(f"method.participation = {self.participation}: must be above 0 and at most 1")
-        if not -1 < self.margin <= 1:
-            raise UsageError(f"method.margin = {self.margin}: a cosine, above -1 and at most 1")
 
     def supervised(self) -> Supervised:
         return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)

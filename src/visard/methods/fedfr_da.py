@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics
+from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.errors import UsageError, VisardError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, train
@@ -28,7 +29,7 @@ from visard.methods.domain_adaptation import (
 )
 from visard.methods.encrypted_alignment import SEALED, Aligning, Met
 from visard.methods.encrypted_mmd import Relayed
-from visard.methods.supervised import check_rounds, fit, pretraining
+from visard.methods.supervised import fit, pretraining
 
 # ----------
 # FedFR-DA: what the server keeps, and all that travels.
@@ -70,24 +71,21 @@ class FedFRDA(Aligning[Server]):
         frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric}) | SEALED
     )  # the last with align.weight alone
 
-    rounds: int = 20  # R
+    rounds: AtLeastOne = 20  # R
     training: Training = Training(unit="iterations", amount=100)  # amount = E
     head: HeadSettings = HeadSettings("arcface", 30.0, 0.5)
-    dcl: float = 0.002  # lambda; 0 = plain averaging
+    dcl: NotNegative = 0.002  # lambda; 0 = plain averaging
     with_source: bool = True  # whether the source takes part after pre-training
     clustering: Clustering = Clustering()
-    relabel_every: int = 0  # rounds after which targets cluster again; the paper labels once
+    relabel_every: Number = 0  # rounds after which targets cluster again; the paper labels once
     target_head: Literal["random", "means"] = "means"  # how a target's head starts: from the means of its clusters
     source_head: Literal["pretrained", "random"] = "pretrained"
     weighting: Literal["uniform", "data"] = "uniform"
-    pretrain_rounds: int = 0  # stage 1 in this run; 0: model.weights has the source's network
+    pretrain_rounds: Number = 0  # stage 1 in this run; 0: model.weights has the source's network
     pretraining: Training = Training()
     measure: bool = True  # targets compare their clusters with the identities of their files, where there are some
 
     def __post_init__(self) -> None:
-        check_rounds(self.rounds)
-        if min(self.dcl, self.relabel_every, self.pretrain_rounds) < 0:
-            raise UsageError("method.dcl, method.relabel_every and method.pretrain_rounds must not be negative")
         if self.align.weight and not self.with_source:
             raise UsageError("method.align: needs the source, which method.with_source leaves out")
 

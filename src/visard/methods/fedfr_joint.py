@@ -27,6 +27,7 @@ from visard.core import (
     mean_metrics,
     sample_clients,
 )
+from visard.core.method import NotNegative, Number, Share
 from visard.errors import UsageError
 from visard.learning.objective import ContrastSettings
 from visard.learning.train import Training
@@ -79,24 +80,22 @@ class FedFRJoint(WithProxies[Server]):
     paper = "Liu et al. 2022 (AAAI)"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
-    rounds: int = 30  # T; 0 = only test what model.weights gives
+    rounds: Number = 30  # T; 0 = only test what model.weights gives
     training: JointTraining = JointTraining()
     head: JointHead = JointHead()  # s, m of Eqs. 1 and 3
-    cosine_weight: float = 1.0  # alpha_1
+    cosine_weight: NotNegative = 1.0  # alpha_1
     public: PublicSettings = PublicSettings()
     contrast: ContrastSettings = ContrastSettings()
     branch: BranchSettings = BranchSettings()
     personalise: PersonalSettings = PersonalSettings()
     start_vectors: Literal["mean", "random"] = "mean"  # W and Omega: mean features of the people, or random
     weighting: Literal["local", "trained", "uniform"] = "local"  # N_l; or with the public pictures that were used
-    participation: float = 1.0  # share of the clients that are asked in a round
+    participation: Share = 1.0  # share of the clients that are asked in a round
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
-    pretrain_rounds: int = 0  # a first stage at the public party
+    pretrain_rounds: Number = 0  # a first stage at the public party
     pretrain: Training = Training()
 
     def __post_init__(self) -> None:
-        if min(self.rounds, self.pretrain_rounds, self.cosine_weight) < 0 or not 0 < self.participation <= 1:
-            raise UsageError("method: rounds, pretrain_rounds, cosine_weight >= 0, 0 < participation <= 1 are needed")
         if self.personalise.stage != "none" and self.branch.weight:
             raise UsageError("method.personalise.stage is the alternative to a branch: set method.branch.weight=0")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Client, Setup, Weights
+from visard.core.method import AtLeastOne, NotNegative, Number, Positive
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import class_means, features_of, shared_features
@@ -28,7 +29,7 @@ from visard.learning.weights import load_weights, weights_of
 class BranchSettings:
     """The personal branch: f' = Pi(f) and what it is trained with."""
 
-    weight: float = 10.0  # alpha_3; 0 = no branch
+    weight: NotNegative = 10.0  # alpha_3; 0 = no branch
     kind: Literal["bce", "cosface"] = "bce"  # one-vs-all (Eq. 6), or CosFace over the client's own people
     scale: float = 30.0  # s'
     margin: float = 0.4  # m'
@@ -37,10 +38,6 @@ class BranchSettings:
     bias: Literal["shared", "per_class"] = "shared"  # b: one number, or one for each head
     bias_start: Literal["balanced", "zero"] = "balanced"  # balanced: positives and negatives pull equally at first
     detach: bool = False  # True: the gradient of the branch stops before the backbone
-
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise UsageError(f"method.branch.weight = {self.weight}: must not be negative")
 
     def build_head(self, classes: int, embedding: int) -> Head:
         """Omega, freshly initialised."""
@@ -130,11 +127,7 @@ class PublicSettings:
     use: Literal["hard", "all", "none"] = "hard"  # none: own people only, as FedAvg
     threshold: float = 0.4  # t_HN, a cosine
     mining: Literal["features", "proxies"] = "features"  # public pictures, or their class vectors, against own pictures
-    cap: int = 0  # at most so many in a round, drawn at random; 0 = no limit
-
-    def __post_init__(self) -> None:
-        if self.cap < 0:
-            raise UsageError(f"method.public.cap = {self.cap}: must not be negative")
+    cap: Number = 0  # at most so many in a round, drawn at random; 0 = no limit
 
     @property
     def used(self) -> bool:
@@ -194,13 +187,9 @@ class PersonalSettings:
     model: Literal["transformed", "local", "global"] = "transformed"  # [Theta_l, Pi], Theta_l or Theta_g
     compare: bool = False  # clients test all three
     stage: Literal["none", "finetune", "kd"] = "none"  # a second stage at each client alone, without a branch
-    epochs: int = 4  # of that stage
-    kd_weight: float = 1.0
-    kd_temperature: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1 or self.kd_weight < 0 or self.kd_temperature <= 0:
-            raise UsageError("method.personalise: epochs >= 1, kd_weight >= 0 and kd_temperature > 0 are needed")
+    epochs: AtLeastOne = 4  # of that stage
+    kd_weight: NotNegative = 1.0
+    kd_temperature: Positive = 1.0
 
 
 @dataclass(frozen=True)

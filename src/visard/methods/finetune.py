@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step
-from visard.errors import UsageError, VisardError
+from visard.core.method import AtLeastOne, Number
+from visard.errors import VisardError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
-from visard.methods.supervised import check_rounds, fit, pretraining
+from visard.methods.supervised import fit, pretraining
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,15 @@ class FineTune(Method[Server]):
         {Disclosure.pictures, Disclosure.labels}
     )  # the last where they are looked at, see `centralises_from`
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     training: Training = Training(unit="iterations", amount=100)
     head: HeadSettings = HeadSettings("arcface", 30.0, 0.5)
     clustering: Clustering = Clustering()
     cluster_by: Literal["client", "pool"] = "client"  # the pictures of each client alone, as FedFR-DA must, or all
     target_head: Literal["random", "means"] = "means"
-    pretrain_rounds: int = 0  # at the source, in this run; 0: model.weights has its network
+    pretrain_rounds: Number = 0  # at the source, in this run; 0: model.weights has its network
     pretraining: Training = Training()
     measure: bool = True  # compare clusters with the identities of the files: a simulation, in which labels move too
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
-        if self.pretrain_rounds < 0:
-            raise UsageError(f"method.pretrain_rounds = {self.pretrain_rounds}: must not be negative")
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         if client == SOURCE:

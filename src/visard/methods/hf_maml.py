@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Client
+from visard.core.method import AtLeastOne, NotNegative, Positive
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
-from visard.errors import PublicError, UsageError
+from visard.errors import PublicError
 from visard.learning.features import input_batch
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift, still_statistics
@@ -42,24 +43,16 @@ Order = Literal["hessian-free", "exact", "first"]
 class MetaTraining:
     """How a client trains in one round. There is no momentum: the adaptation is plain gradient descent."""
 
-    alpha: float = 0.01  # step of the adaptation, Eq. 2
-    beta: float = 0.1  # step of the update, Eq. 1
-    delta: float = 0.1  # half the distance of the probes, Eq. 3; the paper's 0.001 mostly measures kinks of ReLU
-    steps: int = 50  # in a round; each takes three batches
-    batch_size: int = 64
+    alpha: NotNegative = 0.01  # step of the adaptation, Eq. 2
+    beta: Positive = 0.1  # step of the update, Eq. 1
+    delta: Positive = 0.1  # half the distance of the probes, Eq. 3; the paper's 0.001 mostly measures kinks of ReLU
+    steps: AtLeastOne = 50  # in a round; each takes three batches
+    batch_size: AtLeastOne = 64
     order: Order = "hessian-free"
     scale_delta: bool = False  # probe at distance delta, not delta * |g|
-    clip: float = 0.0  # largest norm of g; 0 = no clipping
+    clip: NotNegative = 0.0  # largest norm of g; 0 = no clipping
     schedule: Schedule = "constant"  # of beta
     augment: Augment = Augment()
-
-    def __post_init__(self) -> None:
-        for name in ("beta", "delta", "steps", "batch_size"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise UsageError(f"training.{name} = {getattr(self, name)}: must be positive and finite")
-        for name in ("alpha", "clip"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UsageError(f"training.{name} = {getattr(self, name)}: must be finite and not negative")
 
     @property
     def curved(self) -> bool:

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Weights
+from visard.core.method import AtLeastOne, Number, Positive
 from visard.data.faces import FaceView
-from visard.errors import PublicError, UsageError
+from visard.errors import PublicError
 from visard.evaluation.arrays import Ints, unit_rows
 from visard.evaluation.identification import identify
 from visard.evaluation.metrics import CLIENT_FAR, brief
@@ -30,21 +32,15 @@ from visard.models.files import split_transform, with_transform
 class Tuning:
     """`[evaluation.tuning]`: the test of a client's model before and after tuning, on drawn pairs."""
 
-    batches: int = 0  # of the client's own training pictures that it tunes on; 0 = no such test
-    batch_size: int = 64
-    lr: float = 0.01
-    momentum: float = 0.9
+    batches: Number = 0  # of the client's own training pictures that it tunes on; 0 = no such test
+    batch_size: AtLeastOne = 64
+    lr: Positive = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     head: Literal["means", "random"] = "means"  # what a client without a head starts from
     norm: Literal["update", "frozen"] = "update"  # frozen: batch norm keeps the statistics that the model came with
-    pairs: int = 1000  # half of the same person, half of two people
-    draws: int = 5  # times that batches and pairs are drawn; figures are means
+    pairs: Annotated[int, Field(ge=2)] = 1000  # half of the same person, half of two people
+    draws: AtLeastOne = 5  # times that batches and pairs are drawn; figures are means
     alone: bool = False  # True: clients make no other test
-
-    def __post_init__(self) -> None:
-        if self.batches < 0 or not 0 <= self.momentum < 1:
-            raise UsageError("evaluation.tuning: batches must not be negative, momentum is from 0 to below 1")
-        if min(self.batch_size, self.draws) < 1 or self.lr <= 0 or self.pairs < 2:
-            raise UsageError("evaluation.tuning: batch_size, draws and lr must be positive, pairs at least 2")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, Method, Network, Stage, Weights, client_step
-from visard.core.method import S
+from visard.core.method import AtLeastOne, S
 from visard.errors import UsageError
 from visard.learning.features import class_means, client_head, features_of
 from visard.learning.heads import HeadSettings
@@ -25,12 +25,9 @@ from visard.learning.weights import load_weights, weights_of
 class Supervised:
     """How long and how a network is trained on labelled pictures."""
 
-    rounds: int = 20
+    rounds: AtLeastOne = 20
     training: Training = Training()
     head: HeadSettings = HeadSettings()
-
-    def __post_init__(self) -> None:
-        check_rounds(self.rounds)
 
 
 @dataclass(frozen=True)
