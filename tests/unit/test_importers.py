@@ -18,8 +18,8 @@ from PIL import Image
 from visard.data import pictures
 from visard.data.faces import FaceSet, list_sets
 from visard.data.importing import import_faces
+from visard.data.pairs import load_pairs
 from visard.data.pictures import CENTRE, Crop, decode
-from visard.data.sources.lfw import load_pairs
 from visard.errors import UsageError, VisardError
 
 RED = (220, 30, 40)

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data import pictures as alignment
-from visard.data.containers import Stream, check_length
 from visard.data.faces import FaceSetWriter
+from visard.data.listing import Listing, Stream, check_length
 from visard.data.pictures import ALIGNMENTS, Framing, why_not
-from visard.data.sources import SOURCES, Listing
+from visard.data.sources import SOURCES
 from visard.errors import UsageError, did_you_mean
 
 CHUNK = 64  # pictures a thread decodes at a time

@@ -1,9 +1,11 @@
-"""Pairs of pictures to compare: read from an imported set, or from a list that a user wrote."""
+"""What a benchmark compares: pairs of pictures, templates (sets of pictures of one identity), galleries and probes.
+
+Read from an imported set, or, pairs, from a list that a user wrote.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.faces import FaceSet
+from visard.data.listing import Extras, Numbers, csv_fields, rows_of
 from visard.errors import UsageError, VisardError
 
 ARRAY = "pairs"  # (P, 4) int64: row, row, same, fold
@@ -19,123 +22,18 @@ FOLDS = 10
 SAME = {"1": 1, "true": 1, "yes": 1, "same": 1, "0": 0, "-1": 0, "false": 0, "no": 0, "different": 0}
 COLUMNS = (("file_a", "file_b"), ("row_a", "row_b"))
 
-Rows = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Pairs of pictures to compare: rows of the set (P,), whether they show one person, fold number."""
+    """Pairs of pictures to compare: rows of the set (P,), whether they show one identity, fold number."""
 
-    first: Rows
-    second: Rows
+    first: Numbers
+    second: Numbers
     same: npt.NDArray[np.bool_]
-    fold: Rows
+    fold: Numbers
 
     def __len__(self) -> int:
         return len(self.first)
-
-
-def load_pairs(faces: FaceSet, file: Path | str | None = None) -> Pairs:
-    """The pairs that came with an imported set (LFW, .bin, RFW, own list), or those that `file` lists."""
-    if file is not None:
-        return read_pairs(Path(file), faces)
-    table = faces.extra(ARRAY)
-    fits = table.ndim == 2 and table.shape[1] == 4 and table.dtype == np.int64
-    if not fits or table.min(initial=0) < 0 or table[:, :2].max(initial=0) >= len(faces):
-        raise VisardError(f"{faces.path / 'pairs.npy'} is no list of pairs of this set")
-    plain = np.array(table)
-    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, plain[:, 3])
-
-
-def read_pairs(path: Path, faces: FaceSet) -> Pairs:
-    """The pairs of a CSV file with header `file_a,file_b,same` or `row_a,row_b,same`, and perhaps `fold`.
-
-    Files are named as the set names them (`FaceSet.file`), rows are numbers from 0, same is 1 or 0. Without a
-    column `fold`, the pairs of each kind are dealt to ten folds in order.
-    """
-    by_rows, lines = read_pair_list(path)
-    row_of = {} if by_rows else {faces.file(row): row for row in range(len(faces))}
-    table = []
-    for where, a, b, same, fold in lines:
-        rows = [_row(where, name, len(faces)) if by_rows else row_of.get(name, -1) for name in (a, b)]
-        if min(rows) < 0:
-            raise UsageError(f"{where}: {faces.path.name} has no picture {a if rows[0] < 0 else b}")
-        table.append((*rows, same, fold))
-    plain = np.array(table, np.int64)
-    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, with_folds(plain)[:, 3])
-
-
-def read_pair_list(path: Path) -> tuple[bool, list[tuple[str, str, str, int, int]]]:
-    """Whether a pair list names rows, and its lines as (where, a, b, same, fold or -1)."""
-    lines = _table(path)
-    where, head = next(lines, (f"{path}:1", []))
-    head = [word.lower() for word in head]
-    names = next((two for two in COLUMNS if {*two, "same"} <= set(head)), None)
-    if names is None:
-        raise UsageError(f"{where}: expected the header file_a,file_b,same or row_a,row_b,same (and perhaps fold)")
-    found = []
-    for where, words in lines:
-        if len(words) != len(head):
-            raise UsageError(f"{where}: expected {len(head)} values, found {len(words)}")
-        line = dict(zip(head, words, strict=True))
-        same, fold = line["same"].lower(), line.get("fold", "-1")
-        if same not in SAME:
-            raise UsageError(f"{where}: same must be 1 or 0, found {line['same'][:40]!r}")
-        if "fold" in line and not (fold.isdecimal() and len(fold) < 7):
-            raise UsageError(f"{where}: fold must be a number from 0, found {fold[:40]!r}")
-        found.append((where, line[names[0]], line[names[1]], SAME[same], int(fold)))
-    if not found:
-        raise UsageError(f"{path} lists no pairs")
-    return names == COLUMNS[1], found
-
-
-def with_folds(table: Rows) -> Rows:
-    """The (P, 4) table with fold -1 replaced: the pairs of each kind go to ten folds in order, so that a list
-    that is sorted by `same` still gives folds of both kinds."""
-    missing = table[:, 3] < 0
-    for same in (0, 1):
-        chosen = np.flatnonzero(missing & (table[:, 2] == same))
-        table[chosen, 3] = consecutive_folds(len(chosen))
-    return table
-
-
-def consecutive_folds(count: int, folds: int = FOLDS) -> Rows:
-    """The fold of each of `count` items in `folds` unshuffled blocks; the first `count % folds` have one more."""
-    sizes = np.full(folds, count // folds)
-    sizes[: count % folds] += 1
-    return np.repeat(np.arange(folds), sizes)
-
-
-def kept_pairs(table: Rows, row_of: Rows, info: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
-    """The array to save of pairs (P, 4) of items, where `row_of` says the row of each item or -1; counts in `info`."""
-    rows = table.copy()
-    rows[:, :2] = row_of[table[:, :2]]
-    kept = rows[(rows[:, :2] >= 0).all(1)]
-    info["pairs"], info["pairs_dropped"] = len(kept), len(rows) - len(kept)
-    return {ARRAY: kept} if len(kept) else {}
-
-
-def _row(where: str, text: str, count: int) -> int:
-    if not (text.isdecimal() and len(text) < 12 and int(text) < count):
-        raise UsageError(f"{where}: {text[:40]!r} is no row of the set (0 to {count - 1})")
-    return int(text)
-
-
-def _table(path: Path) -> Iterator[tuple[str, list[str]]]:
-    try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            reader = csv.reader(file)
-            for words in reader:
-                if any(word.strip() for word in words):
-                    yield f"{path}:{reader.line_num}", [word.strip() for word in words]
-    except (OSError, csv.Error) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-# ----------
-# Templates (sets of pictures of one person), pairs of templates and galleries, as an IJB import saves them.
-
-Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,7 +49,7 @@ class Templates:
 
 @dataclass(frozen=True, eq=False)
 class TemplatePairs:
-    """Templates to compare (P,): template numbers, and whether they show one person."""
+    """Templates to compare (P,): template numbers, and whether they show one identity."""
 
     first: npt.NDArray[np.int32]
     second: npt.NDArray[np.int32]
@@ -178,6 +76,99 @@ class Galleries:
 
     galleries: Mapping[str, Gallery]
     probes: Gallery
+
+
+def load_pairs(faces: FaceSet, file: Path | str | None = None) -> Pairs:
+    """The pairs that came with an imported set (LFW, .bin, RFW, own list), or those that `file` lists."""
+    if file is not None:
+        return read_pairs(Path(file), faces)
+    table = faces.extra(ARRAY)
+    fits = table.ndim == 2 and table.shape[1] == 4 and table.dtype == np.int64
+    if not fits or table.min(initial=0) < 0 or table[:, :2].max(initial=0) >= len(faces):
+        raise VisardError(f"{faces.path / 'pairs.npy'} is no list of pairs of this set")
+    plain = np.array(table)
+    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, plain[:, 3])
+
+
+def read_pairs(path: Path, faces: FaceSet) -> Pairs:
+    """The pairs of a CSV file with header `file_a,file_b,same` or `row_a,row_b,same`, and perhaps `fold`.
+
+    Files are named as the set names them (`FaceSet.file`), rows are numbers from 0, same is 1 or 0. Without a
+    column `fold`, the pairs of each kind go to ten folds in order.
+    """
+    by_rows, lines = read_pair_list(path)
+    row_of = {} if by_rows else {faces.file(row): row for row in range(len(faces))}
+    table = []
+    for where, a, b, same, fold in lines:
+        rows = [_row(where, name, len(faces)) if by_rows else row_of.get(name, -1) for name in (a, b)]
+        if min(rows) < 0:
+            raise UsageError(f"{where}: {faces.path.name} has no picture {a if rows[0] < 0 else b}")
+        table.append((*rows, same, fold))
+    plain = np.array(table, np.int64)
+    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, with_folds(plain)[:, 3])
+
+
+def read_pair_list(path: Path) -> tuple[bool, list[tuple[str, str, str, int, int]]]:
+    """Whether a pair list names rows, and its lines as (where, a, b, same, fold or -1)."""
+    lines = csv_fields(path)
+    where, head = next(lines, (f"{path}:1", []))
+    head = [word.lower() for word in head]
+    names = next((two for two in COLUMNS if {*two, "same"} <= set(head)), None)
+    if names is None:
+        raise UsageError(f"{where}: expected the header file_a,file_b,same or row_a,row_b,same (and perhaps fold)")
+    found = []
+    for where, words in lines:
+        if len(words) != len(head):
+            raise UsageError(f"{where}: expected {len(head)} values, found {len(words)}")
+        line = dict(zip(head, words, strict=True))
+        same, fold = line["same"].lower(), line.get("fold", "-1")
+        if same not in SAME:
+            raise UsageError(f"{where}: same must be 1 or 0, found {line['same'][:40]!r}")
+        if "fold" in line and not (fold.isdecimal() and len(fold) < 7):
+            raise UsageError(f"{where}: fold must be a number from 0, found {fold[:40]!r}")
+        found.append((where, line[names[0]], line[names[1]], SAME[same], int(fold)))
+    if not found:
+        raise UsageError(f"{path} lists no pairs")
+    return names == COLUMNS[1], found
+
+
+def with_folds(table: Numbers) -> Numbers:
+    """The (P, 4) table with fold -1 replaced: the pairs of each kind go to ten folds in order, so that a list
+    that is sorted by `same` still gives folds of both kinds."""
+    missing = table[:, 3] < 0
+    for same in (0, 1):
+        chosen = np.flatnonzero(missing & (table[:, 2] == same))
+        table[chosen, 3] = consecutive_folds(len(chosen))
+    return table
+
+
+def consecutive_folds(count: int, folds: int = FOLDS) -> Numbers:
+    """The fold of each of `count` items in `folds` unshuffled blocks; the first `count % folds` have one more."""
+    sizes = np.full(folds, count // folds)
+    sizes[: count % folds] += 1
+    return np.repeat(np.arange(folds), sizes)
+
+
+def pair_extras(table: Numbers, count: int, info: dict[str, Any]) -> Extras:
+    """Saves those pairs (P, 4) of which both items were kept, and says in `info` how many there are.
+
+    Pairs are of `count` items; -1 is a picture that is not there.
+    """
+
+    def extras(kept: Numbers) -> dict[str, np.ndarray[Any, Any]]:
+        row_of = np.append(rows_of(kept, count), -1)  # the last is the row of item -1
+        rows = np.column_stack([row_of[table[:, :2]], table[:, 2:]])
+        found = rows[(rows[:, :2] >= 0).all(1)]
+        info["pairs"], info["pairs_dropped"] = len(found), len(rows) - len(found)
+        return {ARRAY: found} if len(found) else {}
+
+    return extras
+
+
+def _row(where: str, text: str, count: int) -> int:
+    if not (text.isdecimal() and len(text) < 12 and int(text) < count):
+        raise UsageError(f"{where}: {text[:40]!r} is no row of the set (0 to {count - 1})")
+    return int(text)
 
 
 def splits(faces: FaceSet) -> list[int]:

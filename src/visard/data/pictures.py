@@ -40,6 +40,10 @@ class Crop:
     side: int | None = None
     only: tuple[int, int] | None = None
 
+    def __post_init__(self) -> None:
+        if self.side is not None and self.side < 1:
+            raise UsageError(f"crop = {self.side}: must be at least 1 pixel")
+
     def square(self, width: int, height: int) -> int:
         """The side in pixels of the square that is kept."""
         applies = self.side is not None and self.only in (None, (width, height))

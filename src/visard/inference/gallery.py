@@ -19,8 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from visard.data.containers import open_container
 from visard.data.importing import printable
+from visard.data.listing import open_container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.containers import check_length
-from visard.data.pairs import consecutive_folds, kept_pairs
-from visard.data.sources.listing import Listing, Numbers, number, rows_of
+from visard.data.listing import Listing, Numbers, Pictures, check_length, number
+from visard.data.pairs import consecutive_folds, pair_extras
 from visard.data.unpickle import Array, load_plain
 from visard.errors import UsageError, VisardError
 from visard.files import replacing
@@ -24,7 +23,7 @@ Encoded = bytes | memoryview
 def read(source: Path) -> Listing:
     """List the pictures of a .bin file, or of every .bin file in a folder (each one a domain, such as a race).
 
-    Pair i is pictures 2 i and 2 i + 1; folds are ten blocks of pairs in order. Who the people are is not in the file:
+    Pair i is pictures 2 i and 2 i + 1; folds are ten blocks of pairs in order. Identities are not in the file:
     the two pictures of a "same" pair get one identity, those of a "different" pair two.
     """
     paths = sorted(source.glob("*.bin")) if source.is_dir() else [source]
@@ -32,7 +31,7 @@ def read(source: Path) -> Listing:
         raise UsageError(f"{source} has no .bin files")
     pictures: list[Encoded] = []
     files: list[str] = []
-    people: list[str] = []
+    owners: list[str] = []
     domains: list[str] = []
     tables: list[Numbers] = []
     for path in paths:
@@ -42,15 +41,11 @@ def read(source: Path) -> Listing:
         tables.append(np.stack([first, first + 1, same, consecutive_folds(len(same))], 1))
         name = path.stem.removesuffix("_test")
         files += [f"{path.name}:{k}" for k in range(len(encoded))]
-        people += [f"{name}-{k // 2}{'' if same[k // 2] else 'ab'[k % 2]}" for k in range(len(encoded))]
+        owners += [f"{name}-{k // 2}{'' if same[k // 2] else 'ab'[k % 2]}" for k in range(len(encoded))]
         domains += [name] * len(encoded)
         pictures += encoded
-    identity, names = number(people)
-    table, info = np.concatenate(tables), dict[str, Any](identities="unknown")
-
-    def extras(kept: Numbers) -> dict[str, np.ndarray[Any, Any]]:
-        return kept_pairs(table, rows_of(kept, len(files)), info)
-
+    identity, names = number(owners)
+    info: dict[str, Any] = {"identities": "unknown"}
     return Listing(
         pictures=_InMemory(pictures),
         files=files,
@@ -58,13 +53,13 @@ def read(source: Path) -> Listing:
         names=names,
         domains=domains,
         size=112,
-        extras=extras,
+        extras=pair_extras(np.concatenate(tables), len(files), info),
         info=info,
     )
 
 
 def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:
-    """The encoded pictures (2 N) and whether the two of each pair show one person (N,)."""
+    """The encoded pictures (2 N) and whether the two of each pair show one identity (N,)."""
     content = load_plain(map_file(path), str(path))
     if not isinstance(content, (tuple, list)) or len(content) != 2 or not isinstance(content[0], (list, tuple)):
         raise UsageError(f"{path} is no verification set: expected (pictures, same)")
@@ -103,7 +98,7 @@ def write_bin(path: Path, pictures: Iterable[bytes], same: Sequence[bool]) -> No
         file.write(b"e](" + b"".join(b"\x88" if value else b"\x89" for value in same) + b"e\x86.")
 
 
-class _InMemory:
+class _InMemory(Pictures):
     """Pictures that are slices of mapped files."""
 
     def __init__(self, pictures: list[Encoded]) -> None:

@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.containers import Files, open_container
+from visard.data.listing import Files, Listing, coordinates, fields, number, open_container
 from visard.data.pictures import Crop, is_picture
-from visard.data.sources.listing import Listing, coordinates, fields, number
 from visard.errors import UsageError
 
 OFFICIAL_SIZE = (178, 218)
@@ -25,8 +24,7 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
     are only resized. The official partition (0 train, 1 validation, 2 test) is kept as array `partition`, landmarks
     of pictures of the official size as `landmarks`, if their files are there.
     """
-    if crop < 1:
-        raise UsageError(f"crop = {crop}: must be at least 1 pixel")
+    cut = Crop(crop, OFFICIAL_SIZE)
     if not source.exists():
         raise UsageError(f"no such file or folder: {source}")
     folder = source if source.is_dir() else source.parent
@@ -51,7 +49,7 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
         names=people,
         attribute_names=names,
         attributes=marks,
-        crop=Crop(crop, OFFICIAL_SIZE),
+        crop=cut,
         landmarks=points,
         extras=None if parts is None else lambda kept: {"partition": parts[kept]},
         info={"crop": crop},

@@ -1,18 +1,20 @@
-"""A folder (or zip) with one folder of pictures per identity, or per domain and identity."""
+"""Folders (or zip files) of pictures: one folder per identity, per domain and identity, or per domain and class."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.containers import Files, open_container
-from visard.data.pairs import kept_pairs, read_pair_list, with_folds
+from visard.data.listing import Container, Extras, Files, Listing, coordinates, fields, number, open_container
+from visard.data.pairs import pair_extras, read_pair_list, with_folds
 from visard.data.pictures import Crop, is_picture
-from visard.data.sources.listing import Extras, Listing, Numbers, coordinates, fields, number, rows_of
 from visard.errors import UsageError
+
+Place = Callable[[list[str]], tuple[str, str] | None]  # parts of a file's name -> domain and identity, None: not used
 
 
 def read(
@@ -29,31 +31,53 @@ def read(
     a text file with a line "<file> x y x y x y x y x y" for each. `pairs` is a list of pairs to compare (see
     `visard.data.pairs.read_pairs`) with file names inside `source`.
     """
-    if crop is not None and crop < 1:
-        raise UsageError(f"crop = {crop}: must be at least 1 pixel")
     levels = 2 if domains else 1
-    container = open_container(source)
-    found = [(name.split("/"), name) for name in container.names() if is_picture(name)]
-    inside = sorted((parts[:levels], name) for parts, name in found if len(parts) > levels)
-    if not inside:
-        container.close()
-        layout = "<domain>/<identity>/<picture>" if domains else "<identity>/<picture>"
-        raise UsageError(f"{source} holds no pictures as {layout}")
-    files = [name for _, name in inside]
-    identity, names = number("/".join(parts) for parts, _ in inside)
-    info: dict[str, Any] = {"crop": crop}
+    layout = "<domain>/<identity>/<picture>" if domains else "<identity>/<picture>"
+    cut, info = Crop(crop), dict[str, Any](crop=crop)
+    container, places, files = walk(
+        source, layout, lambda parts: (parts[0], "/".join(parts[:levels])) if len(parts) > levels else None
+    )
+    identity, names = number(name for _, name in places)
     return Listing(
         pictures=Files(container, files),
         files=files,
         identity=identity,
         names=names,
-        domains=[parts[0] for parts, _ in inside] if domains else None,
-        crop=Crop(crop),
+        domains=[domain for domain, _ in places] if domains else None,
+        crop=cut,
         align="none" if landmarks is None else "landmarks",
         landmarks=None if landmarks is None else read_landmarks(Path(landmarks), files),
         extras=None if pairs is None else _pairs(Path(pairs), files, info),
         info=info,
     )
+
+
+def read_office31(source: Path, *, crop: int | None = None) -> Listing:
+    """List Office-31 or any set like it, the same classes seen by several cameras: <domain>/[images/]<class>/<picture>.
+
+    A class is one identity in all domains. Each picture keeps its centre square of `crop` pixels.
+    """
+
+    def place(parts: list[str]) -> tuple[str, str] | None:
+        parts = [part for part in parts if part != "images"]
+        return (parts[0], parts[1]) if len(parts) == 3 else None
+
+    cut = Crop(crop)
+    container, places, files = walk(source, "<domain>/<class>/<picture>", place)
+    identity, names = number(name for _, name in places)
+    domains = [domain for domain, _ in places]
+    return Listing(Files(container, files), files, identity, names, domains=domains, crop=cut, info={"crop": crop})
+
+
+def walk(source: Path, layout: str, place: Place) -> tuple[Container, list[tuple[str, str]], list[str]]:
+    """The container at `source`, and of each picture that has a place the place and the file, in their order."""
+    container = open_container(source)
+    placed = ((place(name.split("/")), name) for name in container.names() if is_picture(name))
+    found = sorted((where, name) for where, name in placed if where is not None)
+    if not found:
+        container.close()
+        raise UsageError(f"{source} holds no pictures as {layout}")
+    return container, [where for where, _ in found], [name for _, name in found]
 
 
 def read_landmarks(path: Path, files: list[str]) -> npt.NDArray[np.float32]:
@@ -87,36 +111,4 @@ def _pairs(path: Path, files: list[str], info: dict[str, Any]) -> Extras:
         if a not in item_of or b not in item_of:
             raise UsageError(f"{where}: no picture {b if a in item_of else a}")
         table.append((item_of[a], item_of[b], same, fold))
-    items = with_folds(np.array(table, np.int64))
-
-    def extras(kept: Numbers) -> dict[str, np.ndarray[Any, Any]]:
-        return kept_pairs(items, rows_of(kept, len(files)), info)
-
-    return extras
-
-
-# ----------
-# Office-31 (or any set like it): the same classes seen by several cameras, <domain>/[images/]<class>/<picture>.
-
-
-def read_office31(source: Path, *, crop: int | None = None) -> Listing:
-    """List the pictures; a class is one identity in all domains. Each keeps its centre square of `crop` pixels."""
-    if crop is not None and crop < 1:
-        raise UsageError(f"crop = {crop}: must be at least 1 pixel")
-    container = open_container(source)
-    found = [([p for p in name.split("/") if p != "images"], name) for name in container.names() if is_picture(name)]
-    inside = sorted((parts, name) for parts, name in found if len(parts) == 3)
-    if not inside:
-        container.close()
-        raise UsageError(f"{source} holds no pictures as <domain>/<class>/<picture>")
-    files = [name for _, name in inside]
-    identity, names = number(parts[1] for parts, _ in inside)
-    return Listing(
-        pictures=Files(container, files),
-        files=files,
-        identity=identity,
-        names=names,
-        domains=[parts[0] for parts, _ in inside],
-        crop=Crop(crop),
-        info={"crop": crop},
-    )
+    return pair_extras(with_folds(np.array(table, np.int64)), len(files), info)

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.containers import Stream
-from visard.data.sources.listing import Listing
+from visard.data.listing import Listing, Stream
 from visard.errors import UsageError, did_you_mean
 
 IMAGES, LABELS = ("image", "img", "picture", "jpg"), ("label", "identity", "labels", "id", "person", "class")

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data import pictures as decoding
-from visard.data.containers import check_length
-from visard.data.sources.listing import Listing, Numbers
+from visard.data.listing import Listing, Numbers, Pictures, check_length
 from visard.errors import UsageError, VisardError
 from visard.files import replacing
 
@@ -320,7 +319,7 @@ class Keys(Sequence[str]):
 
 
 @dataclass(frozen=True, eq=False)
-class _Records:
+class _Records(Pictures):
     records: RecordFile
     chosen: Numbers
 
@@ -328,6 +327,3 @@ class _Records:
         data = self.records.record(int(self.chosen[item])).data
         check_length(len(data))
         return data
-
-    def close(self) -> None:
-        pass

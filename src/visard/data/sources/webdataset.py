@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from visard.data.containers import Slices
+from visard.data.listing import Listing, Slices, number
 from visard.data.pictures import EXTENSIONS
-from visard.data.sources.listing import Listing, number
 from visard.errors import UsageError
 
 MAX_LABEL = 2**20  # bytes of a file with labels

@@ -1,0 +1,215 @@
+"""The pictures of a source before any is decoded: where their bytes are read from, and what is known of each."""
+
+from __future__ import annotations
+
+import csv
+import os
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from visard.data import pictures
+from visard.data.pictures import CENTRE, Crop
+from visard.errors import UsageError
+
+Numbers = npt.NDArray[np.int64]
+# saves more arrays beside the pictures: (item of each row that was kept) -> name of array -> values
+Extras = Callable[[Numbers], dict[str, np.ndarray[Any, Any]]]
+
+
+class Encoded:
+    """Encoded pictures, as files hold them; either `Pictures` or a `Stream`."""
+
+    def close(self) -> None:
+        """Let go of open files."""
+
+
+class Pictures(Encoded, ABC):
+    """Encoded pictures by number; `read` is called from several threads at once."""
+
+    @abstractmethod
+    def read(self, item: int) -> bytes:
+        """The bytes of one picture."""
+
+
+class Stream(Encoded, ABC):
+    """Encoded pictures that can only be had one after the other."""
+
+    @abstractmethod
+    def stream(self, items: Sequence[int]) -> Iterator[bytes]:
+        """The bytes of the pictures `items`, whose numbers ascend; empty where there is none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The pictures of a source, numbered from 0 ("items"), and what is known of each."""
+
+    pictures: Pictures | Stream
+    files: Sequence[str]  # what each picture is called
+    identity: npt.NDArray[np.int32]  # of each picture, number of a name
+    names: list[str]  # of the identities, in the order that limits and numbers follow
+    attribute_names: list[str] = field(default_factory=list)
+    attributes: npt.NDArray[np.int8] | None = None  # (files, attribute_names) in {-1, 0, 1}
+    domains: Sequence[str] | None = None  # of each picture; the name of the importer by default
+    crop: Crop = CENTRE
+    align: str = "none"  # unless the user asks for something else
+    landmarks: npt.NDArray[np.float32] | None = None  # (files, 5, 2) x, y in the source's pixels, NaN = unknown
+    boxes: npt.NDArray[np.float32] | None = None  # (files, 4) x, y, width, height, NaN = unknown
+    size: int = 64  # unless the user asks for something else
+    extras: Extras | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+def check_length(length: int) -> None:
+    """Refuse a picture of no or of too many bytes, before it is read."""
+    if length > pictures.MAX_BYTES:
+        raise ValueError(f"{length} bytes are too many")
+    if length == 0:
+        raise ValueError("the file is empty")
+
+
+def open_container(path: Path) -> Container:
+    """The folder or zip at `path`; anything else is a one-line error."""
+    if not path.exists():
+        raise UsageError(f"no such file or folder: {path}")
+    try:
+        return Container(path)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} is neither a folder nor a zip file: {' '.join(str(error).split())}") from None
+
+
+@dataclass
+class Container:
+    """A folder or a zip file that pictures are read from by name; nothing is ever unpacked to disk."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        self._zip = None if self.path.is_dir() else zipfile.ZipFile(self.path)
+
+    def names(self) -> list[str]:
+        """Every file inside, with forward slashes, sorted; hidden files and folders are left out."""
+        found = self._walk() if self._zip is None else (i.filename for i in self._zip.infolist() if not i.is_dir())
+        parts_of = ((name, name.split("/")) for name in found)
+        return sorted(n for n, parts in parts_of if not any(p.startswith(".") or p == "__MACOSX" for p in parts))
+
+    def _walk(self) -> list[str]:
+        found, seen = [], set()
+        for folder, folders, files in os.walk(self.path, followlinks=True):
+            here = os.stat(folder)
+            if (here.st_dev, here.st_ino) in seen:  # a link that leads back
+                folders.clear()
+                continue
+            seen.add((here.st_dev, here.st_ino))
+            relative = Path(folder).relative_to(self.path)
+            found += [(relative / name).as_posix() for name in files]
+        return found
+
+    def read(self, name: str) -> bytes:
+        """The bytes of one file."""
+        if self._zip is not None:
+            check_length(self._zip.getinfo(name).file_size)
+            return self._zip.read(name)
+        if os.path.isabs(name) or ".." in name.split("/"):
+            raise ValueError("the file lies outside the folder")
+        file = self.path / name
+        check_length(file.stat().st_size)
+        return file.read_bytes()
+
+    def close(self) -> None:
+        """Close the zip file, if it is one."""
+        if self._zip is not None:
+            self._zip.close()
+
+
+@dataclass(frozen=True)
+class Files(Pictures):
+    """Pictures that are files of a folder or zip: number -> name."""
+
+    container: Container
+    names: Sequence[str]
+
+    def read(self, item: int) -> bytes:
+        return self.container.read(self.names[item])
+
+    def close(self) -> None:
+        self.container.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Slices(Pictures):
+    """Pictures that lie in larger files: which file, where it begins, how long it is."""
+
+    paths: list[Path]
+    path: npt.NDArray[np.int32]
+    start: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+    def read(self, item: int) -> bytes:
+        """The bytes of one picture; the file is opened each time, so that thousands of shards need no handles."""
+        length = int(self.length[item])
+        check_length(length)
+        with self.paths[self.path[item]].open("rb") as file:
+            file.seek(int(self.start[item]))
+            data: bytes = file.read(length)
+        if len(data) != length:
+            raise ValueError("the file is cut short")
+        return data
+
+
+def number(names: Iterable[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Give each name a number in the order of first appearance: (number of each, names)."""
+    known: dict[str, int] = {}
+    numbers = np.fromiter((known.setdefault(name, len(known)) for name in names), np.int32)
+    return numbers, list(known)
+
+
+def rows_of(kept: Numbers, count: int) -> Numbers:
+    """The row of each of `count` items in the finished set, -1 for those that were left out."""
+    rows = np.full(count, -1, np.int64)
+    rows[kept] = np.arange(len(kept))
+    return rows
+
+
+def fields(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """("file:line", words) of each line that is not empty."""
+    with _reading(path) as lines:
+        for line_number, line in enumerate(lines, 1):
+            if words := line.split():
+                yield f"{path}:{line_number}", words
+
+
+def csv_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """("file:line", values without spaces around them) of each line of a CSV file that is not empty."""
+    with _reading(path) as lines:
+        reader = csv.reader(lines)
+        for values in reader:
+            if any(value.strip() for value in values):
+                yield f"{path}:{reader.line_num}", [value.strip() for value in values]
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            yield file
+    except (OSError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def coordinates(where: str, words: list[str]) -> npt.NDArray[np.float32]:
+    """Five points (5, 2) from ten words."""
+    try:
+        points = np.array([float(word) for word in words], np.float32)
+    except (ValueError, OverflowError):
+        points = np.zeros(0, np.float32)
+    if points.shape != (10,) or not (np.abs(points) < 1e6).all():
+        raise UsageError(f"{where}: expected five landmarks x y, found {' '.join(words)[:60]!r}")
+    return points.reshape(5, 2)
