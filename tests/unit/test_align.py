@@ -12,7 +12,7 @@ from tests.unit.pictures import encode, pixels
 from visard.data import pictures
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
-from visard.data.pictures import Haar, load_landmarks, similarity, template, warp, warp_with_pillow
+from visard.data.pictures import Haar, similarity, template, warp, warp_with_pillow
 from visard.errors import UsageError, VisardError
 
 FACE = np.array([(90.0, 80.0), (140.0, 95.0), (105.0, 120.0), (80.0, 140.0), (120.0, 152.0)])
@@ -95,12 +95,12 @@ def test_folder_with_landmarks(tmp_path: Path) -> None:
     )
     plain, aligned = FaceSet.open(report.path), FaceSet.open(tmp_path / "set")
     assert (len(plain), len(aligned)) == (3, 1)
-    assert np.isnan(load_landmarks(plain)[2]).all()
+    assert np.isnan(plain.extra("landmarks")[2]).all()
     for faces in (plain, aligned):
-        for point in load_landmarks(faces)[0]:
+        for point in faces.extra("landmarks")[0]:
             assert np.abs(brightest(faces.images[0], point) - point).max() < 0.5
     # five points that are no exact copy of the template: near it, and least squares has no shift left
-    assert np.abs(load_landmarks(aligned)[0].mean(0) - template(112).mean(0)).max() < 1e-3
+    assert np.abs(aligned.extra("landmarks")[0].mean(0) - template(112).mean(0)).max() < 1e-3
     assert aligned.info["align"] == "landmarks"
 
 
@@ -149,22 +149,19 @@ def test_celeba_landmarks(tmp_path: Path) -> None:
     assert (len(plain), len(aligned)) == (3, 2)
     for faces in (plain, aligned):
         for row in (0, 1):
-            for point in load_landmarks(faces)[row]:
+            for point in faces.extra("landmarks")[row]:
                 assert np.abs(brightest(faces.images[row], point) - point).max() < 0.5
-    assert np.isnan(load_landmarks(plain)[2]).all()
+    assert np.isnan(plain.extra("landmarks")[2]).all()
     put(source / "list_landmarks_align_celeba.txt", "2\na b\n")
     with pytest.raises(VisardError, match="expected the names of ten coordinates"):
         import_faces("celeba", source, tmp_path / "bad", attributes=False)
 
 
-def test_load_landmarks_of_a_set_without(tmp_path: Path) -> None:
+def test_landmarks_of_a_set_without(tmp_path: Path) -> None:
     put(tmp_path / "src" / "a" / "1.png", encode(pixels(0)))
     faces = FaceSet.open(import_faces("folder", tmp_path / "src", tmp_path / "set", size=16).path)
     with pytest.raises(UsageError, match=r"no landmarks\.npy"):
-        load_landmarks(faces)
-    np.save(faces.path / "landmarks.npy", np.zeros((2, 5, 2), np.float32))
-    with pytest.raises(VisardError, match="damaged"):
-        load_landmarks(faces)
+        faces.extra("landmarks")
 
 
 @pytest.mark.parametrize(
@@ -235,13 +232,15 @@ def test_haar_needs_a_cascade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_found_box_becomes_a_square(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The geometry without OpenCV: a detector that always answers the same box."""
-    monkeypatch.setattr(pictures, "Haar", lambda cascade: lambda picture: (90.0, 40.0, 60.0, 60.0))
+    monkeypatch.setattr("visard.data.importing.Haar", lambda cascade: lambda picture: (90.0, 40.0, 60.0, 60.0))
     put(tmp_path / "src" / "a" / "1.png", encode(half_dark(90, 40, 60)))
     square = FaceSet.open(
         import_faces("folder", tmp_path / "src", tmp_path / "set", size=60, align="haar").path
     ).images[0]
     assert np.array_equal(square, half_dark(90, 40, 60)[40:100, 90:150])
-    monkeypatch.setattr(pictures, "Haar", lambda cascade: lambda picture: (180.0, 130.0, 60.0, 60.0))  # over the edge
+    monkeypatch.setattr(
+        "visard.data.importing.Haar", lambda cascade: lambda picture: (180.0, 130.0, 60.0, 60.0)
+    )  # over the edge
     edge = FaceSet.open(import_faces("folder", tmp_path / "src", tmp_path / "edge", size=60, align="haar").path).images[
         0
     ]

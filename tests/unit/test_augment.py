@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from visard.config import load
 from visard.data.augment import Augment, augment, to_float
 from visard.errors import UsageError
 
@@ -125,4 +126,4 @@ def test_memory_order_stays() -> None:
 @pytest.mark.parametrize("wrong", [{"shift": -1}, {"jitter": 1.0}, {"jitter": -0.1}, {"erase": 1.5}])
 def test_wrong_options(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=rf"augment\.{next(iter(wrong))}"):
-        Augment(**wrong)  # type: ignore[arg-type]
+        load("fedavg", [f"method.training.augment.{name}={value}" for name, value in wrong.items()])

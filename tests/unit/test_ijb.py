@@ -9,7 +9,7 @@ from tests.unit.pictures import encode, pixels
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.pairs import load_galleries, load_pairs, load_template_pairs, load_templates, splits
-from visard.data.pictures import load_landmarks, template
+from visard.data.pictures import template
 from visard.data.sources import ijb
 from visard.errors import UsageError, VisardError
 
@@ -46,7 +46,7 @@ def test_everything_is_kept(ijbc: Path, tmp_path: Path) -> None:
     assert (len(faces), faces.size) == (6, 112)
     assert faces.names == ["100", "200", "300", "template-4"]
     assert faces.identity.tolist() == [0, 0, 1, 2, 3, 0]
-    assert np.abs(load_landmarks(faces) - template(112)).max() < 1e-3
+    assert np.abs(faces.extra("landmarks") - template(112)).max() < 1e-3
     assert splits(faces) == [0]
     t = load_templates(faces)
     assert (t.row.tolist(), t.template.tolist()) == ([0, 1, 2, 3, 4, 5], [1, 1, 2, 3, 4, 5])

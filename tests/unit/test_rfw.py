@@ -9,7 +9,7 @@ from tests.unit.pictures import encode, pixels
 from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
-from visard.data.pictures import load_landmarks, template
+from visard.data.pictures import template
 from visard.errors import UsageError, VisardError
 
 RACES = ("African", "Asian")
@@ -50,7 +50,7 @@ def test_races_pairs_folds_and_landmarks(tmp_path: Path) -> None:
     assert pairs.second.tolist() == [1, 5] * 5 + [7, 11] * 5
     assert np.array_equal(faces.domain[pairs.first], np.repeat([0, 1], 10))
     # landmarks at the template's own places: the aligned picture is the picture
-    assert np.abs(load_landmarks(faces) - template(112)).max() < 1e-3
+    assert np.abs(faces.extra("landmarks") - template(112)).max() < 1e-3
     assert np.abs(faces.images[4].astype(int) - pixels(12, 112)).max() <= 12  # weights of 1/32 pixel
 
 

@@ -1,13 +1,13 @@
 """Pictures to network input, and random changes that keep the identity."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from pydantic import Field
 from torch import Tensor
-
-from visard.errors import UsageError
 
 ERASED_AREA = (0.02, 0.2)  # share of the picture that one erased rectangle covers
 ERASED_ASPECT = (0.5, 2.0)  # height / width of the rectangle
@@ -22,17 +22,11 @@ class Augment:
     """Which random changes a training batch gets; the default mirrors half of the pictures."""
 
     flip: bool = True  # mirror left-right with probability 1/2
-    shift: int = 0  # move by up to so many pixels each way; the border pixel is repeated
-    jitter: float = 0.0  # brightness +- jitter (of half the range), contrast times 1 +- jitter
-    erase: float = 0.0  # probability that one rectangle of a picture turns mid-grey
-
-    def __post_init__(self) -> None:
-        if self.shift < 0:
-            raise UsageError(f"augment.shift = {self.shift}: must be 0 or more pixels")
-        if not 0 <= self.jitter < 1:
-            raise UsageError(f"augment.jitter = {self.jitter}: must be at least 0 and below 1")
-        if not 0 <= self.erase <= 1:
-            raise UsageError(f"augment.erase = {self.erase}: must be a probability")
+    shift: Annotated[int, Field(ge=0)] = 0  # move by up to so many pixels each way; the border pixel is repeated
+    jitter: Annotated[float, Field(ge=0, lt=1)] = (
+        0.0  # brightness +- jitter of half the range, contrast * (1 +- jitter)
+    )
+    erase: Annotated[float, Field(ge=0, le=1)] = 0.0  # probability that one rectangle of a picture turns mid-grey
 
 
 def to_float(

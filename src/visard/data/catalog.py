@@ -1,4 +1,4 @@
-"""Where face sets are: the synthetic ones in a cache, imported ones in the data folder or anywhere."""
+"""Where face sets are: synthetic ones in a cache, imported ones in the data folder; their export for other tools."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def data_folder() -> Path:
 
 
 class Progress(Protocol):
-    """Who wants to hear of rendering: see `engines.loop.Watcher`."""
+    """Hears how far rendering is: see `engines.loop.Watcher`."""
 
     def rendering(self, done: int, total: int) -> None: ...
 
@@ -75,12 +75,8 @@ def open_faces(data: DataSettings, progress: Progress | None = None) -> FaceSet:
     return FaceSet.open(cached(spec, progress=(lambda done: progress.rendering(done, total)) if progress else None))
 
 
-# ----------
-# Face sets as files that other face-recognition tools read: .bin verification sets and .rec training sets.
-
-
 def export(faces: FaceSet, path: Path, *, pairs: int = 6000, seed: int = 0) -> int:
-    """Write `faces` as a .bin or .rec file, by the ending of `path`; returns how many pictures went in.
+    """Write `faces` as a .bin (verification) or .rec (training) file, by the ending of `path`; how many pictures.
 
     Pictures are stored as PNG, so nothing is lost. A .bin file holds the set's own pairs in the order of their folds,
     or else `pairs` pairs drawn with `seed`; a .rec file holds all pictures, one identity after the other.
@@ -107,14 +103,14 @@ def encoded(faces: FaceSet, rows: Iterable[int]) -> Iterator[bytes]:
 
 
 def draw_pairs(faces: FaceSet, count: int, seed: int) -> Pairs:
-    """`count` pairs, alternately of one person and of two, each at most once; ten folds in order."""
+    """`count` pairs, alternately of one identity and of two, each at most once; ten folds in order."""
     rng = np.random.default_rng(seed)
     identity = faces.identity
     order = np.argsort(identity, kind="stable")
     groups = [g for g in np.split(order, np.cumsum(np.bincount(identity))[:-1]) if len(g)]
     several = [g for g in groups if len(g) > 1]
     if count < 2 or not several or len(groups) < 2:
-        raise UsageError(f"{faces.path.name}: pairs need two people, one of them with two pictures, and count >= 2")
+        raise UsageError(f"{faces.path.name}: pairs need two identities, one of them with two pictures, and count >= 2")
     found: dict[tuple[int, int], bool] = {}
     for k in range(count):
         for _ in range(1000):

@@ -45,12 +45,12 @@ class FaceSet:
         self._files: npt.NDArray[np.bytes_] = arrays[FILES].view(np.ndarray)
         self.names, self.domains, self.attribute_names = header.names, header.domains, header.attributes
         self.size, self.info = header.size, header.info
-        for name, values, limit in (
-            ("identity", self.identity, len(self.names)),
-            ("domain", self.domain, len(self.domains)),
-        ):
-            if not (values.min() >= 0 and values.max() < limit):
-                raise VisardError(f"{self.path} is broken: a number in {name}.npy has no name in {HEADER}")
+        self._check_names(HEADER)
+
+    def _check_names(self, header: str) -> None:
+        for name, numbers, names in (("identity", self.identity, self.names), ("domain", self.domain, self.domains)):
+            if not (numbers.min() >= 0 and numbers.max() < len(names)):
+                raise VisardError(f"{self.path} is broken: a number in {name}.npy has no name in {header}")
 
     @classmethod
     def open(cls, path: Path | str) -> "FaceSet":
@@ -187,7 +187,7 @@ class ClientData:
     train: FaceView
     val: FaceView
     test: FaceView
-    parts: Mapping[str, FaceView] = field(default_factory=dict)  # of a pool: the training pictures of each party
+    parts: Mapping[str, FaceView] = field(default_factory=dict)  # centralised: each client's training pictures
 
     def __post_init__(self) -> None:
         if not all(np.array_equal(self.train.classes, view.classes) for view in (self.val, self.test)):
@@ -201,14 +201,14 @@ class ClientData:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """All clients, the test sets of identities that no client has, and who only watches."""
+    """All clients, the test sets of identities that no client has, and the clients that take no part in training."""
 
     clients: dict[str, ClientData]
     unseen: dict[str, FaceView]
     hold_out: tuple[str, ...]  # clients that take no part in training
     identities: int  # of the whole set
     fingerprint: str
-    public: FaceView | None = None  # pictures that every party has
+    public: FaceView | None = None  # pictures that every client has
 
     @property
     def training(self) -> dict[str, ClientData]:

@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data import pictures as alignment
 from visard.data.faces import FaceSetWriter
 from visard.data.listing import Listing, Stream, check_length
-from visard.data.pictures import ALIGNMENTS, Framing, why_not
+from visard.data.pictures import ALIGNMENTS, LANDMARKS, Framing, Haar, Pixels, Points, warp_engine, why_not
 from visard.data.sources import SOURCES
 from visard.errors import UsageError, did_you_mean
 
 CHUNK = 64  # pictures a thread decodes at a time
 LISTED = 1000  # skipped files that the set itself remembers
 Progress = Callable[[int, int], None]
-Decoded = list[tuple[alignment.Pixels, alignment.Points | None] | str]  # a picture and its landmarks, or why not
+Decoded = list[tuple[Pixels, Points | None] | str]  # a picture and its landmarks, or why not
 
 
 @dataclass(frozen=True)
@@ -116,9 +115,9 @@ def _framing(kind: str, listing: Listing, align: str | None, cascade: Path | Non
         raise UsageError(f"alignment by landmarks: importer {kind} found no landmarks in this source")
     if cascade is not None and wanted != "haar":
         raise UsageError("a cascade is used only with alignment haar")
-    detect = alignment.Haar(cascade) if wanted == "haar" else None
+    detect = Haar(cascade) if wanted == "haar" else None
     if wanted == "landmarks":
-        listing.info["warp"] = alignment.warp_engine()
+        listing.info["warp"] = warp_engine()
     return Framing(listing.crop, wanted, listing.landmarks, listing.boxes, detect)
 
 
@@ -185,7 +184,7 @@ class _Keeper:
 
     def _attach(self, items: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]) -> None:
         if self.points:
-            self.writer.attach(alignment.LANDMARKS, np.concatenate(self.points)[keep])
+            self.writer.attach(LANDMARKS, np.concatenate(self.points)[keep])
         if self.listing.extras is not None:
             for name, values in self.listing.extras(items).items():
                 self.writer.attach(name, values)
@@ -202,7 +201,7 @@ def _decode_all(
     """Decode in order, a few chunks ahead of what is taken, so that memory stays bounded."""
     pictures = listing.pictures
 
-    def decode_one(item: int, data: bytes | None) -> tuple[alignment.Pixels, alignment.Points | None] | str:
+    def decode_one(item: int, data: bytes | None) -> tuple[Pixels, Points | None] | str:
         try:
             if data is None:
                 assert not isinstance(pictures, Stream)

@@ -1,4 +1,7 @@
-"""One picture file, of whatever kind, to a square uint8 RGB array; or the reason why not."""
+"""One picture file, of whatever kind, to the square uint8 RGB array that a face set keeps; or the reason why not.
+
+The square is cropped from the centre, aligned by five landmarks, or cut around a face that a detector finds.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,17 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from visard.data.faces import FaceSet
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError
+
+cv2: Any  # typed loosely: OpenCV 5 lacks what OpenCV 4 has
+try:
+    import cv2
+except ImportError:
+    cv2 = None
+
+Points = npt.NDArray[np.floating[Any]]
+Pixels = npt.NDArray[np.uint8]
+Box = tuple[float, float, float, float]  # x, y, width, height
 
 MAX_PIXELS = 100_000_000
 MAX_BYTES = 256 * 2**20
@@ -28,6 +40,13 @@ EXTENSIONS = (
 )
 # raster formats alone: Pillow would start an outside program for PostScript
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
+ALIGNMENTS = ("none", "landmarks", "haar")
+BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
+LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set
+# eyes (left and right in the picture), nose, corners of the mouth: x, y in 112 x 112 pixels (ArcFace)
+ARCFACE = np.array([(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)])
+CASCADE = "haarcascade_frontalface_default.xml"
+DETECT_SIDE = 640  # pixels; larger pictures are reduced before a detector looks at them
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,64 @@ class Crop:
 
 
 CENTRE = Crop()
+
+
+@dataclass(frozen=True, eq=False)
+class Framing:
+    """How to cut each picture; landmarks (N, 5, 2) and boxes (N, 4) in pixels of the source, NaN = unknown."""
+
+    crop: Crop = CENTRE
+    align: str = "none"
+    landmarks: npt.NDArray[np.float32] | None = None
+    boxes: npt.NDArray[np.float32] | None = None
+    detect: Callable[[Image.Image], Box | None] | None = field(default=None, repr=False)
+
+    def __call__(self, data: bytes, item: int, size: int) -> tuple[Pixels, Points | None]:
+        """The square (size, size, 3), and the landmarks (5, 2) in it where they are known."""
+        points = None if self.landmarks is None else self.landmarks[item].astype(np.float64)
+        if self.align == "none" and points is None:
+            return decode(data, size, self.crop), None
+        picture = upright(data)
+        matrix = np.full((2, 3), np.nan)
+        if self.align == "landmarks" and points is not None:
+            matrix = similarity(points, template(size))
+        if np.isfinite(matrix).all():
+            square = warp(np.asarray(picture), matrix, size)
+        else:
+            square, matrix = self._cut(picture, item, size)
+        return square, None if points is None else move(points, matrix)
+
+    def _cut(self, picture: Image.Image, item: int, size: int) -> tuple[Pixels, Points]:
+        if self.align == "none":
+            width, height = picture.size
+            side = float(self.crop.square(width, height))
+            # the left and top edge as `centre` has them
+            return np.asarray(centre(picture, side, size)), _zoom((width - side) / 2, (height - side) / 2, side, size)
+        if self.align == "haar":
+            box = self.detect(picture) if self.detect else None
+            if box is None:
+                raise ValueError("no face was found")
+            return _around(picture, box, 1.0, size)
+        if self.boxes is None or not np.isfinite(self.boxes[item]).all() or self.boxes[item, 2:].min() < 1:
+            raise ValueError("too few landmarks")
+        x, y, w, h = (float(value) for value in self.boxes[item])
+        return _around(picture, (x, y, w, h), BOX_MARGIN, size)
+
+
+def _around(picture: Image.Image, box: Box, margin: float, size: int) -> tuple[Pixels, Points]:
+    """The square around a box, moved and shrunk so that it lies inside the picture."""
+    x, y, w, h = box
+    side = min(max(w, h) * margin, *picture.size)
+    left = min(max(0.0, x + w / 2 - side / 2), picture.width - side)
+    top = min(max(0.0, y + h / 2 - side / 2), picture.height - side)
+    square = picture.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    return np.asarray(square), _zoom(left, top, side, size)
+
+
+def _zoom(left: float, top: float, side: float, size: int) -> Points:
+    """The transform (2, 3) of pixel centres that a crop and a resize make."""
+    scale = size / side
+    return np.array([[scale, 0, (0.5 - left) * scale - 0.5], [0, scale, (0.5 - top) * scale - 0.5]])
 
 
 def is_picture(name: str) -> bool:
@@ -155,25 +232,6 @@ def why_not(error: Exception) -> str:
     return text[:120] or type(error).__name__
 
 
-# ----------
-# Faces brought to a standard place: a similarity transform of five landmarks, or the box that a detector finds.
-
-Points = npt.NDArray[np.floating[Any]]
-Pixels = npt.NDArray[np.uint8]
-
-LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set
-# eyes (left and right in the picture), nose, corners of the mouth: x, y in 112 x 112 pixels (ArcFace)
-ARCFACE = np.array([(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)])
-CASCADE = "haarcascade_frontalface_default.xml"
-DETECT_SIDE = 640  # pixels; larger pictures are reduced before a detector looks at them
-
-cv2: Any  # typed loosely: OpenCV 5 lacks what OpenCV 4 has
-try:
-    import cv2
-except ImportError:
-    cv2 = None
-
-
 def template(size: int) -> Points:
     """Where the five landmarks (5, 2) of an aligned face are in a picture of `size` x `size`."""
     return ARCFACE * (size / 112)
@@ -237,12 +295,9 @@ def warp_engine() -> str:
     return f"opencv {cv2.__version__}" if cv2 is not None else "pillow"
 
 
-def load_landmarks(faces: FaceSet) -> npt.NDArray[np.float32]:
-    """The landmarks (N, 5, 2) of an imported set in pixels of its pictures; NaN where one is not known."""
-    points = np.array(faces.extra(LANDMARKS))
-    if points.shape != (len(faces), 5, 2) or points.dtype != np.float32:
-        raise VisardError(f"{faces.path / f'{LANDMARKS}.npy'} is damaged: {points.dtype} {points.shape}")
-    return points
+def _complex(points: npt.ArrayLike) -> npt.NDArray[np.complex128]:
+    plain = np.asarray(points, np.float64)
+    return np.asarray(plain[..., 0] + 1j * plain[..., 1])
 
 
 class Haar:
@@ -283,75 +338,3 @@ class Haar:
         # of equally large ones the first from the top left, so that the choice is always the same
         x, y, w, h = min(np.asarray(boxes).tolist(), key=lambda box: (-box[2] * box[3], box[1], box[0]))
         return x * scale, y * scale, w * scale, h * scale
-
-
-def _complex(points: npt.ArrayLike) -> npt.NDArray[np.complex128]:
-    plain = np.asarray(points, np.float64)
-    return np.asarray(plain[..., 0] + 1j * plain[..., 1])
-
-
-# ----------
-# How a picture becomes the square that a face set keeps: cropped, aligned by landmarks, or around a found face.
-
-ALIGNMENTS = ("none", "landmarks", "haar")
-BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
-
-Box = tuple[float, float, float, float]  # x, y, width, height
-
-
-@dataclass(frozen=True, eq=False)
-class Framing:
-    """How to cut each picture; landmarks (N, 5, 2) and boxes (N, 4) in pixels of the source, NaN = unknown."""
-
-    crop: Crop = CENTRE
-    align: str = "none"
-    landmarks: npt.NDArray[np.float32] | None = None
-    boxes: npt.NDArray[np.float32] | None = None
-    detect: Callable[[Image.Image], Box | None] | None = field(default=None, repr=False)
-
-    def __call__(self, data: bytes, item: int, size: int) -> tuple[Pixels, Points | None]:
-        """The square (size, size, 3), and the landmarks (5, 2) in it where they are known."""
-        points = None if self.landmarks is None else self.landmarks[item].astype(np.float64)
-        if self.align == "none" and points is None:
-            return decode(data, size, self.crop), None
-        picture = upright(data)
-        matrix = np.full((2, 3), np.nan)
-        if self.align == "landmarks" and points is not None:
-            matrix = similarity(points, template(size))
-        if np.isfinite(matrix).all():
-            square = warp(np.asarray(picture), matrix, size)
-        else:
-            square, matrix = self._cut(picture, item, size)
-        return square, None if points is None else move(points, matrix)
-
-    def _cut(self, picture: Image.Image, item: int, size: int) -> tuple[Pixels, Points]:
-        if self.align == "none":
-            width, height = picture.size
-            side = float(self.crop.square(width, height))
-            # the left and top edge as `centre` has them
-            return np.asarray(centre(picture, side, size)), _zoom((width - side) / 2, (height - side) / 2, side, size)
-        if self.align == "haar":
-            box = self.detect(picture) if self.detect else None
-            if box is None:
-                raise ValueError("no face was found")
-            return _around(picture, box, 1.0, size)
-        if self.boxes is None or not np.isfinite(self.boxes[item]).all() or self.boxes[item, 2:].min() < 1:
-            raise ValueError("too few landmarks")
-        x, y, w, h = (float(value) for value in self.boxes[item])
-        return _around(picture, (x, y, w, h), BOX_MARGIN, size)
-
-
-def _around(picture: Image.Image, box: Box, margin: float, size: int) -> tuple[Pixels, Points]:
-    """The square around a box, moved and shrunk so that it lies inside the picture."""
-    x, y, w, h = box
-    side = min(max(w, h) * margin, *picture.size)
-    left = min(max(0.0, x + w / 2 - side / 2), picture.width - side)
-    top = min(max(0.0, y + h / 2 - side / 2), picture.height - side)
-    square = picture.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
-    return np.asarray(square), _zoom(left, top, side, size)
-
-
-def _zoom(left: float, top: float, side: float, size: int) -> Points:
-    """The transform (2, 3) of pixel centres that a crop and a resize make."""
-    scale = size / side
-    return np.array([[scale, 0, (0.5 - left) * scale - 0.5], [0, scale, (0.5 - top) * scale - 0.5]])

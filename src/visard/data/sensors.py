@@ -1,4 +1,4 @@
-"""Sets of sensor readings or feature vectors with classes and users, behind the interface of a face set.
+"""Sets of sensor readings or feature vectors with classes and users, synthetic or imported, as if they were face sets.
 
 A class stands where an identity stands and a user (a room, a camera) where a domain stands, so that partitions, views
 and engines work on them as they are.
@@ -27,6 +27,20 @@ from visard.files import flush_to_disk, read_json, write_json
 READINGS = "readings.json"
 KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}
 
+# the synthetic set
+VERSION = "1"
+LATENT = 12
+SPREAD, PERSONAL, OFFSET, GAIN, NOISE = 0.9, 0.35, 0.5, 0.25, 0.3  # sizes of e, B_u, o_u, log G_u and the noise
+USER, ROWS = 1, 2  # streams of random numbers
+
+# imported sets
+GESTURES = ("push-pull", "sweep", "clap", "slide", "circle", "zigzag")  # of Widar3.0, 1 to 6
+FRAMES = 16  # to which every gesture is brought
+OFFICE = ("amazon", "caltech", "dslr", "webcam")
+# of PAMAP2: activity -> how intense it is (Reiss and Stricker 2012, by metabolic equivalents)
+INTENSITY = {1: 0, 2: 0, 3: 0, 17: 0, 4: 1, 6: 1, 7: 1, 13: 1, 16: 1, 5: 2, 12: 2, 24: 2}
+WINDOW, HOP = 512, 256  # rows of 100 Hz in one reading of PAMAP2, and between two readings
+
 
 class Readings(FaceSet):
     """values (N, ...) float32, identity (N,): the class, domain (N,): the user; `size`: how many numbers a row has."""
@@ -44,9 +58,7 @@ class Readings(FaceSet):
         self.names, self.domains, self.attribute_names = header["classes"], header["users"], []
         self.info = header["info"]
         self.size = int(np.prod(self.images.shape[1:]))
-        for name, numbers, names in (("identity", self.identity, self.names), ("domain", self.domain, self.domains)):
-            if numbers.min() < 0 or numbers.max() >= len(names):
-                raise VisardError(f"{self.path} is broken: a number in {name}.npy has no name in {READINGS}")
+        self._check_names(READINGS)
 
     def __reduce__(self) -> tuple[Callable[[Path], FaceSet], tuple[Path]]:
         return Readings, (self.path,)
@@ -65,6 +77,7 @@ class Readings(FaceSet):
 
 
 def is_readings(path: Path) -> bool:
+    """Whether a folder holds readings."""
     return (path / READINGS).is_file()
 
 
@@ -121,25 +134,19 @@ def _header(folder: Path) -> dict[str, Any]:
     return {**header, "info": dict(header.get("info") or {})}
 
 
-# ----------
-# A synthetic multi-user sensor set: what several users' motion sensors might say of the same activities.
-#
-#     z = c_k + e        an execution of activity k in a latent space: its centre, and what varies each time
-#     x = G_u tanh(A z + B_u z) + o_u + noise
-#
-# A is common, B_u (how user u moves), G_u (gain of each channel) and o_u (offset) are the user's own: a shift between
-# users that a network trained on some of them meets at another.
-
-VERSION = "1"
-LATENT = 12
-SPREAD, PERSONAL, OFFSET, GAIN, NOISE = 0.9, 0.35, 0.5, 0.25, 0.3  # sizes of e, B_u, o_u, log G_u and the noise
-USER, ROWS = 1, 2  # streams of random numbers
-
-
 def draw(
     classes: int, rows: int, size: int, users: tuple[str, ...], seed: int
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """`rows` readings (size,) of each class and user; values, classes and users. The same seed gives the same."""
+    """`rows` synthetic readings (size,) of each class and user; values, classes and users. A seed fixes them all.
+
+    As several users' motion sensors might see the same activities:
+
+        z = c_k + e        an execution of activity k in a latent space: its centre, and what varies each time
+        x = G_u tanh(A z + B_u z) + o_u + noise
+
+    A is common, B_u (how user u moves), G_u (gain of each channel) and o_u (offset) belong to the user: a shift between
+    users that a network trained on some of them meets at another.
+    """
     common = np.random.default_rng(seed)
     centres = common.normal(size=(classes, LATENT))
     A = common.normal(size=(LATENT, size)) / np.sqrt(LATENT)
@@ -167,17 +174,6 @@ def cached_sensors(classes: int, rows: int, size: int, users: tuple[str, ...], s
         names = [f"activity-{k}" for k in range(classes)]
         write_readings(out, values, names, labels, users, owners, {"kind": "sensors", "synthetic": True})
     return out
-
-
-# ----------
-# Importers of sensor readings and feature vectors: Widar3.0, Office-Caltech10, PAMAP2.
-
-GESTURES = ("push-pull", "sweep", "clap", "slide", "circle", "zigzag")  # of Widar3.0, 1 to 6
-FRAMES = 16  # to which every gesture is brought
-OFFICE = ("amazon", "caltech", "dslr", "webcam")
-# of PAMAP2: activity -> how intense it is (Reiss and Stricker 2012, by metabolic equivalents)
-INTENSITY = {1: 0, 2: 0, 3: 0, 17: 0, 4: 1, 6: 1, 7: 1, 13: 1, 16: 1, 5: 2, 12: 2, 24: 2}
-WINDOW, HOP = 512, 256  # rows of 100 Hz in one reading of PAMAP2, and between two readings
 
 
 @dataclass(frozen=True)

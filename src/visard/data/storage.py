@@ -1,4 +1,4 @@
-"""The files of a face set on disk: names, types and the checked header."""
+"""A face set on disk: its files and checked header, and the writer, which lets no half-written set be seen."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Literal
@@ -15,7 +17,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from visard.errors import UsageError, VisardError
-from visard.files import flush_to_disk
+from visard.files import flush_to_disk, write_durably
 
 HEADER = "faces.json"
 VERSION: Literal[1] = 1
@@ -121,14 +123,11 @@ def digest(*parts: bytes) -> str:
     return sha.hexdigest()
 
 
-# ----------
-# Writing a face set: beside its final place, then renamed, so that no half-written set is ever seen.
-
-
 class FaceSetWriter:
     """Write `count` pictures of `size` x `size` in any order; `close` makes the set appear at `out`.
 
-    Pictures go straight to disk; the labels (a few dozen bytes a picture) wait in memory for `close`.
+    Everything is written to a folder beside `out`, which is renamed in the end. Pictures go straight to disk; the
+    labels (a few dozen bytes a picture) wait in memory for `close`.
     """
 
     def __init__(
@@ -223,34 +222,31 @@ class FaceSetWriter:
         self._identity[rows], self._domain[rows], self._attributes[rows] = ids, doms, marks
         self._files[rows] = [name.encode("utf-8", "surrogateescape") for name in files]
         self._written[rows] = True
-        try:
+        with _writing(self.folder):
             self._images.seek(self._offset + start * self._picture_bytes)
             self._images.write(np.ascontiguousarray(images).data)
-        except OSError as error:
-            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
 
     def attach(self, name: str, values: np.ndarray[Any, Any]) -> None:
         """Store one more array beside the pictures, for `FaceSet.extra(name)`."""
         if name in ARRAYS or name == FILES or not name.isidentifier():
             raise VisardError(f"{self.out}: an extra array cannot be called {name!r}")
-        try:
-            np.save(array_path(self.folder, name), values, allow_pickle=False)
-            flush_to_disk(array_path(self.folder, name))
-        except OSError as error:
-            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
+        with _writing(self.folder):
+            self._save_array(name, values)
+
+    def _save_array(self, name: str, values: np.ndarray[Any, Any]) -> None:
+        np.save(array_path(self.folder, name), values, allow_pickle=False)
+        flush_to_disk(array_path(self.folder, name))
 
     def drop(self, keep: npt.NDArray[np.bool_]) -> int:
         """Of the first len(keep) rows leave those where `keep` is true, moved together; returns how many there are."""
         rows = np.flatnonzero(keep)
-        try:
+        with _writing(self.folder):
             for row, old in enumerate(rows):
                 if row != old:
                     self._images.seek(self._offset + int(old) * self._picture_bytes)
                     picture = self._images.read(self._picture_bytes)
                     self._images.seek(self._offset + row * self._picture_bytes)
                     self._images.write(picture)
-        except OSError as error:
-            raise VisardError(f"cannot write {self.folder}: {error.strerror}") from None
         for labels in (self._identity, self._domain, self._attributes, self._written):
             labels[: len(rows)] = labels[rows]
         self._written[len(rows) :] = False
@@ -276,10 +272,9 @@ class FaceSetWriter:
                 raise VisardError(f"{self.out}: {missing} of {count} pictures were never written")
             if int(self._identity[:count].max()) >= len(names):
                 raise VisardError(f"{self.out}: an identity has no name")
-            self._save(count, names)
-            self._move()
-        except OSError as error:
-            raise VisardError(f"cannot write {self.out}: {error.strerror}") from None
+            with _writing(self.out):
+                self._save(count, names)
+                self._move()
         finally:
             self.abort()
         return self.out
@@ -298,16 +293,10 @@ class FaceSetWriter:
             FILES: np.array(self._files[:count], dtype=f"S{max(1, max(map(len, self._files[:count])))}"),
         }
         for name, values in labels.items():
-            np.save(
-                array_path(self.folder, name),
-                values.astype(ARRAYS.get(name, values.dtype)),
-                allow_pickle=False,
-            )
-            flush_to_disk(array_path(self.folder, name))
+            self._save_array(name, values.astype(ARRAYS.get(name, values.dtype)))
         # the header comes last: a folder without it is no face set
         text = self._header.model_copy(update={"count": count, "names": names}).model_dump_json(indent=1)
-        (self.folder / HEADER).write_text(text + "\n", encoding="utf-8")
-        flush_to_disk(self.folder / HEADER)
+        write_durably(self.folder / HEADER, (text + "\n").encode())
         flush_to_disk(self.folder)
 
     def _move(self) -> None:
@@ -336,6 +325,14 @@ class FaceSetWriter:
             self.close()
         else:
             self.abort()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise VisardError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _remove_stale(out: Path) -> None:

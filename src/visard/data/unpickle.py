@@ -1,4 +1,9 @@
-"""What a pickle may make: bytes, numbers and numpy arrays of small integers (unpickle.py reads the format)."""
+"""Reads the plain data of a pickle without running any of it: this file interprets the format, nothing is imported.
+
+Lists, tuples, bytes, text, numbers, booleans and numpy arrays of small integers come out; whatever else a pickle asks
+for (a class, a function, a persistent object) is refused by name. Bytes are slices of the input, so memory stays near
+the size of the file however it was crafted. Protocols 0 to 5, also as Python 2 wrote them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,20 @@ from visard.data.pictures import QUIET
 from visard.errors import UsageError
 
 SAFE_TYPES = re.compile(r"[|<=]?(u1|b1|\?|B|bool|uint8|i1|i2|i4|i8)")
+LINE = 256  # bytes of the longest line that is not itself data
+NAMES = {op.code.encode("latin-1"): op.name for op in pickletools.opcodes}
+MARK = object()
+
+
+def load_plain(data: memoryview, where: str) -> Any:
+    """The object in the pickle `data`; `where` is named in errors. Bytes come as `memoryview` or `bytes`."""
+    try:
+        return _Machine(data, where).run()
+    except UsageError:
+        raise
+    except (Damaged, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error) if isinstance(error, Damaged) else "it is cut short or not a pickle"
+        raise UsageError(f"{where} is damaged: {reason}") from None
 
 
 @dataclass(frozen=True)
@@ -43,147 +62,12 @@ class Damaged(Exception):
     """The pickle is not well formed."""
 
 
-class Guard:
-    """Refuses what is no plain data, and data that would grow without end."""
-
-    def __init__(self, where: str, size: int) -> None:
-        self.where = where
-        self.allowance = 2 * size + 4096  # bytes that may be copied, so that no small file grows without end
-
-    def refuse(self, what: str) -> UsageError:
-        """The error that says what the pickle wanted."""
-        plain = what[:80].encode("unicode-escape").decode()  # what a stranger wrote goes to a terminal
-        return UsageError(f"{self.where} is refused: its pickle asks for {plain}; nothing of it was run")
-
-    def copied(self, count: int) -> None:
-        """Counts bytes that are copied."""
-        self.allowance -= count
-        if self.allowance < 0:
-            raise Damaged("its data would grow without end")
-
-
-def _names() -> dict[tuple[str, str], Name]:
-    known = {("_codecs", "encode"): "encode", ("numpy", "ndarray"): "numpy.ndarray", ("numpy", "dtype"): "dtype"}
-    for module in ("builtins", "__builtin__"):
-        known |= {(module, "bytes"): "bytes", (module, "bytearray"): "bytes"}
-    for core in ("numpy.core", "numpy._core"):
-        known[f"{core}.multiarray", "_reconstruct"] = "reconstruct"
-        known[f"{core}.multiarray", "scalar"] = "scalar"
-        known[f"{core}.numeric", "_frombuffer"] = "frombuffer"
-    return {key: Name(text) for key, text in known.items()}
-
-
-ALLOWED = _names()
-
-
-def call_object(guard: Guard, function: object, args: object) -> Any:
-    """What a pickle's call of a function makes."""
-    make = CALLS.get(function.text) if isinstance(function, Name) else None
-    if make is None or not isinstance(args, tuple):
-        raise guard.refuse(f"a call of {function.text if isinstance(function, Name) else 'no function'}")
-    return make(guard, *args)
-
-
-def _encode(guard: Guard, text: str, encoding: str = "latin1") -> bytes:
-    if encoding not in ("latin1", "latin-1"):
-        raise guard.refuse(f"the encoding {encoding}")
-    guard.copied(len(text))
-    return text.encode("latin-1")
-
-
-def _bytes(guard: Guard, value: Any = b"", encoding: str | None = None) -> Any:
-    if isinstance(value, str):
-        return _encode(guard, value, encoding or "")
-    if not isinstance(value, (bytes, memoryview)) or encoding is not None:
-        raise Damaged("bytes of something else")
-    return value
-
-
-def _kind(guard: Guard, text: Any, *_: Any) -> Kind:
-    name = str(text, "latin-1") if isinstance(text, (bytes, memoryview)) else text
-    if not isinstance(name, str) or not SAFE_TYPES.fullmatch(name):
-        raise guard.refuse(f"an array of {name}")
-    short = {"?": "b1", "bool": "b1", "B": "u1", "uint8": "u1"}
-    plain = name.lstrip("|<=")
-    return Kind(short.get(plain, plain))
-
-
-def _from_buffer(guard: Guard, data: Any, kind: Any, shape: Any, order: str) -> Array:
-    return _array(guard, kind, shape, order == "F", data)
-
-
-def _scalar(guard: Guard, kind: Any, data: Any) -> int | bool:
-    array = _array(guard, kind, (1,), False, data)
-    value = int.from_bytes(array.data, "little", signed=array.kind[0] == "i")
-    return bool(value) if array.kind == "b1" else value
-
-
-def _array(guard: Guard, kind: Any, shape: Any, columns_first: Any, data: Any) -> Array:
-    if not isinstance(kind, Kind) or not isinstance(data, (bytes, memoryview)) or not isinstance(shape, tuple):
-        raise Damaged("an array without type, shape or bytes")
-    sizes = tuple(int(size) for size in shape)
-    if len(sizes) > 4 or any(size < 0 for size in sizes) or math.prod(sizes) * int(kind.text[1:]) != len(data):
-        raise Damaged(f"an array of shape {sizes[:4]} has {len(data)} bytes")
-    if columns_first and sum(size > 1 for size in sizes) > 1:
-        raise guard.refuse("an array in column order")
-    return Array(kind.text, sizes, data)
-
-
-CALLS: dict[str, Callable[..., Any]] = {
-    "encode": _encode,
-    "bytes": _bytes,
-    "dtype": _kind,
-    "reconstruct": lambda guard, *_: Array(),
-    "frombuffer": _from_buffer,
-    "scalar": _scalar,
-}
-
-
-def build_object(guard: Guard, value: object, state: Any) -> None:
-    """Fill an array with its `state`; the state of a type of numbers must say nothing unusual."""
-    if isinstance(value, Kind):
-        # (version, byte order, subarray, names, fields, size, alignment, flags): nothing that matters for these
-        if not isinstance(state, tuple) or any(part is not None for part in state[2:5]):
-            raise guard.refuse("an array of records")
-        order = state[1] if len(state) > 1 else "|"
-        if (str(order, "latin-1") if isinstance(order, (bytes, memoryview)) else order) not in ("|", "<", "="):
-            raise guard.refuse("an array with its bytes turned round")
-    elif isinstance(value, Array) and isinstance(state, tuple) and len(state) == 5:
-        _, shape, kind, columns_first, data = state
-        vars(value).update(vars(_array(guard, kind, shape, columns_first, data)))
-    else:
-        raise guard.refuse("a change of something that is no array")
-
-
-# ----------
-# Reads the plain data of a pickle without running any of it: this file interprets the format, nothing is imported.
-#
-# Lists, tuples, bytes, text, numbers, booleans and numpy arrays of small integers come out; whatever else a pickle asks
-# for (a class, a function, a persistent object) is refused by name. Bytes are slices of the input, so memory stays near
-# the size of the file however it was crafted. Protocols 0 to 5, also as Python 2 wrote them.
-
-LINE = 256  # bytes of the longest line that is not itself data
-NAMES = {op.code.encode("latin-1"): op.name for op in pickletools.opcodes}
-MARK = object()
-
-
-def load_plain(data: memoryview, where: str) -> Any:
-    """The object in the pickle `data`; `where` is named in errors. Bytes come as `memoryview` or `bytes`."""
-    try:
-        return _Machine(data, where).run()
-    except UsageError:
-        raise
-    except (Damaged, IndexError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = str(error) if isinstance(error, Damaged) else "it is cut short or not a pickle"
-        raise UsageError(f"{where} is damaged: {reason}") from None
-
-
-class _Machine(Guard):
-    """The stack machine of the pickle format, for plain data alone."""
+class _Machine:
+    """The stack machine of the pickle format, for plain data alone; it refuses data that would grow without end."""
 
     def __init__(self, data: memoryview, where: str) -> None:
-        super().__init__(where, len(data))
-        self.data, self.at = data, 0
+        self.where, self.data, self.at = where, data, 0
+        self.allowance = 2 * len(data) + 4096  # bytes that may be copied, so that no small file grows without end
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -199,7 +83,16 @@ class _Machine(Guard):
                 raise self.refuse(NAMES.get(code, f"unknown operation {code.hex()}"))
             action(self)
 
-    # reading ----------------------------------------------------------------------------------------
+    def refuse(self, what: str) -> UsageError:
+        """The error that says what the pickle wanted."""
+        plain = what[:80].encode("unicode-escape").decode()  # what a stranger wrote goes to a terminal
+        return UsageError(f"{self.where} is refused: its pickle asks for {plain}; nothing of it was run")
+
+    def copied(self, count: int) -> None:
+        """Counts bytes that are copied."""
+        self.allowance -= count
+        if self.allowance < 0:
+            raise Damaged("its data would grow without end")
 
     def take(self, count: int) -> memoryview:
         if count > len(self.data) - self.at:
@@ -222,8 +115,6 @@ class _Machine(Guard):
                 return text
             end, step = end + len(piece), min(step * 2, 2**20)
         raise Damaged("it is cut short")
-
-    # the stack --------------------------------------------------------------------------------------
 
     def push(self, value: Any) -> None:
         self.stack.append(value)
@@ -293,15 +184,29 @@ class _Machine(Guard):
             raise Damaged("a value is missing")
         self.memo[index] = self.stack[-1]
 
-    # bytes and arrays -------------------------------------------------------------------------------
-
     def reduce(self) -> None:
+        """A call of a function: what it makes, if it is one of CALLS."""
         args, function = self.pop(), self.pop()
-        self.push(call_object(self, function, args))
+        make = CALLS.get(function.text) if isinstance(function, Name) else None
+        if make is None or not isinstance(args, tuple):
+            raise self.refuse(f"a call of {function.text if isinstance(function, Name) else 'no function'}")
+        self.push(make(self, *args))
 
     def build(self) -> None:
-        state = self.pop()
-        build_object(self, self.stack[-1], state)
+        """Fill an array with its state; the state of a type of numbers must say nothing unusual."""
+        state, value = self.pop(), self.stack[-1]
+        if isinstance(value, Kind):
+            # (version, byte order, subarray, names, fields, size, alignment, flags): nothing that matters for these
+            if not isinstance(state, tuple) or any(part is not None for part in state[2:5]):
+                raise self.refuse("an array of records")
+            order = state[1] if len(state) > 1 else "|"
+            if (str(order, "latin-1") if isinstance(order, (bytes, memoryview)) else order) not in ("|", "<", "="):
+                raise self.refuse("an array with its bytes turned round")
+        elif isinstance(value, Array) and isinstance(state, tuple) and len(state) == 5:
+            _, shape, kind, columns_first, data = state
+            vars(value).update(vars(_array(self, kind, shape, columns_first, data)))
+        else:
+            raise self.refuse("a change of something that is no array")
 
 
 Action = Callable[[_Machine], Any]
@@ -355,3 +260,72 @@ ACTIONS: dict[bytes, Action] = {
     b"b": _Machine.build,
     b"\x98": lambda m: None,  # READONLY_BUFFER: ours are all read-only
 }
+
+
+def _encode(machine: _Machine, text: str, encoding: str = "latin1") -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise machine.refuse(f"the encoding {encoding}")
+    machine.copied(len(text))
+    return text.encode("latin-1")
+
+
+def _bytes(machine: _Machine, value: Any = b"", encoding: str | None = None) -> Any:
+    if isinstance(value, str):
+        return _encode(machine, value, encoding or "")
+    if not isinstance(value, (bytes, memoryview)) or encoding is not None:
+        raise Damaged("bytes of something else")
+    return value
+
+
+def _kind(machine: _Machine, text: Any, *_: Any) -> Kind:
+    name = str(text, "latin-1") if isinstance(text, (bytes, memoryview)) else text
+    if not isinstance(name, str) or not SAFE_TYPES.fullmatch(name):
+        raise machine.refuse(f"an array of {name}")
+    short = {"?": "b1", "bool": "b1", "B": "u1", "uint8": "u1"}
+    plain = name.lstrip("|<=")
+    return Kind(short.get(plain, plain))
+
+
+def _from_buffer(machine: _Machine, data: Any, kind: Any, shape: Any, order: str) -> Array:
+    return _array(machine, kind, shape, order == "F", data)
+
+
+def _scalar(machine: _Machine, kind: Any, data: Any) -> int | bool:
+    array = _array(machine, kind, (1,), False, data)
+    value = int.from_bytes(array.data, "little", signed=array.kind[0] == "i")
+    return bool(value) if array.kind == "b1" else value
+
+
+def _array(machine: _Machine, kind: Any, shape: Any, columns_first: Any, data: Any) -> Array:
+    if not isinstance(kind, Kind) or not isinstance(data, (bytes, memoryview)) or not isinstance(shape, tuple):
+        raise Damaged("an array without type, shape or bytes")
+    sizes = tuple(int(size) for size in shape)
+    if len(sizes) > 4 or any(size < 0 for size in sizes) or math.prod(sizes) * int(kind.text[1:]) != len(data):
+        raise Damaged(f"an array of shape {sizes[:4]} has {len(data)} bytes")
+    if columns_first and sum(size > 1 for size in sizes) > 1:
+        raise machine.refuse("an array in column order")
+    return Array(kind.text, sizes, data)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "encode": _encode,
+    "bytes": _bytes,
+    "dtype": _kind,
+    "reconstruct": lambda machine, *_: Array(),
+    "frombuffer": _from_buffer,
+    "scalar": _scalar,
+}
+
+
+def _names() -> dict[tuple[str, str], Name]:
+    known = {("_codecs", "encode"): "encode", ("numpy", "ndarray"): "numpy.ndarray", ("numpy", "dtype"): "dtype"}
+    for module in ("builtins", "__builtin__"):
+        known |= {(module, "bytes"): "bytes", (module, "bytearray"): "bytes"}
+    for core in ("numpy.core", "numpy._core"):
+        known[f"{core}.multiarray", "_reconstruct"] = "reconstruct"
+        known[f"{core}.multiarray", "scalar"] = "scalar"
+        known[f"{core}.numeric", "_frombuffer"] = "frombuffer"
+    return {key: Name(text) for key, text in known.items()}
+
+
+ALLOWED = _names()

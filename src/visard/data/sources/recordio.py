@@ -1,4 +1,10 @@
-"""Training sets as .rec and .idx files (MXNet RecordIO, as InsightFace packs CASIA and MS1M)."""
+"""Training sets as .rec and .idx files (MXNet RecordIO, as InsightFace packs CASIA and MS1M).
+
+A file is records one after the other, with an index beside it. A record is the number 0xced7230a, a word of 3 bits
+`part` and 29 bits length, the data, and zeros up to a multiple of 4 bytes. Data that holds the magic number at a
+multiple of 4 is cut there into parts (1 first, 2 middle, 3 last; 0 = whole) and the number itself is left out. An image
+record begins with flag, label, id, id2; flag > 0 is the count of further labels, which follow. All is little-endian.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +18,10 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from visard.data import pictures as decoding
 from visard.data.listing import Listing, Numbers, Pictures, check_length
+from visard.data.pictures import MAX_BYTES
 from visard.errors import UsageError, VisardError
 from visard.files import replacing
-
-# ----------
-# RecordIO, the file format of MXNet's image sets: records one after the other, with an index beside them.
-#
-# A record is the number 0xced7230a, a word of 3 bits `part` and 29 bits length, the data, and zeros up to a multiple of
-# 4 bytes. Data that holds the magic number at a multiple of 4 is cut there into parts (1 first, 2 middle, 3 last;
-# 0 = whole) and the number itself is left out. An image record begins with flag, label, id, id2 (`IRHeader`); flag > 0
-# is the count of further labels, which follow. All numbers are little-endian.
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -35,6 +33,62 @@ BLOCK = 4096  # records that are looked at together
 WHOLE, FIRST, MIDDLE, LAST = range(4)
 
 Words = npt.NDArray[np.uint32]
+
+
+def read(source: Path) -> Listing:
+    """List the pictures of `source`, a .rec file or a folder with exactly one (train.rec where there are more).
+
+    A first record that has labels and no picture is the header: its first label is the first key after the pictures.
+    The identity of a picture is its label, or the first of several. Pictures are read when they are decoded.
+    """
+    records = RecordFile(_find(source))
+    chosen, header = _pictures(records)
+    try:
+        labels = records.labels()[chosen]
+    except ValueError as error:
+        raise UsageError(f"{records.path} is damaged: {error}") from None
+    with np.errstate(invalid="ignore"):
+        whole = np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))
+    if not whole.all():
+        k = int(np.argmin(whole))
+        key = records.keys[chosen[k]]
+        raise UsageError(f"{records.path}: record {key} has label {labels[k]}, which is no identity number")
+    labels_used, identity = np.unique(labels.astype(np.int64), return_inverse=True)
+    return Listing(
+        pictures=_Records(records, chosen),
+        files=Keys(records.keys[chosen]),
+        identity=identity.astype(np.int32),
+        names=[str(k) for k in labels_used],
+        size=112,
+        info={"header": header},
+    )
+
+
+def _find(source: Path) -> Path:
+    if not source.is_dir():
+        return source
+    found = sorted(source.glob("*.rec"))
+    chosen = [path for path in found if path.name == "train.rec"] or found
+    if len(chosen) != 1:
+        raise UsageError(f"{source} has {len(found)} .rec files: name one of them")
+    return chosen[0]
+
+
+def _pictures(records: RecordFile) -> tuple[Numbers, list[float]]:
+    """Which records are pictures, in the order of the file, and the labels of the header if there is one."""
+    order = np.argsort(records.offsets, kind="stable")
+    try:
+        first = records.record(int(np.argmin(records.keys)))
+    except ValueError as error:
+        raise UsageError(f"{records.path} is damaged: {error}") from None
+    if first.flag == 0 or first.data:
+        return order, []
+    keys = records.keys[order]
+    end = float(first.label[0])
+    chosen = order[(keys > keys.min()) & (keys < end)] if np.isfinite(end) else order[:0]
+    if not len(chosen):
+        raise UsageError(f"{records.path}: the header announces no pictures")
+    return chosen, [float(value) for value in first.label[:8] if np.isfinite(value)]
 
 
 @dataclass(frozen=True)
@@ -150,7 +204,7 @@ class RecordFile:
                 total += length
                 if magic != MAGIC or part not in expected:
                     raise ValueError(f"no record at byte {at}")
-                if total > decoding.MAX_BYTES:
+                if total > MAX_BYTES:
                     raise ValueError(f"{total} bytes are too many")
                 data = file.read(length)
                 if len(data) != length:
@@ -204,7 +258,7 @@ def write_recordio(path: Path, pictures: Iterable[tuple[bytes, int]]) -> int:
     """Write encoded pictures with their identity numbers as `path`.rec and .idx; returns how many.
 
     As InsightFace has it: record 0 is a header with the first key after the pictures and the first key after the
-    identities, pictures have keys from 1, then one record for each identity says which keys are hers. Pictures must
+    identities, pictures have keys from 1, then one record for each identity says which keys are its own. Pictures must
     come one identity after the other.
     """
     ranges: list[tuple[int, int, int]] = []
@@ -241,62 +295,6 @@ def write_recordio(path: Path, pictures: Iterable[tuple[bytes, int]]) -> int:
 
 def _header(key: int, labels: Sequence[float]) -> bytes:
     return HEADER.pack(len(labels), 0.0, key, 0) + struct.pack(f"<{len(labels)}f", *labels)
-
-
-def read(source: Path) -> Listing:
-    """List the pictures of `source`, a .rec file or a folder with exactly one (train.rec where there are more).
-
-    A first record that has labels and no picture is the header: its first label is the first key after the pictures.
-    The identity of a picture is its label, or the first of several. Pictures are read when they are decoded.
-    """
-    records = RecordFile(_find(source))
-    chosen, header = _pictures(records)
-    try:
-        labels = records.labels()[chosen]
-    except ValueError as error:
-        raise UsageError(f"{records.path} is damaged: {error}") from None
-    with np.errstate(invalid="ignore"):
-        whole = np.isfinite(labels) & (labels >= 0) & (labels < 2**31) & (labels == np.floor(labels))
-    if not whole.all():
-        k = int(np.argmin(whole))
-        key = records.keys[chosen[k]]
-        raise UsageError(f"{records.path}: record {key} has label {labels[k]}, which is no identity number")
-    people, identity = np.unique(labels.astype(np.int64), return_inverse=True)
-    return Listing(
-        pictures=_Records(records, chosen),
-        files=Keys(records.keys[chosen]),
-        identity=identity.astype(np.int32),
-        names=[str(k) for k in people],
-        size=112,
-        info={"header": header},
-    )
-
-
-def _find(source: Path) -> Path:
-    if not source.is_dir():
-        return source
-    found = sorted(source.glob("*.rec"))
-    chosen = [path for path in found if path.name == "train.rec"] or found
-    if len(chosen) != 1:
-        raise UsageError(f"{source} has {len(found)} .rec files: name one of them")
-    return chosen[0]
-
-
-def _pictures(records: RecordFile) -> tuple[Numbers, list[float]]:
-    """Which records are pictures, in the order of the file, and the labels of the header if there is one."""
-    order = np.argsort(records.offsets, kind="stable")
-    try:
-        first = records.record(int(np.argmin(records.keys)))
-    except ValueError as error:
-        raise UsageError(f"{records.path} is damaged: {error}") from None
-    if first.flag == 0 or first.data:
-        return order, []
-    keys = records.keys[order]
-    end = float(first.label[0])
-    chosen = order[(keys > keys.min()) & (keys < end)] if np.isfinite(end) else order[:0]
-    if not len(chosen):
-        raise UsageError(f"{records.path}: the header announces no pictures")
-    return chosen, [float(value) for value in first.label[:8] if np.isfinite(value)]
 
 
 @dataclass(frozen=True, eq=False)
