@@ -191,7 +191,7 @@ def memory(clients: int, folder: Path) -> None:
 
 
 def _down(method: FedAvg, server: Any) -> Any:
-    from visard.methods.averaging import Down
+    from visard.methods.fedavg import Down
 
     return Down(server.theta, server.fixed, server.W, 0.01)
 

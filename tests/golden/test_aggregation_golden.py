@@ -112,7 +112,7 @@ def test_the_rule_of_the_run_is_used(tmp_path: Path) -> None:
 
 
 def test_settings_choose_the_rule_and_the_mean_goes_without_saying(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(RULES, "largest", Largest)
+    monkeypatch.setitem(RULES.built_in, "largest", Largest)
     chosen = load("fedavg", ["aggregation.rule=largest"])
     assert chosen.aggregation == Largest()
     assert chosen.to_dict()["aggregation"] == {"rule": "largest"}

@@ -15,8 +15,7 @@ from visard.engines.local import LocalNetwork
 from visard.engines.world import Place, derive, generator, perform
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, batches
-from visard.methods.averaging import Down, Server
-from visard.methods.fedavg import FedAvg
+from visard.methods.fedavg import Down, FedAvg, Server
 
 TRAINING = Training(lr=0.05, batch_size=4, clip=0.0, augment=Augment(flip=True), weight_decay=0.01)
 

@@ -19,7 +19,7 @@ from visard.engines.world import Place, derive, generator, perform
 from visard.errors import UsageError
 from visard.learning.heads import CosFace, HeadSettings
 from visard.learning.objective import Drift, still_statistics
-from visard.methods.averaging import Down, Server
+from visard.methods.fedavg import Down, Server
 from visard.methods.hf_maml import HFMaml, MetaTrained, MetaTraining, Order, meta_step, meta_train, three_batches
 from visard.numerics import Numerics
 

@@ -91,11 +91,11 @@ def test_pictures_without_a_label_are_alone() -> None:
 ], ids=str)  # fmt: skip
 def test_clear_people_are_found(how: Clustering) -> None:
     x, identity = people(noise=0.15)
-    found = cluster(x, how, people=12)
+    found = cluster(x, how, identities=12)
     assert quality(found.labels, identity).pairwise_f > (0.75 if how.method == "finch" else 0.9)
     assert found.clusters == found.labels.max() + 1
     assert bool(how.oracle) == (how.method == "kmeans" and not how.clusters)
-    again = cluster(x, how, people=12)
+    again = cluster(x, how, identities=12)
     assert np.array_equal(again.labels, found.labels)
 
 

@@ -24,7 +24,7 @@ from visard.learning.train import Training
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml, MetaTraining
-from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_figures, score_tuned, settle, steps_of, tune
+from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_metrics, score_tuned, settle, steps_of, tune
 from visard.runs.evaluation import _clients
 
 TUNING = Tuning(batches=3, batch_size=4, lr=0.05, pairs=40, draws=2)
@@ -76,7 +76,7 @@ def test_figures_are_those_of_the_drawn_pairs(tmp_path: Path) -> None:
     impostor = sorted((float(f[i] @ f[j]) for i, j in drawn.impostor), reverse=True)
     threshold = impostor[10]  # ten of a hundred lie above it
     tar = np.mean([g > threshold + 1e-6 for g in genuine])
-    assert pair_figures(model, test, test, drawn)["tar@far=0.1"] == pytest.approx(tar, abs=0.021)
+    assert pair_metrics(model, test, test, drawn)["tar@far=0.1"] == pytest.approx(tar, abs=0.021)
 
 
 def test_tuning_moves_the_network_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_impostors_of_all_clients_and_of_the_own_people(tmp_path: Path) -> None:
     pairs = draw_pairs(test, test, 40, np.random.default_rng(2))
     assert pairs is not None
     same = replace(pairs, impostor=pairs.genuine, within=pairs.impostor)
-    found = pair_figures(client.network(), test, test, same)
+    found = pair_metrics(client.network(), test, test, same)
     assert found["auc"] == pytest.approx(0.5), "here the impostors are the genuine pairs, within has the real ones"
-    assert found["own/tar@far=0.1"] == pair_figures(client.network(), test, test, pairs)["tar@far=0.1"]
+    assert found["own/tar@far=0.1"] == pair_metrics(client.network(), test, test, pairs)["tar@far=0.1"]
 
 
 @pytest.mark.parametrize("norm", ["update", "frozen"])

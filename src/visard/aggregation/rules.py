@@ -40,7 +40,7 @@ class Rule(ABC):
     """How the values of many clients become one."""
 
     name: ClassVar[str]
-    title: ClassVar[str]  # one line for people
+    title: ClassVar[str]  # one line that describes it
     of_groups: ClassVar[bool] = False  # whether the mean of a group, with its weight, may stand for its members
 
     @abstractmethod

@@ -1,1 +1,1 @@
-"""Clustering of features into people, and how good a clustering is."""
+"""Clustering of features into identities, and how good a clustering is."""

@@ -1,4 +1,4 @@
-"""Pseudo identities for faces that nobody labelled: C-FINCH, FINCH, K-means and DBSCAN behind one setting."""
+"""Pseudo labels for faces without labels: C-FINCH, FINCH, K-means and DBSCAN behind one setting."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Clustering:
     centre: bool = True  # subtract the mean feature first: what all faces of a new domain have in common
     min_size: AtLeastOne = 2  # pictures of a smaller cluster get no label
     partition: int = 0  # finch: which of its partitions, 0 = the finest, -1 or beyond: the last with two clusters
-    clusters: Number = 0  # kmeans: how many; 0 = as many as there are people, which only a simulation can know
+    clusters: Number = 0  # kmeans: how many; 0 = as many as there are identities, which only a simulation can know
     min_samples: AtLeastOne = 2  # dbscan: neighbours, itself included, that make a picture the core of a cluster
     search: Search = "auto"  # of neighbours: exact, faiss, or by size
     seed: int = 0  # kmeans
@@ -40,7 +40,7 @@ class Clustering:
 
     @property
     def oracle(self) -> str:
-        """What the method must be told that nobody knows without labels; mostly nothing."""
+        """What the method needs to know that only labels can tell; mostly nothing."""
         return "the number of people" if self.method == "kmeans" and not self.clusters else ""
 
 
@@ -57,7 +57,7 @@ class Clusters:
 def prepare(features: Floats, centre: bool = False) -> Floats:
     """Features at length 1; with `centre` their mean is subtracted and they are scaled to length 1 again.
 
-    Of two features the differences from their mean are opposite whoever they show: two stay as they are.
+    Of two features the differences from their mean are opposite whatever they show: two stay as they are.
     """
     x = directions(np.ascontiguousarray(features, np.float32))
     if centre and len(x) > 2:
@@ -65,7 +65,7 @@ def prepare(features: Floats, centre: bool = False) -> Floats:
     return x
 
 
-def cluster(features: Floats, settings: Clustering, people: int | None = None) -> Clusters:
+def cluster(features: Floats, settings: Clustering, identities: int | None = None) -> Clusters:
     """Cluster features (n, D). `people` is the true number of identities, for K-means in a test."""
     if features.ndim != 2 or not features.size:
         raise VisardError(f"clustering needs features, got an array of shape {features.shape}")
@@ -79,7 +79,7 @@ def cluster(features: Floats, settings: Clustering, people: int | None = None) -
         found = cfinch(x, math.inf if d is None else d, settings.metric, settings.search)
         labels, levels = _partition(found, settings), tuple(level.clusters for level in found)
     elif settings.method == "kmeans":
-        count = settings.clusters or people
+        count = settings.clusters or identities
         if not count:
             raise UsageError("kmeans needs the number of clusters")
         labels = _kmeans(x, min(count, len(x)), settings.seed)
@@ -101,7 +101,7 @@ def drop_small(labels: Ints, min_size: int) -> Ints:
 
 
 def _choose(x: Floats, settings: Clustering) -> float:
-    """The d that suits the method; where DBSCAN sees noise, everybody is alone."""
+    """The d that suits the method; where DBSCAN sees noise, every picture is alone."""
     if settings.method == "cfinch":
         return choose_d(x, settings.metric, settings.search)
 
@@ -140,10 +140,7 @@ def _sklearn(module: str) -> Any:
         raise UsageError("kmeans and dbscan need scikit-learn: pip install 'visard[cluster]'") from None
 
 
-# ----------
-# Labels for pictures that have none: features of a network, clustered where the pictures are.
-
-FIGURES = ("pairwise_precision", "pairwise_recall", "pairwise_f", "bcubed_f", "nmi")
+METRICS = ("pairwise_precision", "pairwise_recall", "pairwise_f", "bcubed_f", "nmi")
 
 
 @dataclass(frozen=True)
@@ -156,15 +153,15 @@ class Pseudo:
 
 
 def pseudo_labels(model: nn.Module, view: FaceView, how: Clustering, channels_last: bool = True) -> Pseudo:
-    """Cluster the features of a view; its true labels serve only K-means that asks for the number of people."""
+    """Cluster the features of a view; its true labels serve only K-means that asks for the number of identities."""
     features = features_of(model, view, channels_last)
-    found = cluster(features.numpy(), how, people=len(set(view.labels.tolist())))
+    found = cluster(features.numpy(), how, identities=len(set(view.labels.tolist())))
     labels = torch.from_numpy(found.labels)
     kept = labels >= 0
     return Pseudo(labels, class_means(features[kept], labels[kept], found.clusters), found)
 
 
-def figures_of(pseudo: Tensor, view: FaceView) -> dict[str, float]:
+def metrics_of(pseudo: Tensor, view: FaceView) -> dict[str, float]:
     """How well pseudo labels fit the true ones, for tests of a method."""
     found = quality(pseudo.numpy(), view.labels)
-    return {name: getattr(found, name) for name in FIGURES}
+    return {name: getattr(found, name) for name in METRICS}

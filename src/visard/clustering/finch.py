@@ -25,9 +25,6 @@ from torch import Tensor
 
 from visard.errors import UsageError, VisardError
 
-# ----------
-# The nearest other vector of every vector: exactly by blocks of matrix products, through faiss beyond a size.
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Metric = Literal["euclidean", "chord", "cosine"]
@@ -186,7 +183,7 @@ def cfinch(
     """The partitions of C-FINCH, finest first, until nothing merges; the last is the labelling.
 
     Centroids are means of the original vectors, not of centroids. If nothing at all is within d there is one level,
-    in which everybody is alone. `first` are the neighbours of x itself, where they are known already.
+    in which every vector is alone. `first` are the neighbours of x itself, where they are known already.
     """
     if not d > 0:
         raise UsageError(f"d = {d}: clusters merge below a distance, which must be positive")
@@ -235,12 +232,7 @@ def means(x: Floats, labels: Ints, clusters: int) -> Floats:
     return out
 
 
-# ----------
-# Choosing C-FINCH's distance d without labels.
-#
-# u   unit features (n, D)            m_c   mean of the features of cluster c
-
-HIGHEST = 0.99  # quantile of first-neighbour distances: beyond, everybody merges with somebody
+HIGHEST = 0.99  # quantile of first-neighbour distances: beyond it everything merges
 MOST, WORK = 20, 60_000  # candidates for d: at most so many, and fewer where there are many features
 JUDGED = 10_000  # pictures whose separation is computed: their mean is known to about 0.005
 
@@ -254,8 +246,8 @@ def choose_d(
     """The d whose clusters are the most separate, among quantiles of the distances to first neighbours.
 
     `labels_at` gives the clusters (n,) for a d, numbered from 0; default C-FINCH.
-    Too small a d leaves people in pieces and pictures alone, too large a one chains strangers together; `separation`
-    sees both. The distances reach from the closest pairs to the pictures that are like nobody else.
+    Too small a d splits identities, too large a one chains different identities together; `separation`
+    sees both. The distances reach from the closest pairs to the pictures that resemble no other.
     """
     if len(u) < 3:
         return 1.0

@@ -109,10 +109,6 @@ def quality(labels: Ints, identity: Ints) -> Quality:
     )  # fmt: skip
 
 
-# ----------
-# The quality of a clustering of faces, next to the truth and without it.
-
-
 @dataclass(frozen=True)
 class Counts:
     """What one sees without knowing who is who."""

@@ -1,4 +1,4 @@
-"""A client: one party during one step."""
+"""A client during one step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 ClientId = str
 Weights = dict[str, Tensor]
 State = dict[str, Any]  # what a client keeps between steps: tensors, numbers, text, nested dicts and lists of these
-PUBLIC: ClientId = "public"  # the party with the public pictures, where a run has some; it can be asked like a client
+PUBLIC: ClientId = "public"  # the client with the public pictures, where a run has some; it can be asked like a client
 
 
 @dataclass
 class Client:
-    """One party during one step. The engine builds it anew for every step."""
+    """A client during one step. The engine builds it anew for every step."""
 
     id: ClientId
     data: ClientData
@@ -32,13 +32,10 @@ class Client:
     network: Callable[[], nn.Module]  # the run's backbone; its weights are undefined until you load some
     embedding: int  # length of a feature
     numerics: Numerics
-    benchmarks: Mapping[str, FaceView] = field(default_factory=dict)  # public test sets that every party has
-    public: FaceView | None = None  # training pictures that every party has
-    others: FaceView | None = None  # for tests alone: the test pictures of all parties, its own among them
+    benchmarks: Mapping[str, FaceView] = field(default_factory=dict)  # public test sets that every client has
+    public: FaceView | None = None  # training pictures that every client has
+    others: FaceView | None = None  # for tests alone: the test pictures of all clients, its own among them
 
-
-# ----------
-# Client steps: the functions of a method that run at a client.
 
 M = TypeVar("M")
 R = TypeVar("R")

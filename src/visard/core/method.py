@@ -55,7 +55,7 @@ class Method(ABC, Generic[S]):
     """
 
     name: ClassVar[str]
-    title: ClassVar[str]  # one line for people
+    title: ClassVar[str]  # one line that describes it
     paper: ClassVar[str] = ""
     discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
     centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
@@ -77,7 +77,7 @@ class Method(ABC, Generic[S]):
         return False
 
     def oracle(self) -> str:
-        """What clients must tell that nobody knows without labels: a run says so, a deployment refuses it."""
+        """What the method asks of clients that only labels can tell: a run says so, a deployment refuses it."""
         return ""
 
     def backbone(self, server: S) -> Weights | None:
@@ -101,14 +101,14 @@ class Method(ABC, Generic[S]):
         return self.backbone(server)
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
-        """The weights with which a client with this state recognises its own people; default the generic model.
+        """The weights with which a client with this state recognises its own identities; default the generic model.
 
         Entries `transform.weight` and `transform.bias` beside the backbone's are a last layer of the client's own.
         """
         return theta
 
     def alternatives(self, state: State, theta: Weights | None) -> dict[str, Weights | None]:
-        """Other models to test at a client beside its own, by the name that their figures get."""
+        """Other models to test at a client beside its own, by the prefix of their metrics."""
         return {}
 
     @classmethod

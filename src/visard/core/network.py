@@ -72,12 +72,12 @@ class Network(Protocol):
         """
         ...
 
-    def log(self, /, **figures: float) -> None:
-        """Record figures of this round (a loss, a diagnostic) for the event log and the report."""
+    def log(self, /, **metrics: float) -> None:
+        """Record metrics of this round (a loss, a diagnostic) for the event log and the report."""
         ...
 
-    def log_client(self, client: ClientId, /, **figures: float) -> None:
-        """Record figures of one client in this round; the seconds that its steps took are put beside them."""
+    def log_client(self, client: ClientId, /, **metrics: float) -> None:
+        """Record metrics of one client in this round; the seconds that its steps took are put beside them."""
         ...
 
 

@@ -103,10 +103,10 @@ def _features(model: nn.Module, batches: Iterable[Tensor], flip: bool = False) -
 
 
 def shared_features(model: nn.Module, theta: Weights, view: FaceView, channels_last: bool = True) -> Tensor:
-    """`features_of` for pictures that every party has; `theta` are the weights that the network holds.
+    """`features_of` for pictures that every client has; `theta` are the weights that the network holds.
 
     Simulated clients of one process do the same work on the same weights: it is done once. The answer is a pure
-    function of weights and pictures, so it is the same bits whoever asks first.
+    function of weights and pictures, so it is the same bits whichever client asks first.
     """
     key = (_digest(theta), f"{view.faces.path}:{hashlib.sha256(view.index.tobytes()).hexdigest()}")
     if key not in _known:
@@ -132,9 +132,6 @@ def _digest(weights: Weights) -> str:
     return found.hexdigest()
 
 
-# ----------
-# The head that a client trains: its own, or the rows of a global one that belong to its people.
-
 HeadStart = Literal["random", "means"]  # where a head of a client's own starts
 
 
@@ -144,7 +141,7 @@ def client_head(
     """The head to train, the labels (n,) of the training pictures as its rows, and the mask of classes present.
 
     W None: the head that the client keeps in its state, or a new one, with no mask; with start = "means" its rows are
-    the mean features of the client's people as `model` gives them. W (identities, E): a global head; classes that
+    the mean features of the client's identities as `model` gives them. W (identities, E): a global head; classes that
     the client does not have are masked, so that their logits are -inf and their gradients 0.
     """
     train = client.data.train

@@ -241,7 +241,7 @@ class SphereFace2(Head):
 
     L = (\lambda / r) log(1 + e^{-r(g(cos \theta_y) - m) - b})
         + ((1 - \lambda) / r) \sum_{j \ne y} log(1 + e^{r(g(cos \theta_j) + m) + b}),  g: see `spread`.
-    A label of -1 is a picture of nobody here: a negative for every class. log(1 + e^x) is softplus, which
+    A label of -1 is a picture of an unknown identity: a negative for every class. log(1 + e^x) is softplus, which
     does not overflow. `bias` is one number for all classes (`shared`) or one each (`per_class`);
     `balanced` starts it where positives and negatives pull equally (`balanced_bias`): from 0 the negatives
     hardly learn at first. detach_margin = True takes d logit / d cos = r, as if g and m were a constant.

@@ -112,7 +112,7 @@ def mmd2(x: Tensor, y: Tensor, bandwidths: Sequence[float]) -> Tensor:
 
 
 # ----------
-# Where features are compared and with which kernel: what all parties of an encrypted comparison agree on.
+# Where features are compared and with which kernel: what all clients of an encrypted comparison agree on.
 
 INSIDE = 1 - 1e-6  # rounding must not carry a feature outside the ball
 
@@ -142,7 +142,7 @@ class Compare:
         """Features (n, E) -> (n, L) inside the unit ball."""
         v: Tensor = features
         if self.project:
-            rng = torch.Generator().manual_seed(0)  # public, the same at all parties
+            rng = torch.Generator().manual_seed(0)  # public, the same at all clients
             basis = torch.linalg.qr(torch.randn(v.shape[1], self.project, generator=rng, dtype=torch.float64)).Q
             v = v @ basis.to(v.dtype)
         if self.unit:

@@ -110,10 +110,6 @@ def _without_gradients(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return features
 
 
-# ----------
-# The model-contrastive term: stay near the global model, leave the last local one behind (Liu et al. 2022, Eq. 5).
-
-
 def model_contrastive(f: Tensor, f_glob: Tensor, f_prev: Tensor, tau: float) -> Tensor:
     r"""Mean over the batch of $-\log\frac{e^{c_g/\tau}}{e^{c_g/\tau} + e^{c_p/\tau}}$, $c = \cos(f, \cdot)$.
 
@@ -140,21 +136,13 @@ class ContrastSettings:
         return {"con": (self.weight, lambda x, f, y: model_contrastive(f, glob(x), prev(x), self.tau))}
 
 
-# ----------
-# Knowledge distillation: a student's logits follow a teacher's.
-
-
 def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
     r"""$T^2 \, \mathrm{KL}(\mathrm{softmax}(z_t/T) \,\|\, \mathrm{softmax}(z_s/T))$, mean over the batch.
 
     Logits are (B, K). The factor T^2 keeps the size of the gradient when the temperature changes.
     """
-    told, said = log_softmax(teacher / temperature, 1), log_softmax(student / temperature, 1)
-    return kl_div(said, told, reduction="batchmean", log_target=True) * temperature**2
-
-
-# ----------
-# Keep a client's features near those of the model that the round started from.
+    taught, student_log = log_softmax(teacher / temperature, 1), log_softmax(student / temperature, 1)
+    return kl_div(student_log, taught, reduction="batchmean", log_target=True) * temperature**2
 
 
 @contextmanager
@@ -199,12 +187,6 @@ class Drift:
 
     def __call__(self, x: Tensor, features: Tensor) -> Tensor:
         return self.penalty(features, self.reference(x))
-
-
-# ----------
-# Domain-adversarial training (Ganin et al., JMLR 2016): a critic tells domains apart, the features unlearn that.
-#
-# critic   features -> one number, positive = target          p   progress of training, 0 to 1
 
 
 class _Reverse(torch.autograd.Function):

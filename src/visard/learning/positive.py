@@ -1,6 +1,6 @@
 """Learning from one's own pictures alone, without negatives (FedFace Eqs. 6 and 7), one client or a cohort at a time.
 
-f   features, used at length 1       w   class vectors of a client's people, length 1       m   margin (cosine)
+f   features, used at length 1       w   class vectors of a client's identities, length 1       m   margin (cosine)
 """
 
 from __future__ import annotations
@@ -147,9 +147,6 @@ def _step(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
             p.grad = None
 
 
-# ----------
-# Batch norm where a client may hold a single identity: what is refused, and what to do instead.
-
 INSTEAD = "take a backbone without batch norm (model.name = tiny_nobn, spherenet20 or spherenet64)"
 
 
@@ -168,18 +165,12 @@ def check_frozen(theta: Weights, trained: bool) -> None:
 
 
 def check_not_alone(theta: Weights, identities: int) -> None:
-    """Statistics of one person's pictures normalise away what tells this person from others."""
+    """Statistics of one identity normalise away what tells it from others."""
     if has_statistics(theta) and identities < 2:
         raise PublicError(
             f"one identity alone spoils batch norm's statistics: set method.batch_norm = frozen, or {INSTEAD}"
         )
 
-
-# ----------
-# The spread-out regulariser: keeps class vectors apart where no client may see another's (FedFace Eq. 9, FedAwS).
-#
-# W (C, E)   class vectors, rows of length 1        d   a distance, a function of the cosine
-# v          pairs nearer than this are pushed      k   nearest others, which FedAwS pushes without a margin
 
 Distance = Literal["cosine", "half", "euclidean", "squared"]
 Reduction = Literal["mean", "sum", "per_class"]
@@ -266,14 +257,14 @@ def off_diagonal(W: Tensor) -> tuple[float, float]:
     return total / (len(W) * (len(W) - 1)), largest
 
 
-def collapse_figures(before: Tensor, after: Tensor) -> dict[str, float]:
+def collapse_metrics(before: Tensor, after: Tensor) -> dict[str, float]:
     """What a round logs of class vectors before and after spread-out: cosines of 1 everywhere are a collapse."""
-    figures = {}
+    metrics = {}
     for when, W in (("before", before), ("after", after)):
         mean, largest = off_diagonal(W)
-        figures[f"Mean class cosine {when} spread-out"] = mean
-        figures[f"Largest class cosine {when} spread-out"] = largest
-    return figures
+        metrics[f"Mean class cosine {when} spread-out"] = mean
+        metrics[f"Largest class cosine {when} spread-out"] = largest
+    return metrics
 
 
 def _blocks(W: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,4 +1,4 @@
-"""Local training: the inner loop that all methods with gradient steps share."""
+"""Local training: the optimisers, and the one loop of gradient steps that all methods share."""
 
 from __future__ import annotations
 
@@ -22,19 +22,17 @@ from visard.learning.features import Batches, input_batch
 from visard.learning.heads import Head
 from visard.numerics import Numerics
 
-# ----------
-# Stochastic gradient descent without the bookkeeping of `torch.optim`, which costs more than a small network's step.
-#
-#     g <- g min(1, c / (|g| + 1e-6))     clipping, |g| over all parameters together
-#     v <- momentum v + g + decay p       v = g + decay p in the first step
-#     p <- p - lr v
-#
-# The update is one pass over memory, that of `torch.optim.SGD(fused=True)`; clipping that of
-# `clip_grad_norm_(foreach=True)`: the same bits, which a test compares.
-
 
 class Sgd:
-    """Updates parameters in place; those without a gradient are left alone."""
+    """Stochastic gradient descent without the bookkeeping of `torch.optim`, which a small network notices.
+
+        g <- g min(1, c / (|g| + 1e-6))     clipping, |g| over all parameters together
+        v <- momentum v + g + decay p       v = g + decay p in the first step
+        p <- p - lr v
+
+    Parameters are updated in place; those without a gradient are left alone. The update is one pass over memory, that
+    of `torch.optim.SGD(fused=True)`; clipping that of `clip_grad_norm_(foreach=True)`: the same bits, as a test checks.
+    """
 
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
@@ -84,6 +82,46 @@ class Sgd:
 def _laid_out(x: Tensor, p: Tensor) -> Tensor:
     """x in the memory order of p: the fused update walks through memory, not through indices."""
     return x if x.stride() == p.stride() else torch.empty_like(p).copy_(x)
+
+
+Optimiser = Literal["sgd", "adam"]
+B1, B2, EPS = 0.9, 0.999, 1e-8
+STEPS = -1  # where the number of steps is kept among the moments
+
+
+class Adam(Sgd):
+    """Adam (Kingma and Ba 2015), with g the gradient plus weight decay times p, as in `torch.optim.Adam`.
+
+        m <- b1 m + (1 - b1) g      v <- b2 v + (1 - b2) g^2
+        p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
+
+    [m, v] of each parameter are kept by its position, where `Sgd` keeps its velocity.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float) -> None:
+        super().__init__(parameters, lr, 0.0, weight_decay)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One update from the gradients that are there."""
+        t = self._velocity.setdefault(STEPS, torch.zeros((), dtype=torch.int64))
+        t += 1
+        small, large = 1 - B1 ** int(t), 1 - B2 ** int(t)
+        for i, p in enumerate(self.parameters):
+            if p.grad is None:
+                continue
+            g = p.grad + self.weight_decay * p if self.weight_decay else p.grad
+            m, v = self._velocity.setdefault(i, torch.zeros(2, *p.shape, dtype=p.dtype, device=p.device))
+            m.lerp_(g, 1 - B1)
+            v.mul_(B2).addcmul_(g, g, value=1 - B2)
+            p.addcdiv_(m, (v / large).sqrt_().add_(EPS), value=-self.lr / small)
+
+
+def new_optimiser(
+    kind: Optimiser, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float
+) -> Sgd:
+    """The optimiser of that name; Adam has no use for `momentum`."""
+    return Adam(parameters, lr, weight_decay) if kind == "adam" else Sgd(parameters, lr, momentum, weight_decay)
 
 
 Schedule = Literal["constant", "cosine"]  # of a learning rate over the rounds of a stage
@@ -201,7 +239,7 @@ def train(
 class Descent:
     """What one call of `descend` did."""
 
-    means: dict[str, float]  # of the figures of the objective, over the pictures seen
+    means: dict[str, float]  # of the metrics of the objective, over the pictures seen
     steps: int
     pictures: int
 
@@ -223,7 +261,7 @@ def descend(
 ) -> Descent:
     """SGD on `model` and `heads` in place: the one loop of gradient steps.
 
-    `objective` of the augmented pictures, their features and their rows gives what is minimised, and figures to report
+    `objective` of the augmented pictures, their features and their rows gives what is minimised, and metrics to report
     the means of. `beside` gives pictures that go through the network behind those of a batch, and `corrected` changes
     gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call. What is `frozen`
     of model and heads stays as it is, in evaluation mode.
@@ -244,7 +282,7 @@ def descend(
             x = x if beside is None else torch.cat([x, beside(len(x))])
             with numerics.autocast():
                 features = model(x := numerics.place(x))
-            minimised, figures = objective(x, features, rows)
+            minimised, metrics = objective(x, features, rows)
             optimiser.zero_grad()
             minimised.backward()  # type: ignore[no-untyped-call]
             if corrected is not None:
@@ -252,7 +290,7 @@ def descend(
             if training.clip:
                 optimiser.clip(training.clip)
             optimiser.step()
-            for name, value in figures.items():
+            for name, value in metrics.items():
                 sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
             steps, seen = steps + 1, seen + len(rows)
     means = {name: total / seen for name, total in sums.items()}
@@ -278,45 +316,3 @@ def freeze_norm(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.eval()
-
-
-# ----------
-# Adam (Kingma and Ba 2015) behind the interface of `Sgd`.
-#
-#     m <- b1 m + (1 - b1) g      v <- b2 v + (1 - b2) g^2
-#     p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
-#
-# with g the gradient plus weight decay times p, as in `torch.optim.Adam`, with which a test compares.
-
-Optimiser = Literal["sgd", "adam"]
-B1, B2, EPS = 0.9, 0.999, 1e-8
-STEPS = -1  # where the number of steps is kept among the moments
-
-
-class Adam(Sgd):
-    """Keeps [m, v] of each parameter by its position, where `Sgd` keeps its velocity."""
-
-    def __init__(self, parameters: Iterable[Tensor], lr: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr, 0.0, weight_decay)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """One update from the gradients that are there."""
-        t = self._velocity.setdefault(STEPS, torch.zeros((), dtype=torch.int64))
-        t += 1
-        small, large = 1 - B1 ** int(t), 1 - B2 ** int(t)
-        for i, p in enumerate(self.parameters):
-            if p.grad is None:
-                continue
-            g = p.grad + self.weight_decay * p if self.weight_decay else p.grad
-            m, v = self._velocity.setdefault(i, torch.zeros(2, *p.shape, dtype=p.dtype, device=p.device))
-            m.lerp_(g, 1 - B1)
-            v.mul_(B2).addcmul_(g, g, value=1 - B2)
-            p.addcdiv_(m, (v / large).sqrt_().add_(EPS), value=-self.lr / small)
-
-
-def new_optimiser(
-    kind: Optimiser, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float
-) -> Sgd:
-    """The optimiser of that name; Adam has no use for `momentum`."""
-    return Adam(parameters, lr, weight_decay) if kind == "adam" else Sgd(parameters, lr, momentum, weight_decay)

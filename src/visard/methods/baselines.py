@@ -1,4 +1,4 @@
-"""All data in one place: the upper bound. It moves every picture and label out of the clients, and says so."""
+"""Baselines without federation: all pictures in one place, every client alone, one client alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CentralServer:
 
 @dataclass(frozen=True)
 class Central(Fitting[CentralServer]):
-    """The engine pools the clients' data before the first round; the one client left is the pool."""
+    """The upper bound: every picture and label is moved to one place before the first round, which the ledger says."""
 
     name = "central"
     title = "all pictures in one place: the upper bound"
@@ -34,7 +34,7 @@ class Central(Fitting[CentralServer]):
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     with_public: bool = False  # pool the public pictures too
-    head_start: Literal["random", "means"] = "random"  # means: of the features of each person, for given weights
+    head_start: Literal["random", "means"] = "random"  # means: of the features of each identity, for given weights
 
     def centralises_public(self) -> bool:
         return self.with_public
@@ -59,10 +59,6 @@ class Central(Fitting[CentralServer]):
         return s.theta
 
 
-# ----------
-# Each client alone: the lower bound that federation has to beat. Nothing but figures leaves.
-
-
 @dataclass(frozen=True)
 class LocalServer:
     theta: Weights  # where everyone starts
@@ -82,7 +78,7 @@ class Up:
 
 @dataclass(frozen=True)
 class Local(Method[LocalServer]):
-    """Every client trains its own network on its own faces."""
+    """The lower bound that federation has to beat: every client trains its own network, losses and counts leave."""
 
     name = "local"
     title = "each client alone: the lower bound"
@@ -117,29 +113,25 @@ class Local(Method[LocalServer]):
         return state.get("theta", theta)
 
 
-# ----------
-# Training at one party alone, on the public pictures or at a source: where the federated methods start.
-
-
 @dataclass(frozen=True)
 class PretrainServer:
     theta: Weights
-    W: Tensor  # class vectors of the party's people
+    W: Tensor  # class vectors of its identities
     b: Tensor | None = None  # and biases, where the head has some
 
 
 @dataclass(frozen=True)
 class Pretrain(Fitting[PretrainServer]):
-    """One party trains on its labelled pictures; the others only test the result."""
+    """One client trains on its labelled pictures, the public ones or a source; the others only test the result."""
 
     name = "pretrain"
-    title = "one party with labelled pictures trains alone: where federation starts"
+    title = "one client with labelled pictures trains alone: where federation starts"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
 
     rounds: AtLeastOne = 20
     training: Training = Training()
     head: HeadSettings = HeadSettings()
-    at: ClientId = PUBLIC  # the party that trains; "source" where the partition has domains
+    at: ClientId = PUBLIC  # the client that trains; "source" where the partition has domains
 
     def supervised(self) -> Supervised:
         return Supervised(self.rounds, self.training, self.head)
@@ -167,13 +159,9 @@ class Pretrain(Fitting[PretrainServer]):
         return s.b
 
 
-# ----------
-# Target-Only of FedFR-DA: supervised training on the target's pictures, with the labels that it should not need.
-
-
 @dataclass(frozen=True)
 class TargetOnly(Central):
-    """`central` without the source."""
+    """`central` without the source: the target's pictures with the labels that FedFR-DA does without."""
 
     name = "target-only"
     title = "all target pictures in one place, with labels: what labels would give"

@@ -1,4 +1,7 @@
-"""Source and target clients: what the methods of domain adaptation share."""
+"""Source and target clients: what methods of domain adaptation share, and the classic ones, DAN and DANN.
+
+DAN and DANN see the pictures of both domains in one place, which FedFR-DA avoids; a penalty on features aligns them.
+"""
 
 from __future__ import annotations
 
@@ -77,18 +80,13 @@ def restore_head(how: HeadSettings, classes: int, embedding: int, state: State, 
     return head
 
 
-# ----------
-# Classic domain adaptation in one place: source with labels and target without, aligned by a penalty on features.
-#
-# It moves the pictures of both domains together, which is what FedFR-DA avoids; DAN and DANN say which penalty.
-
 Penalty = Callable[[Tensor, Tensor], Tensor]  # of source and target features (B, E) each
 
 
 @dataclass(frozen=True)
 class Server:
     theta: Weights
-    head: Weights  # of the source's people, where a file gave one
+    head: Weights  # of the source's identities, where a file gave one
 
 
 @dataclass(frozen=True)
@@ -193,14 +191,12 @@ def _steps(n: int, training: Training) -> int:
     return training.amount if training.unit == "iterations" else training.amount * -(-n // training.batch_size)
 
 
-# ----------
-# DAN: Long et al., Learning Transferable Features with Deep Adaptation Networks, ICML 2015: the discrepancy of source
-# and target features (MMD with several Gaussian kernels) is in the loss. A baseline of FedFR-DA; it pools pictures.
-
-
 @dataclass(frozen=True)
 class DAN(Adapting):
-    """The head learns from the source while MMD pulls the two domains' features together."""
+    """Long et al., Learning Transferable Features with Deep Adaptation Networks, ICML 2015.
+
+    The head learns from the source while MMD with several Gaussian kernels pulls the domains' features together.
+    """
 
     name = "dan"
     title = "domain adaptation by MMD on pooled pictures"
@@ -226,14 +222,12 @@ def bandwidths(features: Tensor, kernels: int) -> list[float]:
     return [max(mean, 1e-12) ** 0.5 * (2.0 ** (k - middle) / 2) ** 0.5 for k in range(kernels)]
 
 
-# ----------
-# DANN: Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016: a critic learns to tell source from
-# target features, its gradient is reversed on the way to the backbone. A baseline of FedFR-DA; it pools pictures.
-
-
 @dataclass(frozen=True)
 class DANN(Adapting):
-    """The head learns from the source while the features learn to hide which domain they come from."""
+    """Ganin et al., Domain-Adversarial Training of Neural Networks, JMLR 2016.
+
+    A critic learns to tell source from target features, and its gradient is reversed on the way to the backbone.
+    """
 
     name = "dann"
     title = "domain adaptation by an adversarial critic on pooled pictures"

@@ -1,17 +1,144 @@
-"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017;
-with FedProx's proximal term (Li et al., Federated Optimization in Heterogeneous Networks, 2020).
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017;
+with mu > 0 FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
 
-    theta   weights of the backbone     mu   strength of the proximal term
+    theta   weights of the backbone     W   class vectors of a global head, one row for each identity
+    n       pictures of a client        C   strength of the embedding regularisation
+
+`Averaging` is what FedAvg and HF-MAML share: a subclass says how a client learns.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple
 
-from visard.core import Client
-from visard.core.method import NotNegative
+from torch import Tensor, nn
+
+from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
+from visard.core.method import AtLeastOne, NotNegative, Share
+from visard.errors import UsageError
+from visard.learning.features import HeadStart, client_head
+from visard.learning.heads import Head, HeadSettings
+from visard.learning.objective import Drift
 from visard.learning.train import Training, train
-from visard.methods.averaging import Averaging, Down, Learnt, Task
+from visard.learning.weights import BatchNormPolicy, kept_local, load_weights, weights_in, without
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights  # what is averaged
+    fixed: Weights  # batch norm entries that stay at the clients: what a new client starts from
+    W: Tensor | None  # global head only
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    fixed: Weights
+    W: Tensor | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Disclosure.weights]
+    W: Annotated[Tensor | None, Disclosure.class_vectors]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
+    gradients: Annotated[int, Disclosure.count]  # gradient evaluations
+    samples: Annotated[int, Disclosure.count]  # pictures drawn
+
+
+class Learnt(NamedTuple):
+    """What a client's training did."""
+
+    loss: float
+    gradients: int
+    samples: int
+
+
+class Task(NamedTuple):
+    """What a client trains: network and head in place, labels (n,) as rows of the head, and the classes it has."""
+
+    model: nn.Module
+    head: Head
+    labels: Tensor
+    mask: Tensor | None
+    drift: Drift | None
+
+
+@dataclass(frozen=True)
+class Averaging(Method[Server]):
+    """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
+
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+
+    rounds: AtLeastOne = 20
+    head: HeadSettings = HeadSettings()
+    share_head: bool = False  # True: one global head with absent classes masked; False: heads stay at home
+    head_start: HeadStart = "random"  # means: a head of a client's own starts at the mean features of its identities
+    weighting: Literal["data", "uniform"] = "data"
+    regularisation: NotNegative = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
+    participation: Share = 1.0  # share of the clients that are asked in a round
+    batch_norm: BatchNormPolicy = "average"
+
+    def __post_init__(self) -> None:
+        if self.share_head and self.head.biased:
+            raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
+
+    @abstractmethod
+    def rate(self, round: int) -> float:
+        """The learning rate of a round, from 0."""
+
+    @abstractmethod
+    def learn(self, client: Client, task: Task, msg: Down) -> Learnt:
+        """Train network and head of a client in place."""
+
+    def start(self, setup: Setup) -> Server:
+        theta = setup.new_weights()
+        stays = kept_local(theta, self.batch_norm)
+        W = self.head.build(setup.classes, setup.embedding).weight.detach() if self.share_head else None
+        return Server(without(theta, stays), {k: v for k, v in theta.items() if k in stays}, W)
+
+    def stages(self) -> list[Stage[Server]]:
+        return [Stage("federate", self.rounds, self.round)]
+
+    def round(self, s: Server, net: Network) -> Server:
+        down = Down(s.theta, s.fixed, s.W, self.rate(net.round))
+        asked = dict.fromkeys(sample_clients(net, self.participation), down)
+        means, ups = net.reduce(self.local, asked, mean=("theta", "W"), by="n" if self.weighting == "data" else None)
+        loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
+        gradients, samples = (sum(getattr(up, name) for up in ups.values()) for name in ("gradients", "samples"))
+        net.log(loss=loss, lr=down.lr, gradients=gradients, samples=samples)
+        return Server(means["theta"], s.fixed, means["W"])
+
+    @client_step
+    def local(self, client: Client, msg: Down) -> Up:
+        model = client.network()
+        load_weights(model, msg.theta | msg.fixed | client.state.get("batch_norm", {}))
+        head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
+        drift = Drift(model, self.regularisation) if self.regularisation else None
+        done = self.learn(client, Task(model, head, labels, mask, drift), msg)
+        theta = weights_in(model)
+        if msg.fixed:
+            client.state["batch_norm"] = {k: theta[k] for k in msg.fixed}
+        if not self.share_head:
+            client.state["head"] = weights_in(head)
+        W = head.weight.detach() if self.share_head else None
+        return Up(without(theta, set(msg.fixed)), W, len(client.data.train), *done)
+
+    def backbone(self, s: Server) -> Weights | None:
+        return None if s.fixed else s.theta  # without batch norm there is no generic network
+
+    def global_head(self, s: Server) -> Tensor | None:
+        return s.W
+
+    def basis(self, s: Server) -> Weights | None:
+        return s.theta | s.fixed
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        return theta and theta | state.get("batch_norm", {})
 
 
 @dataclass(frozen=True)

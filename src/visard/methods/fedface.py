@@ -1,7 +1,7 @@
 """FedFace: Aggarwal, Zhou, Jain, FedFace: Collaborative Learning of Face Recognition Model, IJCB 2021;
 spread-out after Yu et al., Federated Learning with Only Positive Labels (FedAwS), ICML 2020.
 
-    theta   weights of the extractor f       w_i   class vector of client i, length 1 (a row for each of its people)
+    theta   weights of the extractor f       w_i   class vector of client i, length 1 (a row for each of its identities)
     W       the rows of all clients          n_i   pictures of client i           m     margin of the positive loss
 """
 
@@ -38,7 +38,7 @@ from visard.learning.positive import (
     SpreadOut,
     check_frozen,
     check_not_alone,
-    collapse_figures,
+    collapse_metrics,
     one_step_together,
     same_weights,
     spread_out,
@@ -51,7 +51,7 @@ from visard.methods.supervised import Fit, Fitting, Looking, Supervised, pretrai
 @dataclass(frozen=True)
 class Server:
     theta: Weights
-    W: dict[ClientId, Tensor]  # rows (people, E) of every client that has answered once
+    W: dict[ClientId, Tensor]  # rows (identities, E) of every client that has answered once
     public: bool  # whether there are public pictures to look at
 
 
@@ -72,7 +72,7 @@ class Up:
 
 @dataclass(frozen=True)
 class FedFace(Fitting[Server], Looking[Server]):
-    """Every client pulls the features of its own people to their class vectors; the server pushes these apart."""
+    """Every client pulls the features of its own identities to their class vectors; the server pushes these apart."""
 
     name = "fedface"
     title = "one face on each phone: positives at the clients, separation at the server"
@@ -84,11 +84,11 @@ class FedFace(Fitting[Server], Looking[Server]):
     margin: Annotated[float, Field(gt=-1, le=1)] = 0.9  # m
     spread: SpreadOut = SpreadOut()  # lambda, v, the pairs and the distance
     init: Literal["mean", "random"] = "mean"  # a class vector starts as the mean feature (Eq. 6), or anywhere
-    enrol: bool = False  # in the first round all clients make their class vectors and nobody trains
+    enrol: bool = False  # in the first round all clients make their class vectors and none trains
     train_vectors: bool = True  # False: class vectors stay as they started
     participation: Share = 1.0  # share of the clients that are asked in a round
     batch_norm: Literal["frozen", "train"] = "frozen"  # train: refused where a client has one identity
-    pretrain_rounds: Number = 0  # a first stage at the public party; 0 = the network of model.weights
+    pretrain_rounds: Number = 0  # a first stage at the public client; 0 = the network of model.weights
     pretrain: Training = Training()
     head: HeadSettings = HeadSettings()  # of pre-training
 
@@ -119,7 +119,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         after = spread_out(before, self.spread)  # line 10, Eq. 9
         W = dict(zip(rows, torch.split(after, [len(w) for w in rows.values()]), strict=True))
         loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
-        net.log(loss=loss, lr=lr, **collapse_figures(before, after))
+        net.log(loss=loss, lr=lr, **collapse_metrics(before, after))
         if s.public:
             self.watch(net, theta)
         return Server(theta, W, s.public)
@@ -150,7 +150,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         return weights_of(model), ups
 
     def own(self, client: Client, msg: Down) -> Tensor:
-        """The class vectors of a client's people: those sent, or the first ones, from the network with theta."""
+        """The class vectors of a client's identities: those sent, or the first ones, from the network with theta."""
         view = client.data.train
         if not len(view):
             raise PublicError("has no training pictures")

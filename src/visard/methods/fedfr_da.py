@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
+from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics
 from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.errors import UsageError, VisardError
@@ -30,9 +30,6 @@ from visard.methods.domain_adaptation import (
 from visard.methods.encrypted_alignment import SEALED, Aligning, Met
 from visard.methods.encrypted_mmd import Relayed
 from visard.methods.supervised import fit, pretraining
-
-# ----------
-# FedFR-DA: what the server keeps, and all that travels.
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ class FedFRDA(Aligning[Server]):
     """Pre-train at the source, cluster at each target, then federate with the source held back by DCL."""
 
     name = "fedfr-da"
-    title = "adapt to people whose pictures nobody labelled, without sharing any"
+    title = "adapt to people whose pictures have no labels, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
     discloses = (
         frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric}) | SEALED
@@ -113,10 +110,10 @@ class FedFRDA(Aligning[Server]):
         labelled = [c for c, up in ups.items() if up.clusters > 0]
         if not labelled:
             raise VisardError("no target client found a cluster: raise clustering.d or lower clustering.min_size")
-        figures = mean_metrics((u.figures, u.kept) for u in ups.values())
+        metrics = mean_metrics((u.figures, u.kept) for u in ups.values())
         clusters, kept = (sum(getattr(u, name) for u in ups.values()) for name in ("clusters", "kept"))
         ours = {"clusters": clusters, "kept": kept, "left_out": len(targets(net.clients)) - len(labelled)}
-        net.log(**figures | ours)
+        net.log(**metrics | ours)
         return replace(s, labelled=labelled)
 
     def round(self, s: Server, net: Network) -> Server:  # lines 12-22
@@ -146,9 +143,9 @@ class FedFRDA(Aligning[Server]):
         pseudo = pseudo_labels(model, view, self.clustering, client.numerics.channels_last)  # lines 6-7
         client.state.pop("head", None)  # a new numbering of clusters needs a new head
         client.state.update(labels=pseudo.labels, start={"weight": pseudo.means} if self.target_head == "means" else {})
-        figures = {"d": pseudo.found.d} if pseudo.found.d else {}
-        figures |= figures_of(pseudo.labels, view) if self.measure else {}
-        return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), figures)
+        metrics = {"d": pseudo.found.d} if pseudo.found.d else {}
+        metrics |= metrics_of(pseudo.labels, view) if self.measure else {}
+        return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), metrics)
 
     @client_step
     def local(self, client: Client, msg: Down) -> Up:  # lines 14-19

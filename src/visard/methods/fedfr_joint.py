@@ -1,8 +1,8 @@
 """FedFR, joint optimisation: Liu et al., FedFR: Joint Optimization Federated Framework for Generic and Personalized
 Face Recognition, AAAI 2022. Lines are those of Algorithm 1 in its supplement.
 
-    theta  backbone Theta     Phi  class vectors of the K_g public people     D_HN  public pictures of a round
-    W      class vectors of a client's K_l people     Pi, Omega, b  its transformation, binary heads and bias
+    theta  backbone Theta     Phi  class vectors of the K_g public identities     D_HN  public pictures of a round
+    W      class vectors of a client's K_l identities     Pi, Omega, b  its transformation, binary heads and bias
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from visard.methods.supervised import Fit, Supervised, WithProxies, pretraining
 @dataclass(frozen=True)
 class Server:
     theta: Weights
-    Phi: Tensor | None  # None: not known yet, or no public people in use
+    Phi: Tensor | None  # None: not known yet, or no public identities in use
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Personalised:
 
 @dataclass(frozen=True)
 class FedFRJoint(WithProxies[Server]):
-    """A generic model at the server and a personal one at each client, trained together on public and own people."""
+    """A generic model at the server and a personal one at each client, trained together."""
 
     name = "fedfr-joint"
     title = "one generic model for all, one personal model for each"
@@ -88,11 +88,11 @@ class FedFRJoint(WithProxies[Server]):
     contrast: ContrastSettings = ContrastSettings()
     branch: BranchSettings = BranchSettings()
     personalise: PersonalSettings = PersonalSettings()
-    start_vectors: Literal["mean", "random"] = "mean"  # W and Omega: mean features of the people, or random
+    start_vectors: Literal["mean", "random"] = "mean"  # W and Omega: mean features of the identities, or random
     weighting: Literal["local", "trained", "uniform"] = "local"  # N_l; or with the public pictures that were used
     participation: Share = 1.0  # share of the clients that are asked in a round
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
-    pretrain_rounds: Number = 0  # a first stage at the public party
+    pretrain_rounds: Number = 0  # a first stage at the public client
     pretrain: Training = Training()
 
     def __post_init__(self) -> None:
@@ -141,8 +141,8 @@ class FedFRJoint(WithProxies[Server]):
         joint = self.joint(client, msg)
         terms = joint.cosface(self.cosine_weight) | joint.customised()  # line 19, Eq. 7
         terms |= self.contrast.terms(joint.model, msg.theta, client.state.get("theta"))
-        figures = joint.train(client, terms, self.training, msg.lr, self.frozen_norm)  # lines 17-26
-        return Up(client.state["theta"], joint.Phi, len(joint.own), figures)
+        metrics = joint.train(client, terms, self.training, msg.lr, self.frozen_norm)  # lines 17-26
+        return Up(client.state["theta"], joint.Phi, len(joint.own), metrics)
 
     @client_step  # two stages, Table 2
     def alone(self, client: Client, msg: Down) -> Personalised:

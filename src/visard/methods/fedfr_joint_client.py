@@ -1,4 +1,4 @@
-"""One client's training in FedFR (Liu et al. 2022): class vectors of own and public people, a branch, Eq. 7."""
+"""One client's training in FedFR (Liu et al. 2022): class vectors of own and public identities, a branch, Eq. 7."""
 
 from __future__ import annotations
 
@@ -19,18 +19,13 @@ from visard.learning.objective import Pictures, Terms, distillation, minimise, t
 from visard.learning.train import Training
 from visard.learning.weights import load_weights, weights_of
 
-# ----------
-# Decoupled feature customisation: a transformation of the feature and a head of its own (Liu et al. 2022, Eq. 6).
-#
-# Nothing of it ever leaves a client.
-
 
 @dataclass(frozen=True)
 class BranchSettings:
     """The personal branch: f' = Pi(f) and what it is trained with."""
 
     weight: NotNegative = 10.0  # alpha_3; 0 = no branch
-    kind: Literal["bce", "cosface"] = "bce"  # one-vs-all (Eq. 6), or CosFace over the client's own people
+    kind: Literal["bce", "cosface"] = "bce"  # one-vs-all (Eq. 6), or CosFace over the client's own identities
     scale: float = 30.0  # s'
     margin: float = 0.4  # m'
     t: float = 3.0  # t' of g(z) = 2((z + 1)/2)^t' - 1
@@ -50,7 +45,7 @@ class BranchSettings:
 
 
 class Branch(nn.Module):
-    """Pi (E -> E, starts as the identity) and the heads Omega of the client's K_l people."""
+    """Pi (E -> E, starts as the identity) and the heads Omega of the client's K_l identities."""
 
     def __init__(self, settings: BranchSettings, classes: int, embedding: int) -> None:
         super().__init__()
@@ -87,9 +82,6 @@ def start_at(head: Head, rows: Tensor) -> None:
         head.weight[known] = rows[known].to(head.weight.dtype)
 
 
-# ----------
-# Hard negatives: public pictures that look like somebody whom the client knows (Liu et al. 2022).
-
 ROWS, COLUMNS = 1024, 4096  # of a block of cosines: 16 MB, whatever the number of pictures
 
 
@@ -116,22 +108,18 @@ def hard_negatives(pictures: Tensor, others: Tensor, threshold: float) -> Tensor
     return torch.nonzero(closest(pictures, others) > threshold).flatten()
 
 
-# ----------
-# Which public pictures a client trains on beside its own (Liu et al. 2022, hard negative sampling).
-
-
 @dataclass(frozen=True)
 class PublicSettings:
-    """Public pictures in a client's training; the softmax always has the class vectors of all public people."""
+    """Public pictures in a client's training; the softmax always has the class vectors of all public identities."""
 
-    use: Literal["hard", "all", "none"] = "hard"  # none: own people only, as FedAvg
+    use: Literal["hard", "all", "none"] = "hard"  # none: own identities only, as FedAvg
     threshold: float = 0.4  # t_HN, a cosine
     mining: Literal["features", "proxies"] = "features"  # public pictures, or their class vectors, against own pictures
     cap: Number = 0  # at most so many in a round, drawn at random; 0 = no limit
 
     @property
     def used(self) -> bool:
-        """Whether public people take part at all."""
+        """Whether public identities take part at all."""
         return self.use != "none"
 
     def check(self, setup: Setup, needed: bool = False) -> None:
@@ -152,8 +140,8 @@ class PublicSettings:
             features = shared_features(model, theta, public, client.numerics.channels_last)
             rows = hard_negatives(features, own, self.threshold)
         elif self.use == "hard" and Phi is not None:
-            people = hard_negatives(Phi, own, self.threshold)
-            rows = torch.nonzero(torch.isin(torch.from_numpy(public.labels), people)).flatten()
+            near = hard_negatives(Phi, own, self.threshold)
+            rows = torch.nonzero(torch.isin(torch.from_numpy(public.labels), near)).flatten()
         if self.cap and len(rows) > self.cap:
             rows = rows[torch.randperm(len(rows), generator=client.rng)[: self.cap]]
         return public.take(rows.numpy())
@@ -233,11 +221,11 @@ class Joint:
         return cls(model, joined, added, view, chosen)
 
     def cosface(self, weight: float) -> Terms:
-        """L_cos (Eq. 3) over K_l + K_g people."""
+        """L_cos (Eq. 3) over K_l + K_g identities."""
         return {"cos": (weight, lambda x, f, y: self.head.loss(f, y))}
 
     def customised(self) -> Terms:
-        """L_BCE (Eq. 6) or its CosFace variant on Pi(f); public people are nobody's positives."""
+        """L_BCE (Eq. 6) or its CosFace variant on Pi(f); public identities are never positives."""
         branch, K = self.branch, self.own.n_classes
         if branch is None:
             return {}
@@ -251,8 +239,8 @@ class Joint:
 
         def term(x: Tensor, f: Tensor, y: Tensor) -> Tensor:
             with torch.no_grad():
-                told = fixed.logits(glob(x))
-            return distillation(self.head.logits(f), told, how.kd_temperature)
+                taught = fixed.logits(glob(x))
+            return distillation(self.head.logits(f), taught, how.kd_temperature)
 
         return {"kd": (how.kd_weight, term)}
 
@@ -280,7 +268,7 @@ class Joint:
 
     @property
     def Phi(self) -> Tensor | None:
-        """Class vectors of the public people."""
+        """Class vectors of the public identities."""
         K = self.own.n_classes
         return self.head.weight.detach()[K:].clone() if len(self.head.weight) > K else None
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.clustering.cluster import Clustering, figures_of, pseudo_labels
+from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step
 from visard.core.method import AtLeastOne, Number
 from visard.errors import VisardError
@@ -104,7 +104,7 @@ class FineTune(Method[Server]):
         load_weights(model, msg.theta)
         labels, means = self._cluster(client, model)
         client.state.update(labels=labels, start={"weight": means} if self.target_head == "means" else {})
-        return Labelled(len(means), int((labels >= 0).sum()), figures_of(labels, view) if self.measure else {})
+        return Labelled(len(means), int((labels >= 0).sum()), metrics_of(labels, view) if self.measure else {})
 
     def _cluster(self, client: Client, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Labels (n,) of the pool's pictures, and the mean direction of each cluster."""

@@ -31,7 +31,7 @@ from visard.learning.features import input_batch
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift, still_statistics
 from visard.learning.train import Schedule, scheduled
-from visard.methods.averaging import Averaging, Down, Learnt, Task
+from visard.methods.fedavg import Averaging, Down, Learnt, Task
 from visard.numerics import Numerics
 
 B = TypeVar("B")

@@ -1,4 +1,4 @@
-"""A client tests its own model on its own held-out pictures; only figures leave."""
+"""A client tests its own model on its own held-out pictures; only metrics leave."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Tuning:
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     head: Literal["means", "random"] = "means"  # what a client without a head starts from
     norm: Literal["update", "frozen"] = "update"  # frozen: batch norm keeps the statistics that the model came with
-    pairs: Annotated[int, Field(ge=2)] = 1000  # half of the same person, half of two people
-    draws: AtLeastOne = 5  # times that batches and pairs are drawn; figures are means
+    pairs: Annotated[int, Field(ge=2)] = 1000  # half of one identity, half of two
+    draws: AtLeastOne = 5  # times that batches and pairs are drawn; metrics are means
     alone: bool = False  # True: clients make no other test
 
 
@@ -55,7 +55,7 @@ class ScoreRequest:
 
 @dataclass(frozen=True)
 class Scores:
-    """A client's test figures."""
+    """A client's test metrics."""
 
     figures: Annotated[dict[str, float], Disclosure.metric]
     pictures: Annotated[int, Disclosure.count]
@@ -63,16 +63,16 @@ class Scores:
 
 @ClientStep
 def score(method: Method[Any], client: Client, message: ScoreRequest) -> Scores:
-    """Test the client's own model where its pictures are; only figures leave."""
+    """Test the client's own model where its pictures are; only metrics leave."""
     theta = method.personal(client.state, message.theta)
     if message.tuning is not None and message.tuning.alone:
         return Scores(score_tuned(client, theta, message.tuning, method, message.W), len(client.data.test))
-    figures, pictures = score_client(client, theta, message.benchmarks)
+    metrics, pictures = score_client(client, theta, message.benchmarks)
     if message.tuning is not None:
-        figures |= score_tuned(client, theta, message.tuning, method, message.W)
+        metrics |= score_tuned(client, theta, message.tuning, method, message.W)
     for name, other in method.alternatives(client.state, message.theta).items():
-        figures |= {f"{name}/{key}": value for key, value in score_client(client, other, ())[0].items()}
-    return Scores(figures, pictures)
+        metrics |= {f"{name}/{key}": value for key, value in score_client(client, other, ())[0].items()}
+    return Scores(metrics, pictures)
 
 
 def steps_of(method: Method[Any] | type[Method[Any]]) -> dict[str, BoundStep[Any, Any]]:
@@ -86,31 +86,31 @@ def score_client(client: Client, theta: Weights | None, benchmarks: tuple[str, .
     """Figures of the client's test pictures and of the named public test sets, and the number of test pictures.
 
     Verification: all pairs of its test pictures. Identification: gallery = mean features of its training
-    pictures, probes = its test pictures. Where the client has the test pictures of all parties (evaluation.impostors
-    = all), also the personal protocols among them. A figure that the pictures cannot give is left out.
+    pictures, probes = its test pictures. Where the client has the test pictures of all clients (evaluation.impostors
+    = all), also the personal protocols among them. A metric that the pictures cannot give is left out.
     """
     if theta is None:
         raise PublicError("has no model to test")
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     weights, transform = split_transform(theta)
     load_weights(client.network(), weights)
     model = with_transform(client.network(), transform, client.embedding)
     test, train = client.data.test, client.data.train
     probes = embed(model, test)
     if _has_both_kinds_of_pairs(test):
-        figures.update(_verification(probes, test.identity, ""))
+        metrics.update(_verification(probes, test.identity, ""))
     if len(test) and len(train):
         gallery = embed(model, train)
         result = identify(gallery, train.identity, probes, test.identity, ranks=(1,))
-        figures["rank1"] = result.rank[1]
+        metrics["rank1"] = result.rank[1]
         if client.others is not None:
             others = client.others
             local = np.unique(test.identity)
-            figures |= personal_figures(gallery, train.identity, embed(model, others), others.identity, local)
+            metrics |= personal_figures(gallery, train.identity, embed(model, others), others.identity, local)
     for name in benchmarks:
         view = client.benchmarks[name]
-        figures.update(_verification(embed(model, view), view.identity, f"{name}/"))
-    return figures, len(test)
+        metrics.update(_verification(embed(model, view), view.identity, f"{name}/"))
+    return metrics, len(test)
 
 
 def _has_both_kinds_of_pairs(view: FaceView) -> bool:
@@ -128,24 +128,20 @@ def _metrics(roc: Roc, prefix: str = "") -> dict[str, float]:
     return {f"{prefix}{name}": value for name, value in found.items() if value is not None}
 
 
-# ----------
-# A client tests a model before and after it made the model its own with a few batches; only figures leave.
-
-
 @dataclass(frozen=True)
 class Drawn:
     """Pairs (P, 2): rows of the client's own test pictures, and (own row, row of the others)."""
 
     genuine: Ints
     impostor: Ints
-    within: Ints | None = None  # impostors among the client's own people, where the others are more than those
+    within: Ints | None = None  # impostors among the client's own identities, where the others are more than those
 
 
 def draw_pairs(own: FaceView, others: FaceView, count: int, rng: np.random.Generator) -> Drawn | None:
     """count / 2 genuine and as many impostor pairs, drawn with replacement; None if a kind cannot be had.
 
     The first picture of a pair is any of the client's (of those with a partner, for genuine pairs), the second any
-    other one of the same person, or any one of other people among all `others`.
+    other one of the same identity, or any one of another identity among all `others`.
     """
     half = count // 2
     identity, strangers = own.identity, others.identity
@@ -169,10 +165,10 @@ def score_tuned(
 
     "statistics/...": after batch norm alone has seen the batches that the client tunes on, without a gradient; what
     gradients add to that is "learnt/...". Where impostors are of all clients, ".../own/..." has TAR at FAR with
-    impostors of the client's own people alone. Every draw has its own pairs, the same before and after tuning, and its
-    own batches. Tuning starts from the client's own head, from its rows of a global head W, or from a new one of the
-    method's kind. A client without a genuine pair among its test pictures, or without training pictures, has no
-    figures.
+    impostors of the client's own identities alone. Every draw has its own pairs, the same before and after tuning,
+    and its own batches. Tuning starts from the client's own head, from its rows of a global head W, or from a new one
+    of the method's kind. A client without a genuine pair among its test pictures, or without training pictures, has no
+    metrics.
     """
     found: dict[str, list[float]] = {}
     others = client.data.test if client.others is None else client.others
@@ -187,16 +183,16 @@ def score_tuned(
             within = draw_pairs(client.data.test, client.data.test, tuning.pairs, rng)
             drawn = replace(drawn, within=None if within is None else within.impostor)
         load_weights(model, theta)
-        figures = {f"untuned/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
+        metrics = {f"untuned/{k}": v for k, v in pair_metrics(model, client.data.test, others, drawn).items()}
         if tuning.norm == "update":
             before = client.rng.get_state()
             settle(client, model, tuning)
-            figures |= {f"statistics/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
+            metrics |= {f"statistics/{k}": v for k, v in pair_metrics(model, client.data.test, others, drawn).items()}
             load_weights(model, theta)
             client.rng.set_state(before)
         tune(client, model, tuning, settings, W)
-        figures |= {f"tuned/{k}": v for k, v in pair_figures(model, client.data.test, others, drawn).items()}
-        for name, value in figures.items():
+        metrics |= {f"tuned/{k}": v for k, v in pair_metrics(model, client.data.test, others, drawn).items()}
+        for name, value in metrics.items():
             found.setdefault(name, []).append(value)
     means = {name: float(np.mean(values)) for name, values in found.items()}
     tars = [name.removeprefix("tuned/") for name in means if name.startswith("tuned/") and "tar@" in name]
@@ -214,18 +210,18 @@ def _streams(rng: torch.Generator, draws: int) -> Iterator[np.random.Generator]:
         yield np.random.default_rng(seed)
 
 
-def pair_figures(model: nn.Module, own: FaceView, others: FaceView, drawn: Drawn) -> dict[str, float]:
+def pair_metrics(model: nn.Module, own: FaceView, others: FaceView, drawn: Drawn) -> dict[str, float]:
     """TAR at FAR, EER and AUC of the drawn pairs; of the others only the pictures that were drawn are embedded."""
     mine = unit_rows(embed(model, own))
     rows, place = np.unique(drawn.impostor[:, 1], return_inverse=True)
     theirs = unit_rows(embed(model, others.take(rows)))
     genuine = np.einsum("nd,nd->n", mine[drawn.genuine[:, 0]], mine[drawn.genuine[:, 1]])
     impostor = np.einsum("nd,nd->n", mine[drawn.impostor[:, 0]], theirs[place])
-    figures = _metrics(roc_of(genuine, impostor, far=CLIENT_FAR))
+    metrics = _metrics(roc_of(genuine, impostor, far=CLIENT_FAR))
     if drawn.within is not None:
         within = np.einsum("nd,nd->n", mine[drawn.within[:, 0]], mine[drawn.within[:, 1]])
-        figures |= {f"own/tar@far={p.far:g}": p.tar for p in roc_of(genuine, within, far=CLIENT_FAR).tar}
-    return figures
+        metrics |= {f"own/tar@far={p.far:g}": p.tar for p in roc_of(genuine, within, far=CLIENT_FAR).tar}
+    return metrics
 
 
 def tune(client: Client, model: nn.Module, tuning: Tuning, settings: HeadSettings, W: Tensor | None) -> None:

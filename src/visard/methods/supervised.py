@@ -1,4 +1,4 @@
-"""Supervised training of one network at one party: what central, local and pre-training share."""
+"""Supervised training of one network at one client: what central, local and pre-training share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Fit:
     theta: Weights
     lr: float
     class_vectors: bool = False  # whether the reply has them, and the biases of a head that has some
-    means: bool = False  # a new head starts at the mean features of its people
+    means: bool = False  # a new head starts at the mean features of its identities
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Fitted:
 
 
 class Fitting(Method[S]):
-    """A method with a step that trains a network with its own head at one party."""
+    """A method with a step that trains a network with its own head at one client."""
 
     @abstractmethod
     def supervised(self) -> Supervised:
@@ -57,8 +57,8 @@ class Fitting(Method[S]):
     def fit(self, client: Client, msg: Fit) -> Fitted:
         how = self.supervised()
         done = fit(client, msg.theta, how.training, how.head, msg.lr, msg.means)
-        told = client.state["head"] if msg.class_vectors else {}
-        return Fitted(weights_of(client.network()), told.get("weight"), told.get("bias"), done.loss)
+        shown = client.state["head"] if msg.class_vectors else {}
+        return Fitted(weights_of(client.network()), shown.get("weight"), shown.get("bias"), done.loss)
 
 
 def pretraining(
@@ -88,7 +88,7 @@ def fit(
 ) -> Trained:
     """Train the client's network from `theta`; its head is kept in the client's state from round to round.
 
-    A new head is random or, with `means`, starts at the mean features of its people.
+    A new head is random or, with `means`, starts at the mean features of its identities.
     """
     model, view = client.network(), client.data.train
     load_weights(model, theta)
@@ -104,10 +104,6 @@ def check_rounds(rounds: int) -> None:
         raise UsageError(f"method.rounds = {rounds}: must be at least 1")
 
 
-# ----------
-# Where class vectors of public people come from if no file gives them: a first stage, or mean features.
-
-
 @dataclass(frozen=True)
 class Measure:
     theta: Weights
@@ -115,14 +111,14 @@ class Measure:
 
 @dataclass(frozen=True)
 class Proxies:
-    Phi: Annotated[Tensor, Disclosure.class_vectors]  # of public people, from the public party
+    Phi: Annotated[Tensor, Disclosure.class_vectors]  # of public identities, from the public client
 
 
 class WithProxies(Fitting[S]):
-    """A method that starts from public people, whom one party (`PUBLIC`) trains on or measures."""
+    """A method that starts from public identities, which one client (`PUBLIC`) trains on or measures."""
 
     def public_means(self, theta: Weights, net: Network) -> Tensor:
-        """Mean features (K_g, E) of the public people."""
+        """Mean features (K_g, E) of the public identities."""
         return net.ask(self.measure, {PUBLIC: Measure(theta)})[PUBLIC].Phi
 
     @client_step
@@ -132,9 +128,6 @@ class WithProxies(Fitting[S]):
         features = features_of(model, view, client.numerics.channels_last)
         return Proxies(class_means(features, torch.from_numpy(view.labels), view.n_classes))
 
-
-# ----------
-# A look at the features of the public pictures: are they still apart, or has everything collapsed into one point?
 
 PICTURES = 256  # evenly over the public ones
 
