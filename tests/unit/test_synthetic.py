@@ -14,13 +14,13 @@ from scipy.special import ndtri
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from visard.data.faces import FaceSet
-from visard.data.synthetic import people as streams
 from visard.data.synthetic import sets
+from visard.data.synthetic import traits as streams
 from visard.data.synthetic.head import camera, measures, meet, skull
-from visard.data.synthetic.people import BLACK, BLOND, BROWN, GRAY, attributes, traits
 from visard.data.synthetic.picture import compress, draw
 from visard.data.synthetic.render import textures
 from visard.data.synthetic.sets import ATTRIBUTES, DOMAINS, SyntheticSpec, cached, make, render
+from visard.data.synthetic.traits import BLACK, BLOND, BROWN, GRAY, attributes, traits
 from visard.errors import UsageError, VisardError
 
 BOTH = SyntheticSpec(identities=8, images_per_identity=6, size=32, domains=("north", "south"), seed=5)

@@ -31,9 +31,9 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
     container = open_container(_pictures(source))
     try:
         where = {name.rsplit("/", 1)[-1]: name for name in container.names() if is_picture(name)}
-        person = _read_identities(_needed(folder, IDENTITIES))
-        order = sorted(person, key=lambda name: (_natural(person[name]), name))
-        names, marks = _read_attributes(_needed(folder, ATTRIBUTES), order) if attributes else ([], None)
+        identity_of = _read_identities(_needed(folder, IDENTITIES))
+        order = sorted(identity_of, key=lambda name: (_natural(identity_of[name]), name))
+        columns, marks = _read_attributes(_needed(folder, ATTRIBUTES), order) if attributes else ([], None)
         landmark_file, partition_file = _find(folder, LANDMARKS), _find(folder, PARTITION)
         points = None if landmark_file is None else _read_landmarks(landmark_file, order)
         parts = None if partition_file is None else _read_partition(partition_file, order)
@@ -41,13 +41,13 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
         container.close()
         raise
     files = [where.get(name, name) for name in order]
-    identity, people = number(person[name] for name in order)
+    identity, names = number(identity_of[name] for name in order)
     return Listing(
         pictures=Files(container, files),
         files=files,
         identity=identity,
-        names=people,
-        attribute_names=names,
+        names=names,
+        attribute_names=columns,
         attributes=marks,
         crop=cut,
         landmarks=points,

@@ -31,7 +31,7 @@ def read(source: Path, *, label: str | None = None, image: str | None = None) ->
     pictures = (f".{image.lstrip('.').lower()}",) if image else EXTENSIONS
     places: list[tuple[int, int, int]] = []
     files: list[str] = []
-    people: list[str] = []
+    labels: list[str] = []
     for shard, path in enumerate(paths):
         for name, sample in _samples(path, pictures, endings):
             at = next((sample[ending] for ending in sample if f".{ending}".endswith(pictures)), None)
@@ -41,12 +41,12 @@ def read(source: Path, *, label: str | None = None, image: str | None = None) ->
             ending = next(texts, None)
             if ending is None:
                 raise UsageError(f"{path}: sample {name} has no label ({', '.join(f'.{e}' for e in endings)})")
-            people.append(_label(f"{path}: sample {name}", sample[ending], ending, key or "label"))
+            labels.append(_label(f"{path}: sample {name}", sample[ending], ending, key or "label"))
             files.append(f"{path.name}/{name}")
             places.append((shard, *at))
     if not files:
         raise UsageError(f"{source} holds no pictures")
-    identity, names = number(people)
+    identity, names = number(labels)
     shard_of, start, length = np.array(places, np.int64).T
     return Listing(
         pictures=Slices(paths, shard_of.astype(np.int32), start, length),

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from visard.data.synthetic.people import BLACK, BLOND, BROWN, GRAY, RED, Column, Columns
 from visard.data.synthetic.planes import (
     Plane,
     Traits,
@@ -24,6 +23,7 @@ from visard.data.synthetic.planes import (
     spot,
     window,
 )
+from visard.data.synthetic.traits import BLACK, BLOND, BROWN, GRAY, RED, Column, Columns
 
 HAIR = {
     BLACK: (0.018, 0.014, 0.013),

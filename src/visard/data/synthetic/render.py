@@ -8,12 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from visard.data.synthetic import people
 from visard.data.synthetic.head import measures
-from visard.data.synthetic.people import ATTRIBUTES, KNOWN, attributes, traits
 from visard.data.synthetic.picture import GRID, compress, draw
 from visard.data.synthetic.planes import Plane, weave
 from visard.data.synthetic.scene import WALL
+from visard.data.synthetic.traits import (
+    ATTRIBUTES,
+    KNOWN,
+    SENSOR,
+    SKIN_GRID,
+    WALL_GRID,
+    attributes,
+    grain,
+    raw,
+    traits,
+    uniform,
+)
 from visard.errors import UsageError, did_you_mean
 
 Rows = NDArray[np.int64]
@@ -126,12 +136,12 @@ def textures(seed: int, domain: str, identity: Rows, picture: Rows, size: int) -
     """Skin of the identities (B, FINE G, FINE G), random grids of the walls (B, 2, W, W), noise (B, 3, S, S)."""
     index = list(KNOWN).index(domain)
     once, row = np.unique(identity, return_inverse=True)
-    own = people.raw(seed, people.SKIN_GRID, index, [(i, 0) for i in once.tolist()], GRID * GRID)
+    own = raw(seed, SKIN_GRID, index, [(i, 0) for i in once.tolist()], GRID * GRID)
     each = list(zip(identity.tolist(), picture.tolist(), strict=True))
-    around = people.raw(seed, people.WALL_GRID, index, each, 2 * WALL * WALL)
-    sensor = people.raw(seed, people.SENSOR, index, each, 1)[:, 0]
-    skin, walls = ((2.0 * people.uniform(words) - 1.0).astype(np.float32) for words in (own, around))
-    noise = people.grain(sensor, 3 * size * size)
+    around = raw(seed, WALL_GRID, index, each, 2 * WALL * WALL)
+    sensor = raw(seed, SENSOR, index, each, 1)[:, 0]
+    skin, walls = ((2.0 * uniform(words) - 1.0).astype(np.float32) for words in (own, around))
+    noise = grain(sensor, 3 * size * size)
     return weave(skin.reshape(-1, GRID, GRID))[row], walls.reshape(-1, 2, WALL, WALL), noise.reshape(-1, 3, size, size)
 
 

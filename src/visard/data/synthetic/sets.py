@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from visard.data.faces import FaceSetWriter
-from visard.data.synthetic.people import ATTRIBUTES
 from visard.data.synthetic.render import DOMAINS, SyntheticSpec, render, render_rows
+from visard.data.synthetic.traits import ATTRIBUTES
 from visard.errors import UsageError, VisardError
 from visard.processes import ChildError, compute
 
@@ -90,7 +90,7 @@ def _batches(spec: SyntheticSpec, workers: int) -> Iterator[tuple[int, NDArray[n
 
 
 def folder_name(spec: SyntheticSpec) -> str:
-    """A name for people, with a hash of the spec and of the renderer's version for machines."""
+    """A name that can be read, with a hash of the spec and of the renderer's version that makes it unique."""
     text = json.dumps({"spec": asdict(spec), "renderer": VERSION}, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:10]
     return f"synthetic-{'+'.join(spec.domains)}-{spec.identities}x{spec.images_per_identity}-{spec.size}px-{digest}"

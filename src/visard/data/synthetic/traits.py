@@ -20,76 +20,61 @@ Column = NDArray[Any]  # float64, one number a picture
 Columns = dict[str, Column]
 
 IDENTITY, SKIN_GRID, SHOT, WALL_GRID, SENSOR = range(5)  # streams
-
-
-def raw(seed: int, stream: int, domain: int, rows: Iterable[tuple[int, int]], n: int) -> NDArray[np.uint64]:
-    """(B, n) raw 64-bit words of Philox-4x64, a row for each (identity, picture).
-
-    Keyed by (seed, stream), counter (0, picture, identity, domain). One generator is set to each address in
-    turn: making a generator takes five times as long as a row of numbers.
-    """
-    key = np.array([seed, stream], dtype=np.uint64)
-    bits = np.random.Philox(key=key)
-    counter, buffer = np.zeros(4, dtype=np.uint64), np.zeros(4, dtype=np.uint64)
-    state: Any = {
-        "bit_generator": "Philox", "state": {"counter": counter, "key": key},
-        "buffer": buffer, "buffer_pos": len(buffer), "has_uint32": 0, "uinteger": 0,
-    }  # fmt: skip
-    out = []
-    for identity, picture in rows:
-        counter[1:] = picture, identity, domain
-        bits.state = state
-        out.append(bits.random_raw(n))
-    return np.stack(out)
-
-
-def uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Numbers in (0, 1): the top 53 bits, moved by half a step so that neither end occurs."""
-    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-
-
-BOUND = 2.4
-
-
-@cache
-def _law() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Standard normal numbers in steps of 1/512 up to ±BOUND and their distribution function."""
-    z = np.linspace(-BOUND, BOUND, 2 * round(512 * BOUND) + 1)
-    return np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in z.tolist()]), z
-
-
-def normal(u: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard normal by inversion, cut at ±BOUND: no monsters.
-
-    Between neighbours of a table on straight lines, at most 6e-6 off: scipy's exact function would cost more
-    time to import than a worker takes to start.
-    """
-    p, z = _law()
-    return np.interp(u, p, z)
-
-
 LOW = np.uint64(0x0000FFFF0000FFFF)
 BANK = 1 << 18  # numbers of sensor noise
+BOUND = 2.4  # of normal numbers
 
+GENES: tuple[str, ...] = (
+    "width", "jaw_square", "jaw_taper", "chin_len", "chin_bump", "cheek", "forehead", "depth", "weight",
+    "eye_gap", "eye_height", "eye_width", "eye_open", "eye_tilt", "eye_skew", "lid_crease", "eye_depth",
+    "iris_size", "iris_hue", "iris_light", "brow_height", "brow_arch", "brow_slope", "brow_thick", "brow_len",
+    "brow_gap", "brow_dark", "nose_len", "nose_width", "nose_bridge", "nose_height", "nose_tip", "ala",
+    "mouth_height", "mouth_width", "lip_upper", "lip_lower", "mouth_curve", "cupid", "lip_dark", "ear_size",
+    "ear_out", "neck", "melanin", "redness", "sallow", "hair_dark", "hair_warm", "hairline", "volume", "curl",
+    "part", "skew_eyes", "skew_mouth", "skew_nose", "bags", "cheek_fold", "roughness",
+)  # fmt: skip
+"""Standard-normal directions of the latent vector."""
 
-@cache
-def _bank() -> NDArray[np.float32]:
-    """Numbers of unit variance, two a word: each the sum of two 16-bit parts (a triangle).
+CHOICES: tuple[str, ...] = (
+    "sex", "age", "hair", "gray", "bald", "long", "fringe", "iris", "beard", "vandyke", "glasses", "hat",
+    "smile", "lipstick", "rosy", "freckles", "mole1", "mole1_u", "mole1_v", "mole2", "mole2_u", "mole2_v",
+    "flow",
+)  # fmt: skip
+"""Uniform directions of the latent vector: kinds and habits."""
 
-    Integer sums are exact, so the noise is the same on every machine, and far cheaper than a normal law.
-    """
-    words = raw(0, SENSOR, 0, [(0, 0)], BANK // 2)[0]
-    pairs = ((words & LOW) + ((words >> np.uint64(16)) & LOW)).view(np.uint32)
-    centred: NDArray[np.float32] = pairs.astype(np.float32)
-    centred -= 65535.0
-    centred *= np.float32(6.0**0.5 / 65536.0)
-    return centred
+BLACK, BROWN, BLOND, RED, GRAY = range(5)
+SHAVEN, STUBBLE, MUSTACHE, GOATEE, BEARD = range(5)
 
+SEXED: dict[str, float] = {
+    "jaw_square": 0.55, "jaw_taper": -0.5, "chin_bump": 0.5, "brow_thick": 0.45, "brow_height": -0.5,
+    "brow_arch": -0.45, "eye_open": -0.4, "eye_depth": 0.4, "nose_width": 0.3, "nose_height": 0.35,
+    "lip_upper": -0.45, "lip_lower": -0.4, "neck": 0.8, "forehead": 0.1, "cheek": -0.3, "lip_dark": -0.3,
+}  # fmt: skip
+"""Half the mean difference between men and women, in deviations."""
 
-def grain(words: NDArray[np.uint64], n: int) -> NDArray[np.float32]:
-    """(B, n) of sensor noise: for each word a stretch of one long list of noise, from a place that it names."""
-    first = (words % np.uint64(BANK - n)).tolist()
-    return np.stack([_bank()[k : k + n] for k in first])
+ATTRIBUTES: tuple[str, ...] = (
+    "Bags_Under_Eyes", "Bald", "Black_Hair", "Blond_Hair", "Brown_Hair", "Bushy_Eyebrows", "Chubby",
+    "Eyeglasses", "Goatee", "Gray_Hair", "Male", "Mustache", "No_Beard", "Oval_Face", "Rosy_Cheeks",
+    "Smiling", "Wearing_Hat", "Wearing_Lipstick", "Young",
+)  # fmt: skip
+"""CelebA's names, in CelebA's order, of what can be drawn."""
+
+SHOTS: tuple[str, ...] = (
+    "yaw", "pitch", "roll", "scale", "shift_x", "shift_y", "azimuth", "height", "key", "ambient", "warmth",
+    "fill", "smile", "smile_size", "open", "brow", "lids", "gaze_x", "gaze_y", "age", "weight", "tired", "glasses",
+    "frame", "frame_size", "frame_dark", "tint", "glare", "hat", "hat_kind", "hat_hue", "hat_shade",
+    "lipstick", "lip_hue", "rosy", "dye", "dye_kind", "beard", "beard_kind", "style", "style_part", "style_volume",
+    "cloth_hue", "cloth_shade", "collar", "back_hue", "back_shade", "back_kind", "back_turn",
+    "cover", "cover_kind", "cover_x", "cover_y", "cover_hue", "cover_turn", "blur", "grain", "blocks", "quality",
+    "exposure", "contrast", "colour", "cast", "vignette",
+)  # fmt: skip
+"""Uniform numbers of one picture."""
+
+AS_DRAWN: tuple[str, ...] = (
+    "cast", "vignette", "back_hue", "back_shade", "back_kind", "back_turn", "cloth_hue", "cloth_shade", "collar",
+    "cover_kind", "cover_x", "cover_y", "cover_hue", "cover_turn", "glare", "lip_hue",
+)  # fmt: skip
+"""Those that are used as they are."""
 
 
 @dataclass(frozen=True)
@@ -145,26 +130,15 @@ KNOWN: dict[str, Domain] = {
     ),
 }  # fmt: skip
 
-GENES: tuple[str, ...] = (
-    "width", "jaw_square", "jaw_taper", "chin_len", "chin_bump", "cheek", "forehead", "depth", "weight",
-    "eye_gap", "eye_height", "eye_width", "eye_open", "eye_tilt", "eye_skew", "lid_crease", "eye_depth",
-    "iris_size", "iris_hue", "iris_light", "brow_height", "brow_arch", "brow_slope", "brow_thick", "brow_len",
-    "brow_gap", "brow_dark", "nose_len", "nose_width", "nose_bridge", "nose_height", "nose_tip", "ala",
-    "mouth_height", "mouth_width", "lip_upper", "lip_lower", "mouth_curve", "cupid", "lip_dark", "ear_size",
-    "ear_out", "neck", "melanin", "redness", "sallow", "hair_dark", "hair_warm", "hairline", "volume", "curl",
-    "part", "skew_eyes", "skew_mouth", "skew_nose", "bags", "cheek_fold", "roughness",
-)  # fmt: skip
-"""Standard-normal directions of the latent vector."""
 
-CHOICES: tuple[str, ...] = (
-    "sex", "age", "hair", "gray", "bald", "long", "fringe", "iris", "beard", "vandyke", "glasses", "hat",
-    "smile", "lipstick", "rosy", "freckles", "mole1", "mole1_u", "mole1_v", "mole2", "mole2_u", "mole2_v",
-    "flow",
-)  # fmt: skip
-"""Uniform directions of the latent vector: kinds and habits."""
-
-BLACK, BROWN, BLOND, RED, GRAY = range(5)
-SHAVEN, STUBBLE, MUSTACHE, GOATEE, BEARD = range(5)
+def traits(seed: int, domain: str, identity: NDArray[np.int64], picture: NDArray[np.int64]) -> Columns:
+    """Named traits (B,) of pictures of one domain."""
+    index = list(KNOWN).index(domain)
+    once, row = np.unique(identity, return_inverse=True)
+    vectors = uniform(raw(seed, IDENTITY, index, [(i, 0) for i in once.tolist()], len(GENES) + len(CHOICES)))
+    p = {name: column[row] for name, column in identity_traits(domain, vectors).items()}
+    address = zip(identity.tolist(), picture.tolist(), strict=True)
+    return picture_traits(domain, p, uniform(raw(seed, SHOT, index, address, len(SHOTS))))
 
 
 def identity_traits(domain: str, vectors: Column) -> Columns:
@@ -190,20 +164,6 @@ def identity_traits(domain: str, vectors: Column) -> Columns:
     return p
 
 
-SEXED: dict[str, float] = {
-    "jaw_square": 0.55, "jaw_taper": -0.5, "chin_bump": 0.5, "brow_thick": 0.45, "brow_height": -0.5,
-    "brow_arch": -0.45, "eye_open": -0.4, "eye_depth": 0.4, "nose_width": 0.3, "nose_height": 0.35,
-    "lip_upper": -0.45, "lip_lower": -0.4, "neck": 0.8, "forehead": 0.1, "cheek": -0.3, "lip_dark": -0.3,
-}  # fmt: skip
-"""Half the mean difference between men and women, in deviations."""
-
-
-def smooth(x: Column, low: float, high: float) -> Column:
-    """Smooth step for columns."""
-    t = np.clip((x - low) / (high - low), 0.0, 1.0)
-    return np.asarray(t * t * (3.0 - 2.0 * t), dtype=np.float64)
-
-
 def _colours(p: Columns, c: Columns, d: Domain) -> None:
     """Skin, hair and iris: kinds from the choices, shades from the genes."""
     p["melanin"] = np.clip(d.melanin[0] + d.melanin[1] * p["melanin"], 0.0, 1.0)
@@ -220,7 +180,7 @@ def _colours(p: Columns, c: Columns, d: Domain) -> None:
 
 
 def _habits(p: Columns, c: Columns) -> None:
-    """Hair style, beard and how often this person wears or does things."""
+    """Hair style, beard and how often an identity wears or does things."""
     male = p["male"] > 0.5
     p["bald"] = np.where(male & (c["bald"] < 0.05 + 0.3 * p["old"]), 1.0, 0.0)
     p["recede"] = np.where(male, 0.08 + 0.5 * p["old"], 0.05) * (0.5 + c["bald"])
@@ -238,41 +198,6 @@ def _habits(p: Columns, c: Columns) -> None:
     p["flow"] = c["flow"]
 
 
-ATTRIBUTES: tuple[str, ...] = (
-    "Bags_Under_Eyes", "Bald", "Black_Hair", "Blond_Hair", "Brown_Hair", "Bushy_Eyebrows", "Chubby",
-    "Eyeglasses", "Goatee", "Gray_Hair", "Male", "Mustache", "No_Beard", "Oval_Face", "Rosy_Cheeks",
-    "Smiling", "Wearing_Hat", "Wearing_Lipstick", "Young",
-)  # fmt: skip
-"""CelebA's names, in CelebA's order, of what can be drawn."""
-
-SHOTS: tuple[str, ...] = (
-    "yaw", "pitch", "roll", "scale", "shift_x", "shift_y", "azimuth", "height", "key", "ambient", "warmth",
-    "fill", "smile", "smile_size", "open", "brow", "lids", "gaze_x", "gaze_y", "age", "weight", "tired", "glasses",
-    "frame", "frame_size", "frame_dark", "tint", "glare", "hat", "hat_kind", "hat_hue", "hat_shade",
-    "lipstick", "lip_hue", "rosy", "dye", "dye_kind", "beard", "beard_kind", "style", "style_part", "style_volume",
-    "cloth_hue", "cloth_shade", "collar", "back_hue", "back_shade", "back_kind", "back_turn",
-    "cover", "cover_kind", "cover_x", "cover_y", "cover_hue", "cover_turn", "blur", "grain", "blocks", "quality",
-    "exposure", "contrast", "colour", "cast", "vignette",
-)  # fmt: skip
-"""Uniform numbers of one picture."""
-
-AS_DRAWN: tuple[str, ...] = (
-    "cast", "vignette", "back_hue", "back_shade", "back_kind", "back_turn", "cloth_hue", "cloth_shade", "collar",
-    "cover_kind", "cover_x", "cover_y", "cover_hue", "cover_turn", "glare", "lip_hue",
-)  # fmt: skip
-"""Those that are used as they are."""
-
-
-def traits(seed: int, domain: str, identity: NDArray[np.int64], picture: NDArray[np.int64]) -> Columns:
-    """Named traits (B,) of pictures of one domain."""
-    index = list(KNOWN).index(domain)
-    once, row = np.unique(identity, return_inverse=True)
-    vectors = uniform(raw(seed, IDENTITY, index, [(i, 0) for i in once.tolist()], len(GENES) + len(CHOICES)))
-    p = {name: column[row] for name, column in identity_traits(domain, vectors).items()}
-    address = zip(identity.tolist(), picture.tolist(), strict=True)
-    return picture_traits(domain, p, uniform(raw(seed, SHOT, index, address, len(SHOTS))))
-
-
 def picture_traits(domain: str, p: Columns, numbers: Column) -> Columns:
     """Named traits (B,) of pictures of identities with traits `p`, from uniform numbers (B, N)."""
     d = KNOWN[domain]
@@ -285,7 +210,7 @@ def picture_traits(domain: str, p: Columns, numbers: Column) -> Columns:
     s["roll"] = 0.09 * n["roll"]
     s["scale"] = 1.27 + 0.07 * n["scale"]
     s["shift_x"], s["shift_y"] = 0.05 * n["shift_x"], 0.05 * n["shift_y"] - 0.06
-    _light(s, d.key, d.height, d.warmth, u, n)
+    _light(s, d, u, n)
     _expression(s, p, u, n)
     _worn(s, p, u, n)
     _face_hair(s, p, u)
@@ -302,21 +227,14 @@ def picture_traits(domain: str, p: Columns, numbers: Column) -> Columns:
     return s
 
 
-def _light(
-    s: Columns,
-    key: tuple[float, float],
-    height: tuple[float, float],
-    warmth: tuple[float, float],
-    u: Columns,
-    n: Columns,
-) -> None:
+def _light(s: Columns, d: Domain, u: Columns, n: Columns) -> None:
     """Main light as a unit vector (x right, y down, z to the camera), its strength and colour."""
-    azimuth, above = 0.75 * n["azimuth"], height[0] + height[1] * n["height"]
+    azimuth, above = 0.75 * n["azimuth"], d.height[0] + d.height[1] * n["height"]
     s["light_x"], s["light_y"] = np.sin(azimuth) * np.cos(above), -np.sin(above)
     s["light_z"] = np.maximum(np.cos(azimuth) * np.cos(above), 0.05)
-    s["key"] = np.clip(key[0] + key[1] * n["key"], 0.15, 1.6)
+    s["key"] = np.clip(d.key[0] + d.key[1] * n["key"], 0.15, 1.6)
     s["ambient"] = 0.26 + 0.22 * u["ambient"]
-    s["warmth"] = warmth[0] + warmth[1] * n["warmth"]
+    s["warmth"] = d.warmth[0] + d.warmth[1] * n["warmth"]
     s["fill"] = 0.25 * u["fill"]
 
 
@@ -362,7 +280,7 @@ def _worn(s: Columns, p: Columns, u: Columns, n: Columns) -> None:
 
 
 def _face_hair(s: Columns, p: Columns, u: Columns) -> None:
-    """Beard of the day: the person's own style on most pictures."""
+    """Beard of the day: the identity's own style on most pictures."""
     other = np.where(u["beard_kind"] < 0.5, SHAVEN, np.floor(1.0 + 8.0 * (u["beard_kind"] - 0.5)))
     style = np.where((p["male"] > 0.5) & (u["beard"] < 0.18), other, p["beard"])
     s["stubble"] = (style == STUBBLE) * 1.0
@@ -386,3 +304,72 @@ def attributes(s: Columns) -> np.ndarray[tuple[int, int], np.dtype[np.int8]]:
     }  # fmt: skip
     columns = [np.where(np.asarray(table[name]) > 0.5, 1, -1) for name in ATTRIBUTES]
     return np.stack(columns, axis=1).astype(np.int8)
+
+
+def smooth(x: Column, low: float, high: float) -> Column:
+    """Smooth step for columns."""
+    t = np.clip((x - low) / (high - low), 0.0, 1.0)
+    return np.asarray(t * t * (3.0 - 2.0 * t), dtype=np.float64)
+
+
+def raw(seed: int, stream: int, domain: int, rows: Iterable[tuple[int, int]], n: int) -> NDArray[np.uint64]:
+    """(B, n) raw 64-bit words of Philox-4x64, a row for each (identity, picture).
+
+    Keyed by (seed, stream), counter (0, picture, identity, domain). One generator is set to each address in
+    turn: making a generator takes five times as long as a row of numbers.
+    """
+    key = np.array([seed, stream], dtype=np.uint64)
+    bits = np.random.Philox(key=key)
+    counter, buffer = np.zeros(4, dtype=np.uint64), np.zeros(4, dtype=np.uint64)
+    state: Any = {
+        "bit_generator": "Philox", "state": {"counter": counter, "key": key},
+        "buffer": buffer, "buffer_pos": len(buffer), "has_uint32": 0, "uinteger": 0,
+    }  # fmt: skip
+    out = []
+    for identity, picture in rows:
+        counter[1:] = picture, identity, domain
+        bits.state = state
+        out.append(bits.random_raw(n))
+    return np.stack(out)
+
+
+def uniform(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    """Numbers in (0, 1): the top 53 bits, moved by half a step so that neither end occurs."""
+    return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+@cache
+def _law() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Standard normal numbers in steps of 1/512 up to ±BOUND and their distribution function."""
+    z = np.linspace(-BOUND, BOUND, 2 * round(512 * BOUND) + 1)
+    return np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in z.tolist()]), z
+
+
+def normal(u: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Standard normal by inversion, cut at ±BOUND: no monsters.
+
+    Between neighbours of a table on straight lines, at most 6e-6 off: scipy's exact function would cost more
+    time to import than a worker takes to start.
+    """
+    p, z = _law()
+    return np.interp(u, p, z)
+
+
+@cache
+def _bank() -> NDArray[np.float32]:
+    """Numbers of unit variance, two a word: each the sum of two 16-bit parts (a triangle).
+
+    Integer sums are exact, so the noise is the same on every machine, and far cheaper than a normal law.
+    """
+    words = raw(0, SENSOR, 0, [(0, 0)], BANK // 2)[0]
+    pairs = ((words & LOW) + ((words >> np.uint64(16)) & LOW)).view(np.uint32)
+    centred: NDArray[np.float32] = pairs.astype(np.float32)
+    centred -= 65535.0
+    centred *= np.float32(6.0**0.5 / 65536.0)
+    return centred
+
+
+def grain(words: NDArray[np.uint64], n: int) -> NDArray[np.float32]:
+    """(B, n) of sensor noise: for each word a stretch of one long list of noise, from a place that it names."""
+    first = (words % np.uint64(BANK - n)).tolist()
+    return np.stack([_bank()[k : k + n] for k in first])
