@@ -350,9 +350,10 @@ def _subject_of(source: Path, k: int, members: Numbers) -> dict[int, int]:
 
 
 def _comparisons(path: Path, subject_of: dict[int, int]) -> npt.NDArray[np.int32]:
-    """Pairs (P, 3) from lines "template,template"."""
+    """Pairs (P, 3) from lines "template,template" or "template template"."""
     rows = []
-    for where, words in csv_fields(path):
+    for where, words in fields(path):
+        words = " ".join(words).replace(",", " ").split()
         if len(words) != 2 or not all(word.isdecimal() and len(word) < 10 for word in words):
             raise UsageError(f"{where}: expected two templates")
         a, b = int(words[0]), int(words[1])
