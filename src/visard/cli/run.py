@@ -21,7 +21,13 @@ if TYPE_CHECKING:
     from visard.report.run_folder import Run
 
 # the registries of all that settings can name
-REGISTRIES = ("visard.methods:METHODS", "visard.models:BACKBONES", "visard.aggregation.rules:RULES")
+REGISTRIES = (
+    "visard.methods:METHODS",
+    "visard.models:BACKBONES",
+    "visard.learning.heads:HEADS",
+    "visard.aggregation.rules:RULES",
+    "visard.data.partition_kinds:PARTITIONS",
+)
 
 
 def run(

@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 from visard.data.expressions import expressions, matching
 from visard.data.faces import FaceSet
 from visard.errors import UsageError, did_you_mean
+from visard.plugins import Registry
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -283,7 +284,7 @@ class Parties(Kind):
         return {}
 
 
-PARTITIONS: dict[str, Callable[[PartitionSettings], Kind]] = {
+PARTITIONS: Registry[Callable[[PartitionSettings], Kind]] = Registry("partitions", {
     "equal": Equal,
     "lognormal": LogNormal,
     "attribute": ByAttribute,
@@ -292,7 +293,7 @@ PARTITIONS: dict[str, Callable[[PartitionSettings], Kind]] = {
     "dirichlet": Dirichlet,
     "one_domain": OneDomain,
     "parties": Parties,
-}
+})  # fmt: skip
 
 
 def pick(identities: Ints, wanted: int | None, rng: np.random.Generator, setting: str) -> Ints:

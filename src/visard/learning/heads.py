@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 from visard.errors import UsageError, VisardError, did_you_mean
+from visard.plugins import Registry
 
 PastPi = Literal["monotone", "plain", "easy"]
 
@@ -297,9 +298,11 @@ def _check_scale(scale: float) -> None:
         raise UsageError(f"a head's scale must be a positive number, got {scale}")
 
 
-HEADS: dict[str, type[Head]] = {
-    "arcface": ArcFace, "cosface": CosFace, "softmax": Softmax, "sphereface2": SphereFace2,
-}  # fmt: skip
+HEADS: Registry[type[Head]] = Registry(
+    "heads",
+    {"arcface": ArcFace, "cosface": CosFace, "softmax": Softmax, "sphereface2": SphereFace2},
+    lambda value: isinstance(value, type) and issubclass(value, Head),
+)
 
 
 @dataclass(frozen=True)
@@ -334,11 +337,10 @@ def build_head(
     **options: Any,
 ) -> Head:
     """The head of that kind; `None` leaves its own default, and a head without a margin ignores it."""
-    if kind not in HEADS:
-        raise UsageError(f"unknown head {kind!r}{did_you_mean(kind, HEADS)}")
-    known = signature(HEADS[kind]).parameters
+    make = HEADS.find(kind)
+    known = signature(make).parameters
     if odd := sorted(options.keys() - known.keys()):
         raise UsageError(f"head {kind}: unknown option {odd[0]!r}{did_you_mean(odd[0], known)}")
     shared = {"scale": scale, "margin": margin}
     options |= {name: value for name, value in shared.items() if value is not None and name in known}
-    return HEADS[kind](classes, embedding, **options)
+    return make(classes, embedding, **options)

@@ -1,0 +1,110 @@
+"""FedBABU: Oh, Kim, Yun, Towards Enhanced Representation for Federated Image Classification, ICLR 2022.
+
+theta   the body: weights of the backbone, which alone is trained and averaged
+W       the head: class vectors of all identities, random, the same everywhere, and never trained together;
+        after the last round every client tunes head and body, the body or the head on its own pictures
+
+visard run --plugin examples/fedbabu.py fedbabu
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from torch import Tensor, nn
+
+from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
+from visard.learning.features import client_head
+from visard.learning.heads import Head, HeadSettings
+from visard.learning.train import Training, train
+from visard.learning.weights import load_weights, weights_of
+from visard.plugins import register
+
+
+@dataclass(frozen=True)
+class Server:
+    theta: Weights
+    W: Tensor
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    W: Tensor
+    lr: float
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Disclosure.weights]
+    n: Annotated[int, Disclosure.count]
+    loss: Annotated[float, Disclosure.metric]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    loss: Annotated[float, Disclosure.metric]
+
+
+@register("methods", "fedbabu")
+@dataclass(frozen=True)
+class FedBabu(Method[Server]):
+    """Only the body is learned together, against a head that stays random; clients tune for themselves at the end."""
+
+    name = "fedbabu"
+    title = "averaging of the body under a fixed random head, then tuning at each client"
+    paper = "Oh, Kim, Yun 2022"
+    discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
+
+    rounds: int = 20
+    participation: float = 1.0
+    training: Training = Training()
+    head: HeadSettings = HeadSettings()
+    tune: Literal["full", "body", "head"] = "full"  # what a client tunes in the end
+    tune_epochs: int = 1  # tau_f
+
+    def start(self, setup: Setup) -> Server:
+        return Server(setup.new_weights(), self.head.build(setup.classes, setup.embedding).weight.detach())
+
+    def stages(self) -> list[Stage[Server]]:
+        return [Stage("federate", self.rounds, self.round), Stage("personalise", 1, self.personalise)]
+
+    def round(self, s: Server, net: Network) -> Server:
+        down = Down(s.theta, s.W, self.training.lr_at(net.round, self.rounds))
+        asked = dict.fromkeys(sample_clients(net, self.participation), down)
+        means, ups = net.reduce(self.update_body, asked, mean="theta", by="n")  # sum_k n_k theta_k / n
+        net.log(loss=sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values()), lr=down.lr)
+        return Server(means["theta"], s.W)
+
+    @client_step
+    def update_body(self, client: Client, msg: Down) -> Up:
+        model, _, loss = self._train(client, msg, self.training, ("body",))
+        return Up(weights_of(model), len(client.data.train), loss)
+
+    def personalise(self, s: Server, net: Network) -> Server:
+        tuned = net.ask(self.tune_own, dict.fromkeys(net.clients, Down(s.theta, s.W, self.training.lr)))
+        net.log(loss=sum(up.loss for up in tuned.values()) / len(tuned))
+        return s
+
+    @client_step
+    def tune_own(self, client: Client, msg: Down) -> Tuned:
+        epochs = replace(self.training, unit="epochs", amount=self.tune_epochs)
+        model, head, loss = self._train(client, msg, epochs, ("body", "head") if self.tune == "full" else (self.tune,))
+        client.state |= {"theta": weights_of(model), "head": weights_of(head)}
+        return Tuned(loss)
+
+    def _train(self, client: Client, msg: Down, how: Training, parts: Sequence[str]) -> tuple[nn.Module, Head, float]:
+        load_weights(model := client.network(), msg.theta)
+        head, labels, mask = client_head(client, self.head, msg.W, model)
+        frozen = [part for name, part in (("body", model), ("head", head)) if name not in parts]
+        view, rng, numerics = client.data.train, client.rng, client.numerics
+        done = train(model, head, view, how, rng, numerics, lr=msg.lr, labels=labels, mask=mask, frozen=frozen)
+        return model, head, done.loss
+
+    def backbone(self, s: Server) -> Weights:
+        return s.theta
+
+    def personal(self, state: State, theta: Weights | None) -> Weights | None:
+        return state.get("theta", theta)
