@@ -13,7 +13,7 @@ A head classifies the client's own people, so it stays there and is trained with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -40,6 +40,21 @@ class Up:
     loss: Annotated[float, Disclosure.metric]
 
 
+@dataclass(frozen=True)
+class PlainSteps(Training):
+    """Gradient steps without momentum at one rate, as option II takes for granted."""
+
+    lr: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "cosine"] = "constant"
+    clip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.momentum or self.clip or self.schedule != "constant":
+            raise UsageError("method.training: SCAFFOLD needs momentum = 0, clip = 0 and schedule = constant")
+
+
 @register("methods", "scaffold")
 @dataclass(frozen=True)
 class Scaffold(Method[Server]):
@@ -53,14 +68,8 @@ class Scaffold(Method[Server]):
     rounds: int = 20
     eta_g: float = 1.0
     participation: float = 1.0  # |S| / N
-    training: Training = Training(lr=0.05, momentum=0.0, weight_decay=0.0, clip=0.0, schedule="constant")
+    training: PlainSteps = PlainSteps()
     head: HeadSettings = HeadSettings()
-
-    def __post_init__(self) -> None:
-        if self.training.momentum or self.training.clip or self.training.schedule != "constant":
-            raise UsageError(
-                "method.training: option II needs plain steps, momentum = 0, clip = 0, schedule = constant"
-            )
 
     def start(self, setup: Setup) -> Server:
         x = setup.new_weights()

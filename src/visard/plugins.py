@@ -12,6 +12,7 @@ party of a deployment imports those modules alone that its own requirements list
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -51,10 +52,11 @@ def register(kind: str, name: str) -> Callable[[V], V]:
 
     def remember(value: V) -> V:
         origin = _loading[-1] if _loading else f"module {getattr(value, '__module__', '?')}"
-        before = _added[kind].get(name)
-        if before is not None and before.origin != origin:
+        before, named = _added[kind].get(name), bool(_loading)
+        if before is not None and before.named and named and before.origin != origin:
             raise UsageError(f"{name!r} of {origin} is already one of the {kind} of {before.origin}")
-        _added[kind][name] = _Added(value, origin, bool(_loading))
+        if named or before is None or not before.named:
+            _added[kind][name] = _Added(value, origin, named)
         return value
 
     return remember
@@ -96,7 +98,9 @@ class Registry(Mapping[str, T], Generic[T]):
         return ":" in name or any(name in known for known in (self.built_in, _added[self.kind], self._entry_points()))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self.built_in, *self._entry_points(), *_added[self.kind]]))
+        points = self._entry_points()
+        usable = [name for name, point in points.items() if _allowed is None or point.module in _allowed]
+        return iter(dict.fromkeys([*self.built_in, *usable, *_added[self.kind]]))
 
     def __len__(self) -> int:
         return len(list(iter(self)))
@@ -127,7 +131,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"{point.dist.name} {point.dist.version}" if point.dist else f"module {point.module}"
 
     def _entry_points(self) -> dict[str, EntryPoint]:
-        return {point.name: point for point in entry_points(group=f"visard.{self.kind}")}
+        return _entry_points(f"visard.{self.kind}", tuple(sys.path))
 
     @staticmethod
     def _attribute(where: str) -> Any:
@@ -136,6 +140,12 @@ class Registry(Mapping[str, T], Generic[T]):
         for part in path.split("."):
             found = getattr(found, part)
         return found
+
+
+@functools.cache
+def _entry_points(group: str, path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """Those of the packages on this path, which is searched once."""
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def load(plugins: Iterable[str | Path]) -> list[str]:

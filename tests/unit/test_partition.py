@@ -421,7 +421,7 @@ class FirstRows(Kind):
 
 
 def test_a_new_kind_is_one_entry(faces: FaceSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PARTITIONS, "first_rows", FirstRows)
+    monkeypatch.setitem(PARTITIONS.built_in, "first_rows", FirstRows)
     manifest = partition(faces, settings(kind="first_rows", clients=3, split=(1, 0, 0)), 0)
     assert [rows.train for rows in manifest.content.clients.values()] == [[0], [1], [2]]
     with pytest.raises(ValidationError, match="kind = first_rows needs clients"):

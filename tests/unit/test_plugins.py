@@ -48,6 +48,7 @@ class Flat(nn.Module):
     def forward(self, x):
         return self.fc(x.flatten(1))
 """
+HEAD_AND_RULE = ("method.head.kind=normface", "aggregation.rule=coordinate-median")
 SETTINGS = [s for s in SMOKE if not s.startswith(("engine", "model"))] + ["model.name=flat"]
 
 
@@ -160,6 +161,13 @@ def test_a_name_belongs_to_one_plug_in_and_never_to_a_built_in_thing_too(file: P
     assert METHODS["fedavg"].__module__ == "visard.methods.fedavg"
 
 
+def test_a_file_that_is_named_comes_before_one_that_was_imported(file: Path, tmp_path: Path) -> None:
+    plugins.register("methods", "mine")(METHODS["fedavg"])
+    plugins.load([file])
+    plugins.register("methods", "mine")(METHODS["fedavg"])
+    assert METHODS.origin("mine") == "file mine.py"
+
+
 def test_settings_record_a_plug_in_and_old_settings_stay_as_they_were(file: Path) -> None:
     settings = load("mine", SETTINGS, [file])
     (recorded,), before = settings.plugins, settings.fingerprint()
@@ -248,3 +256,50 @@ def test_a_model_file_does_not_choose_what_is_imported(canary: Path, tmp_path: P
     assert not canary.exists()
     plugins.load(["canary"])
     assert visard.load_model(path).network(torch.zeros(1, 3, 32, 32)).shape == (1, 24)
+
+
+def test_every_kind_of_thing_can_be_a_plug_in(file: Path) -> None:
+    from visard.data.importing import import_faces
+    from visard.data.partition_kinds import PartitionSettings
+    from visard.evaluation.metrics import describe
+
+    file.write_text(
+        """
+from visard.data.partition_kinds import Equal
+from visard.errors import UsageError
+from visard.evaluation.metrics import Metric
+from visard.plugins import register
+
+
+@register("partitions", "mine")
+class Mine(Equal): ...
+
+
+@register("importers", "mine")
+def read(source, colour="red"):
+    raise UsageError(f"read {source.name} in {colour}")
+
+
+register("metrics", "mine")(Metric("A metric of my own", higher_is_better=True))
+"""
+    )
+    plugins.load([file])
+    assert PartitionSettings(kind="mine", clients=2).kind == "mine"
+    assert describe("mine").label == "A metric of my own"
+    with pytest.raises(UsageError, match="read photos in blue"):
+        import_faces("mine", "photos", file.parent / "out", colour="blue")
+    with pytest.raises(UsageError, match="has no option 'color' .*'colour'"):
+        import_faces("mine", "photos", file.parent / "out", color="blue")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "changes"), [("scaffold", ()), ("fedbabu", ()), ("fedavg", HEAD_AND_RULE)])
+def test_the_examples_run(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
+    files = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+    small = [s for s in SMOKE if not s.startswith("engine")]
+    runs = {}
+    for kind in ("local", "pool"):
+        settings = [*small, *changes, f"engine.kind={kind}", "engine.workers=2"]
+        runs[kind] = visard.run(name, out=tmp_path / kind, overrides=settings, plugins=files).folder
+    for file in ("model.safetensors", "metrics.json", "ledger.json"):
+        assert (runs["local"] / file).read_bytes() == (runs["pool"] / file).read_bytes(), file

@@ -783,7 +783,7 @@ def test_a_new_metric_needs_one_entry_in_the_registry(
         return float(2 * record["auc"] - 1)
 
     entry = Metric("Gini index", "Twice the area above guessing.", True, True, test="verification", read=gini, card=2)
-    monkeypatch.setitem(METRICS, "gini", entry)
+    monkeypatch.setitem(METRICS.built_in, "gini", entry)
     tests = read_run(fed).tests
     wanted = 2 * tests["unseen"]["verification"]["auc"] - 1
     assert brief(tests["unseen"])["gini"] == wanted

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from PIL import Image
 
+from visard.cli import options
 from visard.cli.console import bar, console, mark, table
 from visard.data.catalog import data_folder, export, find_set
 from visard.data.faces import FaceSet, describe, list_sets
@@ -67,6 +68,7 @@ def import_set(
     image: Annotated[str | None, typer.Option(help="parquet: column of pictures; webdataset: ending")] = None,
     label: Annotated[str | None, typer.Option(help="parquet: column of people; webdataset: ending")] = None,
     split: Annotated[str | None, typer.Option(help="parquet: only the files of this split")] = None,
+    plugin: options.Plugin = None,
 ) -> None:
     """Import pictures into a face set. Unreadable pictures are skipped, counted and listed.
 
@@ -78,6 +80,7 @@ def import_set(
 
       visard data import bin lfw.bin --out lfw
     """
+    options.load_plugins(plugin)
     folder = out or data_folder() / (kind if kind != "folder" else source.resolve().name)
     if kind in READERS:
         path, count = import_readings(kind, source, folder, overwrite)

@@ -25,8 +25,10 @@ REGISTRIES = (
     "visard.methods:METHODS",
     "visard.models:BACKBONES",
     "visard.learning.heads:HEADS",
-    "visard.aggregation.rules:RULES",
     "visard.data.partition_kinds:PARTITIONS",
+    "visard.data.sources:SOURCES",
+    "visard.aggregation.rules:RULES",
+    "visard.evaluation.metrics:METRICS",
 )
 
 
@@ -165,8 +167,11 @@ def plugins(plugin: options.Plugin = None) -> None:
     for where in REGISTRIES:
         module, _, name = where.partition(":")
         registry = getattr(import_module(module), name)
-        rows += [(registry.kind, entry, registry.origin(entry)) for entry in registry]
-    table("What settings can name", ("kind", "name", "comes from"), rows, text=3)
+        names: dict[str, list[str]] = {}
+        for entry in registry:
+            names.setdefault(registry.origin(entry), []).append(entry)
+        rows += [(registry.kind, origin, ", ".join(found)) for origin, found in names.items()]
+    table("What settings can name", ("kind", "comes from", "names"), rows, text=3)
 
 
 def presets() -> None:

@@ -93,11 +93,12 @@ def import_faces(
 def _read(kind: str, source: Path, options: dict[str, Any]) -> Listing:
     if kind not in SOURCES:
         raise UsageError(f"no importer {kind!r}{did_you_mean(kind, SOURCES)}")
-    known = [name for name in inspect.signature(SOURCES[kind]).parameters if name != "source"]
+    read = SOURCES[kind]
+    known = [name for name in inspect.signature(read).parameters if name != "source"]
     for name in options:
         if name not in known:
             raise UsageError(f"importer {kind} has no option {name!r}{did_you_mean(name, known)}")
-    return SOURCES[kind](source, **options)
+    return read(source, **options)
 
 
 def _choose(listing: Listing, min_images: int, limit: int | None) -> npt.NDArray[np.int64]:

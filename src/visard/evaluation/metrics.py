@@ -17,6 +17,7 @@ import numpy as np
 from visard.errors import VisardError
 from visard.evaluation.arrays import Result
 from visard.files import mapping, number, whole
+from visard.plugins import Registry
 from visard.text import percent, plain, share, visible
 
 FAR = (1e-1, 1e-2, 1e-3)  # false accept rates where nothing else is asked for
@@ -80,7 +81,7 @@ def _ranks(record: dict[str, Any]) -> dict[float, Any]:
 
 
 # In the order in which metrics are read. "{}" in a name is a number: tar@far=0.01.
-METRICS: dict[str, Metric] = {
+METRICS: Registry[Metric] = Registry("metrics", {
     "accuracy": Metric(
         "Verification accuracy",
         "Share of picture pairs judged rightly as same person or not. The threshold is chosen on nine tenths of"
@@ -170,7 +171,7 @@ METRICS: dict[str, Metric] = {
         higher_is_better=False,
     ),
     "lr": Metric("Learning rate"),
-}
+}, lambda value: isinstance(value, Metric))  # fmt: skip
 _NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
 # what a name without an entry says of itself
 _LOWER = re.compile(r"loss|error|eer|fnmr|frr|fnir|\bfar\b|\bfmr\b", re.I)

@@ -3,19 +3,21 @@
 from collections.abc import Callable
 
 from visard.data.listing import Listing
-from visard.data.sources import bin as packed
-from visard.data.sources import celeba, folder, ijb, lfw, parquet, recordio, webdataset
+from visard.plugins import Registry
 
 # read(source: Path, **options) -> Listing
-SOURCES: dict[str, Callable[..., Listing]] = {
-    "bin": packed.read,
-    "celeba": celeba.read,
-    "folder": folder.read,
-    "ijb": ijb.read,
-    "lfw": lfw.read,
-    "office31": folder.read_office31,
-    "parquet": parquet.read,
-    "recordio": recordio.read,
-    "rfw": lfw.read_rfw,
-    "webdataset": webdataset.read,
-}
+SOURCES: Registry[Callable[..., Listing]] = Registry(
+    "importers",
+    {
+        "bin": "visard.data.sources.bin:read",
+        "celeba": "visard.data.sources.celeba:read",
+        "folder": "visard.data.sources.folder:read",
+        "ijb": "visard.data.sources.ijb:read",
+        "lfw": "visard.data.sources.lfw:read",
+        "office31": "visard.data.sources.folder:read_office31",
+        "parquet": "visard.data.sources.parquet:read",
+        "recordio": "visard.data.sources.recordio:read",
+        "rfw": "visard.data.sources.lfw:read_rfw",
+        "webdataset": "visard.data.sources.webdataset:read",
+    },
+)
