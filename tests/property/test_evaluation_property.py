@@ -12,8 +12,8 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from visard.evaluation.identification import identify
 from visard.evaluation.metrics import summarise
+from visard.evaluation.protocols import make_pairs
 from visard.evaluation.scores import Limits, roc_of, stream_roc
-from visard.evaluation.verification import make_pairs
 
 SCORES = st.lists(st.one_of(st.integers(-4, 4).map(lambda k: k / 4), st.floats(-1, 1, width=32)), min_size=1)
 FAR = (1.0, 0.5, 0.2, 0.1, 0.01)

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from visard.evaluation.bins import Grid
-from visard.evaluation.personal import personal_roc
+from visard.evaluation.grid import Grid
+from visard.evaluation.protocols import personal_roc
 from visard.learning.objective import model_contrastive
 from visard.methods.fedfr_joint_client import closest, hard_negatives
 

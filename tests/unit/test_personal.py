@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from visard.errors import VisardError
-from visard.evaluation.bins import Grid
-from visard.evaluation.personal import personal_figures, personal_roc, personal_search, personal_search_legacy
+from visard.evaluation.grid import Grid
+from visard.evaluation.protocols import personal_metrics, personal_roc, personal_search, personal_search_legacy
 from visard.evaluation.scores import Limits
 
 STREAM = Limits(keep_all=0, exact_auc_pairs=0, tile=64)
@@ -56,16 +56,13 @@ def test_the_paper_s_numbers_of_pairs() -> None:
     assert Grid.build(rows, identity, below=100).counts == (78_000, 631_920_000)
 
 
-def test_exclusions_count_right_with_some_first_rows() -> None:
+def test_counts_are_right_with_some_first_rows() -> None:
     features, identity = everybody(8, 5)
     identity = np.unique(identity, return_inverse=True)[1]
-    group = np.random.default_rng(1).integers(0, 6, len(identity))
-    grid = Grid.build(features, identity, exclude=group, tile=64, below=3)
+    grid = Grid.build(features, identity, tile=64, below=3)
     order = np.argsort(identity, kind="stable")
     pairs = [
-        (identity[a] == identity[b])
-        for a, b in itertools.combinations(order, 2)
-        if min(identity[a], identity[b]) < 3 and group[a] != group[b]
+        (identity[a] == identity[b]) for a, b in itertools.combinations(order, 2) if min(identity[a], identity[b]) < 3
     ]
     assert grid.counts == (sum(pairs), len(pairs) - sum(pairs))
 
@@ -105,17 +102,17 @@ def test_figures_leave_out_what_the_pictures_cannot_give() -> None:
     features, identity = everybody()
     local = np.array([7, 40])
     mine = np.isin(identity, local)
-    figures = personal_figures(features[mine], identity[mine], features, identity, local)
+    figures = personal_metrics(features[mine], identity[mine], features, identity, local)
     pairs = 12 * 168 + 36  # local with others, and the two people with each other
     assert pairs * 1e-3 >= 1 > pairs * 1e-4
     assert {k for k in figures if "tar@" in k} == {"personal/tar@far=0.01", "personal/tar@far=0.001"}
     assert {k for k in figures if "/tpir@" in k} == {"personal/tpir@fpir=0.1", "personal/tpir@fpir=0.01"}
     assert "personal/legacy_tpir@fpir=0.01" in figures
-    alone = personal_figures(features[mine], identity[mine], features[mine], identity[mine], local)
+    alone = personal_metrics(features[mine], identity[mine], features[mine], identity[mine], local)
     assert not any("/tpir@" in k for k in alone), "no strangers, no false alarms"
 
 
 def test_a_client_without_test_pictures_is_told() -> None:
     features, identity = everybody(4, 2)
-    with pytest.raises(VisardError, match="no test picture shows a person of the client"):
+    with pytest.raises(VisardError, match="no test picture shows an identity of the client"):
         personal_roc(features, identity, [999])

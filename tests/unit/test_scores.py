@@ -16,8 +16,8 @@ from sklearn.metrics import auc as sk_auc
 from sklearn.metrics import roc_curve
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation.bins import BINS, Grid, Tally, bin_of, edges, every_score
-from visard.evaluation.roc import Steps, allowed, area
+from visard.evaluation.grid import Grid, Tally, every_score
+from visard.evaluation.roc import BINS, Steps, allowed, area, bin_of, edges
 from visard.evaluation.scores import Limits, Roc, roc_of, stream_roc
 
 FAR = (0.5, 0.1, 0.01, 1e-3, 1e-4, 1e-6)
@@ -31,8 +31,8 @@ def faces(n: int, people: int, dim: int = 32, noise: float = 1.5, seed: int = 0)
     return (centre[identity] + noise * rng.standard_normal((n, dim))).astype(np.float32), identity
 
 
-def split_scores(features, identity, **grid):
-    every, genuine = every_score(Grid.build(features, identity, **grid))
+def split_scores(features, identity):
+    every, genuine = every_score(Grid.build(features, identity))
     value, count = np.unique(every, return_counts=True)
     gen = np.searchsorted(genuine, value, side="right") - np.searchsorted(genuine, value)
     return genuine, np.repeat(value, count - gen)
@@ -200,34 +200,6 @@ def test_streaming_with_heavy_ties(kind: str, rule: str) -> None:
         assert abs(roc.auc - roc_of(genuine, impostor).auc) <= roc.auc_error + 1e-15
 
 
-def test_two_sets_against_each_other_and_exclusion() -> None:
-    a, ids_a = faces(300, 20, seed=1)
-    b, ids_b = faces(260, 25, seed=2)
-    groups_a, groups_b = np.arange(300) % 7, np.arange(260) % 9
-    unit_a, unit_b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (a, b))
-    scores = unit_a.astype(np.float64) @ unit_b.astype(np.float64).T
-    same, kept = ids_a[:, None] == ids_b[None, :], groups_a[:, None] != groups_b[None, :]
-    for exclude, mask in ((None, np.ones_like(kept)), ((groups_a, groups_b), kept)):
-        slow = roc_of(scores[same & mask], scores[~same & mask], far=(0.1, 0.01))
-        for limits in (STREAM, Limits()):
-            roc = stream_roc(a, ids_a, against=(b, ids_b), exclude=exclude, far=(0.1, 0.01), limits=limits)
-            assert (roc.genuine, roc.impostors) == ((same & mask).sum(), (~same & mask).sum())
-            assert roc.auc == pytest.approx(slow.auc, abs=1e-6)
-            assert [p.tar for p in roc.tar] == pytest.approx([p.tar for p in slow.tar], abs=1e-3)
-
-
-def test_exclusion_within_one_set() -> None:
-    features, identity = faces(200, 10)
-    group = np.arange(200) // 2
-    genuine, impostor = split_scores(features, identity, exclude=group)
-    i, j = np.triu_indices(200, 1)
-    kept = group[i] != group[j]
-    assert len(genuine) == (kept & (identity[i] == identity[j])).sum()
-    assert len(impostor) == (kept & (identity[i] != identity[j])).sum()
-    roc = stream_roc(features, identity, exclude=group, limits=STREAM)
-    assert figures(roc) == figures(roc_of(genuine, impostor))
-
-
 def test_the_score_of_a_pair_does_not_depend_on_tiles_or_threads() -> None:
     features, identity = faces(333, 333, dim=130)
     threads = torch.get_num_threads()
@@ -338,8 +310,6 @@ def test_wrong_settings_are_one_line() -> None:
     for far in (0.0, 1.5, math.nan):
         with pytest.raises(VisardError, match=r"not in \(0, 1\]"):
             stream_roc(GOOD, np.array([0, 0, 1, 1]), far=(far,))
-    with pytest.raises(VisardError, match="dimensions"):
-        stream_roc(GOOD, np.arange(4), against=(GOOD[:, :3] + 1, np.arange(4)))
     with pytest.raises(VisardError, match="not finite"):
         roc_of([0.5, math.nan], [0.1])
     with pytest.raises(VisardError, match="multiple of 64"):

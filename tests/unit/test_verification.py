@@ -10,18 +10,20 @@ import pytest
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import jain_index, summarise
+from visard.evaluation.protocols import make_pairs
 from visard.evaluation.scores import roc_of
 from visard.evaluation.verification import (
+    DISTANCES,
     best_threshold,
     bootstrap_share,
+    consecutive,
     draws,
-    fold_accuracy,
-    make_pairs,
+    held_out,
     pair_scores,
     pair_weights,
     verify_all,
     verify_pairs,
-    weighted_figures,
+    weighted_metrics,
 )
 
 
@@ -30,6 +32,12 @@ def faces(n: int = 400, people: int = 40, dim: int = 16, noise: float = 1.2, see
     identity = np.arange(n) % people
     centre = rng.standard_normal((people, dim))
     return (centre[identity] + noise * rng.standard_normal((n, dim))).astype(np.float32), identity
+
+
+def fold_accuracy(scores, same, folds: int = 10):
+    distance = 2.0 - 2.0 * scores.astype(np.float64)
+    (accuracy,), (chosen,) = held_out(distance, same, np.ones((1, len(scores))), consecutive(len(scores), folds))
+    return accuracy, DISTANCES[chosen]
 
 
 def slow_folds(scores, same, folds: int):
@@ -119,7 +127,7 @@ def test_weights_of_one_give_the_plain_figures() -> None:
     same = rng.random(200) < 0.4
     scores = (rng.integers(-20, 21, size=200) / 20).astype(np.float32)
     far = (0.5, 0.1, 0.01)
-    found = weighted_figures(scores, same, np.ones((2, 200)), far)
+    found = weighted_metrics(scores, same, np.ones((2, 200)), far)
     roc = roc_of(scores[same], scores[~same], far=far)
     assert found["auc"] == pytest.approx([roc.auc] * 2, abs=1e-12)
     assert found["eer"] == pytest.approx([roc.eer] * 2, abs=1e-12)
@@ -133,7 +141,7 @@ def test_weights_stand_for_repeated_pairs() -> None:
     same = rng.random(60) < 0.5
     scores = rng.uniform(-1, 1, 60).astype(np.float32)
     weights = rng.integers(0, 4, size=(3, 60)).astype(float)
-    found = weighted_figures(scores, same, weights, (0.2,))
+    found = weighted_metrics(scores, same, weights, (0.2,))
     for row, w in enumerate(weights.astype(int)):
         s, g = np.repeat(scores, w), np.repeat(same, w)
         roc = roc_of(s[g], s[~g], far=(0.2,))

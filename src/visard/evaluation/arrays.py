@@ -71,6 +71,13 @@ def shares(values: Any, what: str) -> tuple[float, ...]:
     return found
 
 
+def pair_counts(identity: Ints) -> tuple[int, int]:
+    """Numbers of genuine and of impostor pairs i < j of a set."""
+    sizes = np.unique(identity, return_counts=True)[1]
+    genuine = int((sizes * (sizes - 1) // 2).sum())
+    return genuine, len(identity) * (len(identity) - 1) // 2 - genuine
+
+
 class Result:
     """A record of metrics that can be written as JSON."""
 

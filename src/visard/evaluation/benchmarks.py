@@ -23,9 +23,9 @@ from visard.evaluation.arrays import Bools, Doubles, Ints, Result, labels, matri
 from visard.evaluation.ijb import Pooled, Search, Switches, pool, search_galleries, verify_templates
 from visard.evaluation.metrics import FAR, IJB_FAR
 from visard.evaluation.scores import Roc, roc_of
-from visard.evaluation.verification import verify_pairs
+from visard.evaluation.verification import DISTANCES, consecutive, held_out, verify_pairs
 
-COARSE, FINE = np.arange(0, 4, 0.01), np.arange(0, 4, 0.001)
+FINE = np.arange(0, 4, 0.001)
 BLOCK = 16384  # pairs compared at a time
 
 
@@ -81,7 +81,7 @@ def _unit(rows: Any, numbers: Ints) -> Doubles:
 
 
 def ten_folds(distance: Any, same: Any, fold: Any = None, *, far: float = 1e-3, rates: Any = (1e-2, 1e-3)) -> TenFolds:
-    """The figures of pairs with squared distances (P,) in [0, 4].
+    """The metrics of pairs with squared distances (P,) in [0, 4].
 
     `fold` (P,) numbers the folds; by default ten consecutive ones, of which the first take the remainder.
     `rates`: false accept rates for the TAR over all pairs, with no folds, by the conservative rule.
@@ -94,12 +94,9 @@ def ten_folds(distance: Any, same: Any, fold: Any = None, *, far: float = 1e-3, 
     folds, place = _folds(fold, len(d))
     cosine = 1.0 - d / 2.0
     roc = roc_of(cosine[truth], cosine[~truth], far=rates)  # first: it says so where a kind of pairs is missing
-    true, false = (_accepted(d[kind], place[kind], folds, COARSE) for kind in (truth, ~truth))
+    (accuracy,), (chosen,) = held_out(d, truth, np.ones((1, len(d))), place)
     genuine, impostors = (np.bincount(place[kind], minlength=folds) for kind in (truth, ~truth))
-    right = true - false + impostors[:, None]  # pairs judged rightly in each fold at each distance
-    chosen = (right.sum(axis=0) - right).argmax(axis=1)
-    accuracy = right[np.arange(folds), chosen] / (genuine + impostors)
-    at = _thresholds(_accepted(d[~truth], place[~truth], folds, FINE), impostors, target)
+    at = _thresholds(_accepted(d[~truth], place[~truth], folds), impostors, target)
     under = d < at[place]
     tar, reached = (
         np.divide(np.bincount(place[kind & under], minlength=folds), total, out=np.full(folds, np.nan), where=total > 0)
@@ -110,7 +107,7 @@ def ten_folds(distance: Any, same: Any, fold: Any = None, *, far: float = 1e-3, 
         accuracy=float(accuracy.mean()),
         accuracy_std=float(accuracy.std()),
         fold_accuracy=tuple(accuracy.tolist()),
-        fold_distance=tuple(COARSE[chosen].tolist()),
+        fold_distance=tuple(DISTANCES[chosen].tolist()),
         far_target=target,
         tar=float(np.nanmean(tar)),
         tar_std=float(np.nanstd(tar)),
@@ -131,18 +128,17 @@ def _folds(fold: Any, count: int) -> tuple[int, Ints]:
     if fold is None:
         if count < 10:
             raise UsageError(f"{count} pairs cannot fill ten folds")
-        parts = np.array_split(np.arange(count), 10)
-        return 10, np.repeat(np.arange(10), [len(part) for part in parts])
+        return 10, consecutive(count, 10)
     names, place = np.unique(labels(fold, count, "fold"), return_inverse=True)
     if len(names) < 2:
-        raise UsageError("the pairs lie in one fold: held-out figures need two or more")
+        raise UsageError("the pairs lie in one fold: held-out metrics need two or more")
     return len(names), place
 
 
-def _accepted(distance: Doubles, place: Ints, folds: int, grid: Doubles) -> Ints:
-    """How many of each fold are below each distance of the grid (folds, T): sorted into the grid, then cumulated."""
-    cell = place * (len(grid) + 1) + np.searchsorted(grid, distance, side="right")
-    counts = np.bincount(cell, minlength=folds * (len(grid) + 1)).reshape(folds, -1)
+def _accepted(distance: Doubles, place: Ints, folds: int) -> Ints:
+    """How many of each fold are below each of the fine distances (folds, T): sorted into them, then cumulated."""
+    cell = place * (len(FINE) + 1) + np.searchsorted(FINE, distance, side="right")
+    counts = np.bincount(cell, minlength=folds * (len(FINE) + 1)).reshape(folds, -1)
     below: Ints = counts[:, :-1].cumsum(axis=1)
     return below
 
@@ -192,7 +188,7 @@ class SharedThreshold(Result):
 
 @dataclass(frozen=True)
 class Groups(Result):
-    """Figures of each group and over groups; ratios are infinite where the smallest error is 0, NaN where all are."""
+    """Metrics of each group and over groups; ratios are infinite where the smallest error is 0, NaN where all are."""
 
     groups: dict[str, TenFolds]
     mean: float
@@ -203,19 +199,9 @@ class Groups(Result):
     shared: tuple[SharedThreshold, ...]
 
 
-def rfw(
-    features: Any,
-    first: Any,
-    second: Any,
-    same: Any,
-    group: Any,
-    names: Sequence[str],
-    fold: Any = None,
-    *,
-    fmr: tuple[float, ...] = FAR,
-) -> Groups:
-    """Figures of pairs (P,) of rows, `group` (P,) numbering the names."""
-    return by_group(squared_distances(features, first, second), same, group, names, fold, fmr=fmr)
+def rfw(features: Any, first: Any, second: Any, same: Any, *groups: Any, **options: Any) -> Groups:
+    """Metrics of pairs (P,) of rows, group by group; see `by_group` for what else it takes."""
+    return by_group(squared_distances(features, first, second), same, *groups, **options)
 
 
 def by_group(
@@ -227,7 +213,7 @@ def by_group(
     *,
     fmr: tuple[float, ...] = FAR,
 ) -> Groups:
-    """The same from squared distances (P,) of unit features."""
+    """Metrics of pairs with squared distances (P,) of unit features, group by group."""
     d, truth = np.asarray(distance, np.float64), np.asarray(same)
     place = labels(group, len(d), "group")
     folds = None if fold is None else labels(fold, len(d), "fold")
@@ -241,7 +227,7 @@ def by_group(
     found = {
         name: ten_folds(d[m], truth[m], None if folds is None else folds[m], rates=fmr) for name, m in members.items()
     }
-    accuracy = np.array([figures.accuracy for figures in found.values()])
+    accuracy = np.array([of_group.accuracy for of_group in found.values()])
     error = 1.0 - accuracy
     cosine = 1.0 - d / 2.0
     roc = roc_of(cosine[truth], cosine[~truth], far=fmr)
@@ -286,16 +272,16 @@ Features = npt.NDArray[np.float32]
 FLIPPED = ("lfw", "rfw", "ijb")  # features are summed with those of the mirrored picture, unless a switch says no
 
 
-def lfw_figures(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
+def lfw_metrics(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
     """Ten folds over the pairs of the set, or over those that the file `listed` names."""
     pairs = _pairs(faces, listed)
     return lfw(features, pairs.first, pairs.second, pairs.same, pairs.fold, rates=rates).to_dict()
 
 
-def list_figures(
+def list_metrics(
     features: Features, faces: FaceSet, listed: Path, rates: tuple[float, ...], bootstrap: int, seed: int
 ) -> dict[str, Any]:
-    """1:1 figures with confidence intervals over the pairs that a file names."""
+    """1:1 metrics with confidence intervals over the pairs that a file names."""
     pairs = _pairs(faces, listed)
     order = np.argsort(pairs.fold, kind="stable")
     rows = np.stack([pairs.first[order], pairs.second[order]], axis=1)
@@ -305,7 +291,7 @@ def list_figures(
     ).to_dict()
 
 
-def rfw_figures(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
+def rfw_metrics(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
     """Each domain of the set (the races of RFW) on its own pairs, and all of them at one threshold."""
     pairs = _pairs(faces, listed)
     group = faces.domain[pairs.first].astype(np.int64)
@@ -315,7 +301,7 @@ def rfw_figures(features: Features, faces: FaceSet, listed: Path | None, rates: 
     return rfw(features, pairs.first, pairs.second, pairs.same, group, faces.domains, pairs.fold, fmr=rates).to_dict()
 
 
-def ijb_figures(
+def ijb_metrics(
     features: Features, faces: FaceSet, switches: Switches, rates: tuple[float, ...] | None = None
 ) -> dict[str, Any]:
     """1:1 and 1:N of every split: one of IJB-B and IJB-C, ten of IJB-A with mean and standard deviation over them."""
@@ -327,24 +313,24 @@ def ijb_figures(
             pairs = load_template_pairs(faces, split)
             one.append(verify_templates(pooled, pairs.first, pairs.second, pairs.same, far=rates or IJB_FAR))
         if faces.info.get("ijb", {}).get("galleries"):
-            found = load_galleries(faces, split)
-            galleries = {name: (g.template, g.subject) for name, g in found.galleries.items()}
-            many.append(search_galleries(pooled, galleries, (found.probes.template, found.probes.subject)))
+            files = load_galleries(faces, split)
+            galleries = {name: (g.template, g.subject) for name, g in files.galleries.items()}
+            many.append(search_galleries(pooled, galleries, (files.probes.template, files.probes.subject)))
     if not one and not many:
         raise UsageError(f"{faces.path.name} has neither pairs of templates nor galleries")
-    figures: dict[str, list[float | None]] = {}
+    found: dict[str, list[float | None]] = {}
     for roc in one:
         for point in roc.tar:
-            figures.setdefault(f"tar@far={point.far:g}", []).append(point.tar)
+            found.setdefault(f"tar@far={point.far:g}", []).append(point.tar)
     for search in many:
         for rank, share in search.rank.items():
-            figures.setdefault(f"rank{rank}", []).append(share)
+            found.setdefault(f"rank{rank}", []).append(share)
         for rate, tpir in search.tpir.items():
-            figures.setdefault(f"tpir@fpir={rate:g}", []).append(tpir)
+            found.setdefault(f"tpir@fpir={rate:g}", []).append(tpir)
     return {
         "switches": {"N": switches.N, "D": switches.D, "F": switches.F},
-        "mean": {name: _mean(values) for name, values in figures.items()},
-        "std": {name: _std(values) for name, values in figures.items()},
+        "mean": {name: _mean(values) for name, values in found.items()},
+        "std": {name: _std(values) for name, values in found.items()},
         "verification": [roc.to_dict() for roc in one],
         "identification": [search.to_dict() for search in many],
     }

@@ -17,7 +17,7 @@ import torch
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Floats, Ints, Result, labels, matrix, shares, unit_rows
-from visard.evaluation.bins import PAD, one_thread_each
+from visard.evaluation.grid import PAD, one_thread_each
 from visard.evaluation.metrics import FPIR, RANKS
 from visard.evaluation.roc import Steps, conservative
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, matrix, shares, unit_rows
-from visard.evaluation.bins import PAD, one_thread_each
+from visard.evaluation.grid import PAD, one_thread_each
 from visard.evaluation.identification import Identification, identify
 from visard.evaluation.metrics import FPIR, IJB_FAR, RANKS
 from visard.evaluation.scores import Roc, roc_of

@@ -1,21 +1,26 @@
-"""The ROC as a staircase of exact counts, and the rules that read figures off it.
+"""The ROC as a staircase of exact counts, and the rules that read metrics off it.
 
 Accept if score >= threshold. FAR(t) = share of impostor scores >= t, TAR(t) = share of genuine scores >= t.
-A staircase may be partly coarse: a step may stand for a whole bin of scores. Its corners are exact all the
-same; a rule whose answer lies inside such a bin names the bin, and the caller looks into it.
+A staircase may be partly coarse: a step may stand for a whole bin of scores, of which there are 2^16. Its corners are
+exact all the same; a rule whose answer lies inside such a bin names the bin, and the caller looks into it.
 """
 
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from visard.errors import UsageError
-from visard.evaluation.arrays import Doubles, Ints, Result
+from visard.evaluation.arrays import Doubles, Floats, Ints, Result
 
 RULES = ("conservative", "nearest")
 LOOK_AROUND = 1 << 22  # scores that one more look for the nearest rule may ask for
@@ -207,3 +212,91 @@ def curve(steps: Steps, points: int = 200) -> Curve:
         tuple((steps.true[index] / G).tolist()),
         tuple(steps.threshold[index].tolist()),
     )
+
+
+# Bins of equal width over the range of cosines.
+
+SCALE = 32768.0  # bins per unit of cosine
+SHIFT = 32769.0  # one spare bin below -1 and a few above 1: rounding may leave [-1, 1] by a few units of 1e-7
+BINS = 65540
+
+
+def bin_index(scores: Tensor, scratch: Tensor, out: Tensor) -> Tensor:
+    """out = trunc(SCALE · score + SHIFT) as int32: a monotone map, so bins order as scores do."""
+    torch.add(SHIFT, scores, alpha=SCALE, out=scratch)
+    return out.copy_(scratch)
+
+
+def bin_of(scores: Floats) -> Ints:
+    """Bin of each score."""
+    given = torch.from_numpy(np.array(scores, np.float32))
+    index = bin_index(given, torch.empty_like(given), torch.empty(len(given), dtype=torch.int32))
+    return index.numpy().astype(np.int64)
+
+
+@cache
+def edges() -> Floats:
+    """Smallest float32 score of each bin (BINS,): found by bisection, since the sum in the map rounds."""
+
+    def as_float(key: Ints) -> Floats:  # keys rise as floats do
+        bits = np.where(key >= 0, key, np.int64(-(2**31)) - key).astype(np.int64)
+        return bits.astype(np.int32).view(np.float32)
+
+    limit = int(np.float32(4.0).view(np.int32))
+    low, high = np.full(BINS, -limit, np.int64), np.full(BINS, limit, np.int64)
+    wanted = np.arange(BINS)
+    while (high - low > 1).any():
+        middle = (low + high) // 2
+        reached = bin_of(np.clip(as_float(middle), -2, 2)) >= wanted
+        high, low = np.where(reached, middle, high), np.where(reached, low, middle)
+    found = as_float(high)
+    found.setflags(write=False)
+    return found
+
+
+def distinct(ordered: Floats) -> tuple[Floats, Ints]:
+    """Distinct values of rising scores, and how often each occurs."""
+    starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ordered)])
+    return ordered[starts], np.diff(starts, append=len(ordered))
+
+
+def values_of(every: Floats, genuine: Floats) -> tuple[Floats, Ints, Ints]:
+    """Distinct values of sorted scores with counts of all and of genuine."""
+    value, count = distinct(every)
+    ends = np.searchsorted(genuine, value, side="right")
+    return value, count, np.diff(ends, prepend=0)
+
+
+def bridged(bins: set[int], sizes: Ints) -> set[int]:
+    """The bins and those between them where few scores lie: few wide ranges are faster to test than many."""
+    before = np.concatenate([[0], np.cumsum(sizes)])
+    ordered = sorted(bins)
+    found = set(bins)
+    for one, two in pairwise(ordered):
+        if before[two] - before[one + 1] <= before[-1] // 1000:
+            found |= set(range(one, two))
+    return found
+
+
+def ranges(bins: set[int]) -> list[tuple[float, float]]:
+    """Half-open value ranges that cover the bins, neighbours joined."""
+    found: list[tuple[float, float]] = []
+    ordered = sorted(bins)
+    for begin, end in zip(
+        [b for b in ordered if b - 1 not in bins], [b for b in ordered if b + 1 not in bins], strict=True
+    ):
+        found.append((float(edges()[begin]), float(edges()[end + 1]) if end + 1 < BINS else math.inf))
+    return found
+
+
+def staircase(all_bins: Ints, genuine_bins: Ints, value: Floats, every: Ints, genuine: Ints, opened: set[int]) -> Steps:
+    """Staircase: opened bins as single values (`value`, counts of all and of genuine), the rest as bins."""
+    closed = all_bins > 0
+    closed[list(opened)] = False
+    rest = np.flatnonzero(closed)
+    threshold = np.concatenate([edges()[rest], value])
+    order = np.argsort(threshold)
+    gen = np.concatenate([genuine_bins[rest], genuine])
+    imp = np.concatenate([all_bins[rest], every]) - gen
+    bins = np.concatenate([rest, np.full(len(value), -1, np.int64)])
+    return Steps.build(threshold[order], imp[order], gen[order], bins[order])

@@ -1,34 +1,228 @@
-"""Bins that are opened: where the thresholds are guessed, and the staircase of opened and closed bins (scores.py)."""
+"""The exact ROC of scores at hand, and of all comparisons of a face set, streamed in bounded memory.
+
+One pass over the tiles (grid.py) counts scores in 2^16 bins and keeps, exactly, the scores in narrow ranges
+where a random sample of pairs says the wanted thresholds will lie. The bin counts then tell in which bins
+they do lie; another pass is made only if a guess was wrong. So TAR at FAR and EER are exact at any size.
+The area under the curve is exact up to `exact_auc_pairs` comparisons (chunks of scores are sorted, every
+genuine score is ranked in each); above, it comes from the bins with a bound on its error: half the share of
+genuine-impostor pairings that fall into one bin, 1e-5 with poor features and 1e-7 with good ones.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from visard.errors import VisardError
 from visard.evaluation.arrays import Floats, Ints, Result, shares
-from visard.evaluation.bins import (
-    BINS,
-    Counted,
-    Grid,
-    Progress,
-    Ranker,
-    bin_of,
-    distinct,
-    edges,
-    every_score,
-    genuine_scores,
-    one_thread_each,
-    sweep,
-)
+from visard.evaluation.grid import Counted, Grid, Ranker, every_score, genuine_scores, one_thread_each, sweep
 from visard.evaluation.metrics import FAR
-from visard.evaluation.roc import Curve, FarPoint, Steps, area, curve, equal_error, far_point, known_rule
+from visard.evaluation.roc import (
+    BINS,
+    Curve,
+    FarPoint,
+    Steps,
+    area,
+    bin_of,
+    bridged,
+    curve,
+    edges,
+    equal_error,
+    far_point,
+    known_rule,
+    ranges,
+    staircase,
+    values_of,
+)
 
 SURE = 4.5  # standard errors on either side of a guessed threshold
+DRAWN = 200  # bars of the score histograms
+MANY = 1 << 21  # scores at hand from which the staircase is built of bins: one step a score would take a gigabyte
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to keep, when to stream. No metric depends on it, but for the area above `exact_auc_pairs`."""
+
+    keep_all: int = 1 << 20  # comparisons up to which all scores are simply kept
+    keep_genuine: int = 1 << 25  # genuine scores up to which they are kept (128 MB)
+    keep_guessed: int = 1 << 23  # distinct scores that a thread may keep in guessed ranges (about 100 MB)
+    exact_auc_pairs: int = 1 << 31
+    tile: int = 1024
+    chunk: int = 1 << 23
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class Histogram(Result):
+    """Score counts in equal bins from -1 to 1, for drawing."""
+
+    genuine: tuple[int, ...]
+    impostor: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Roc(Result):
+    """The metrics of one ROC. `auc_error` bounds |auc - true area|, 0.0 = exact; `passes` over all pairs."""
+
+    genuine: int
+    impostors: int
+    rule: str
+    tar: tuple[FarPoint, ...]
+    eer: float
+    eer_threshold: float
+    auc: float
+    auc_error: float
+    curve: Curve
+    histogram: Histogram
+    passes: int = 1
+
+
+def roc_of(
+    genuine: Any,
+    impostor: Any,
+    *,
+    far: tuple[float, ...] = FAR,
+    rule: str = "conservative",
+) -> Roc:
+    """Exact ROC of scores that are at hand, larger = more alike."""
+    gen, imp = np.asarray(genuine).ravel(), np.asarray(impostor).ravel()
+    _both_kinds(len(gen), len(imp))
+    if not (np.isfinite(gen).all() and np.isfinite(imp).all()):
+        raise VisardError("scores: some are not finite")
+    bars = _histogram(*(np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp)))
+    if len(gen) + len(imp) > MANY and gen.dtype == imp.dtype == np.float32 and _are_cosines(gen, imp):
+        return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), known_rule(rule), bars)
+    return _read(Steps.of(gen, imp), shares(far, "far"), rule, bars)[0]
+
+
+def _are_cosines(*scores: Floats) -> bool:
+    return all(len(s) and s.min() > -1.00001 and s.max() < 1.00001 for s in scores)
+
+
+def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, bars: Histogram) -> Roc:
+    """The same as one step a score, from sorted cosines: bins, of which only those that matter are opened."""
+    cut = [np.append(np.searchsorted(scores, edges()), len(scores)) for scores in (gen, imp)]
+    genuine_bins, impostor_bins = (np.diff(ends) for ends in cut)
+    area_found = Ranker(gen).below(imp) / (2 * len(gen) * len(imp))
+    have: set[int] = set()
+    while True:
+        inside = [
+            np.concatenate([np.empty(0, np.float32), *(scores[ends[b] : ends[b + 1]] for b in sorted(have))])
+            for scores, ends in zip((gen, imp), cut, strict=True)
+        ]
+        part = values_of(np.sort(np.concatenate(inside)), inside[0])
+        steps = staircase(genuine_bins + impostor_bins, genuine_bins, *part, have)
+        roc, missing = _read(steps, targets, rule, bars, 1, area_found)
+        if not missing:
+            return roc
+        have |= missing
+
+
+def stream_roc(
+    features: Any,
+    identity: Any,
+    *,
+    below: int | None = None,
+    far: tuple[float, ...] = FAR,
+    rule: str = "conservative",
+    limits: Limits | None = None,
+) -> Roc:
+    """Exact ROC of cosine scores of all pairs of a set; genuine = equal identity.
+
+    `below`: only pairs with at least one identity smaller than this.
+    """
+    limits = limits or Limits()
+    targets = shares(far, "far")
+    known_rule(rule)  # said before the work, not after it
+    grid = Grid.build(features, identity, limits.tile, below)
+    G, N = grid.counts
+    _both_kinds(G, N)
+    with one_thread_each() as available:
+        if limits.keep_all >= G + N:
+            every, genuine = every_score(grid)
+            value, count, gen = values_of(every, genuine)
+            steps = Steps.build(value, count - gen, gen)
+            bars = _histogram(_bars(_per_bin(genuine)), _bars(_per_bin(every) - _per_bin(genuine)))
+            return _read(steps, targets, rule, bars)[0]
+        return _stream(grid, targets, rule, limits, limits.threads or available)
+
+
+def _stream(grid: Grid, targets: tuple[float, ...], rule: str, limits: Limits, threads: int) -> Roc:
+    G, N = grid.counts
+    genuine = genuine_scores(grid) if limits.keep_genuine >= G else None
+    ranker = Ranker(genuine) if genuine is not None and limits.exact_auc_pairs >= G + N else None
+    opened = guessed(grid, genuine, targets) if limits.keep_guessed else set()
+    found = sweep(grid, ranges(opened), threads, ranker, limits.chunk, limits.keep_guessed)
+    if found.all_kept.over or found.genuine_kept.over:
+        opened = set()
+    bars = _histogram(_bars(found.genuine_bins), _bars(found.all_bins - found.genuine_bins))
+    area_found = None
+    if ranker is not None and genuine is not None:
+        area_found = (found.below - ranker.below(genuine)) / (2 * G * N)
+    kept, have, passes = found, set[int](), 1
+    while True:
+        part = picked(kept, have)
+        steps = staircase(found.all_bins, found.genuine_bins, *part, have)
+        roc, missing = _read(steps, targets, rule, bars, passes, area_found)
+        if not missing:
+            return roc
+        have |= missing
+        if not have <= opened:
+            opened, passes = bridged(have, found.all_bins), passes + 1
+            kept = sweep(grid, ranges(opened), threads)
+
+
+def _read(
+    steps: Steps,
+    targets: tuple[float, ...],
+    rule: str,
+    bars: Histogram,
+    passes: int = 1,
+    area_found: float | None = None,
+) -> tuple[Roc, set[int]]:
+    """All metrics off a staircase, and the bins that must be opened before they are final."""
+    answers = [far_point(steps, target, rule) for target in targets]
+    rate, threshold, missing = equal_error(steps)
+    auc, auc_error = area(steps) if area_found is None else (area_found, 0.0)
+    roc = Roc(
+        genuine=steps.genuine,
+        impostors=steps.impostors,
+        rule=rule,
+        tar=tuple(point for point, _ in answers),
+        eer=rate,
+        eer_threshold=threshold,
+        auc=auc,
+        auc_error=auc_error,
+        curve=curve(steps),
+        histogram=bars,
+        passes=passes,
+    )
+    return roc, missing.union(*(m for _, m in answers))
+
+
+def _both_kinds(genuine: int, impostors: int) -> None:
+    if not genuine:
+        raise VisardError("no genuine pairs: no identity has two pictures to compare")
+    if not impostors:
+        raise VisardError("no impostor pairs: there is only one identity to compare")
+
+
+def _per_bin(scores: Floats) -> Ints:
+    return np.bincount(bin_of(scores), minlength=BINS)
+
+
+def _bars(bins: Ints) -> Ints:
+    """2^16 bins gathered into the bars that are drawn."""
+    bar = np.clip((edges().astype(np.float64) + 1) / 2 * DRAWN, 0, DRAWN - 1).astype(np.int64)
+    return np.bincount(bar, weights=bins, minlength=DRAWN).astype(np.int64)
+
+
+def _histogram(genuine: Ints, impostor: Ints) -> Histogram:
+    return Histogram(tuple(genuine.tolist()), tuple(impostor.tolist()))
 
 
 def guessed(grid: Grid, genuine: Floats | None, targets: tuple[float, ...]) -> set[int]:
@@ -69,48 +263,6 @@ def _join(spans: list[tuple[float, float]], gap: float = 2e-3) -> list[tuple[flo
     return joined
 
 
-def bridged(bins: set[int], sizes: Ints) -> set[int]:
-    """The bins and those between them where few scores lie: few wide ranges are faster to test than many."""
-    before = np.concatenate([[0], np.cumsum(sizes)])
-    ordered = sorted(bins)
-    found = set(bins)
-    for one, two in pairwise(ordered):
-        if before[two] - before[one + 1] <= before[-1] // 1000:
-            found |= set(range(one, two))
-    return found
-
-
-def ranges(bins: set[int]) -> list[tuple[float, float]]:
-    """Half-open value ranges that cover the bins, neighbours joined."""
-    found: list[tuple[float, float]] = []
-    ordered = sorted(bins)
-    for begin, end in zip(
-        [b for b in ordered if b - 1 not in bins], [b for b in ordered if b + 1 not in bins], strict=True
-    ):
-        found.append((float(edges()[begin]), float(edges()[end + 1]) if end + 1 < BINS else math.inf))
-    return found
-
-
-def staircase(all_bins: Ints, genuine_bins: Ints, value: Floats, every: Ints, genuine: Ints, opened: set[int]) -> Steps:
-    """Staircase: opened bins as single values (`value`, counts of all and of genuine), the rest as bins."""
-    closed = all_bins > 0
-    closed[list(opened)] = False
-    rest = np.flatnonzero(closed)
-    threshold = np.concatenate([edges()[rest], value])
-    order = np.argsort(threshold)
-    gen = np.concatenate([genuine_bins[rest], genuine])
-    imp = np.concatenate([all_bins[rest], every]) - gen
-    bins = np.concatenate([rest, np.full(len(value), -1, np.int64)])
-    return Steps.build(threshold[order], imp[order], gen[order], bins[order])
-
-
-def values_of(every: Floats, genuine: Floats) -> tuple[Floats, Ints, Ints]:
-    """Distinct values of sorted scores with counts of all and of genuine."""
-    value, count = distinct(every)
-    ends = np.searchsorted(genuine, value, side="right")
-    return value, count, np.diff(ends, prepend=0)
-
-
 def picked(kept: Counted, bins: set[int]) -> tuple[Floats, Ints, Ints]:
     """Distinct values in the given bins with counts of all and of genuine, from what a pass has kept."""
     inside = np.isin(bin_of(kept.all_kept.value), list(bins))
@@ -119,215 +271,3 @@ def picked(kept: Counted, bins: set[int]) -> tuple[Floats, Ints, Ints]:
     genuine = np.zeros(len(value), np.int64)
     genuine[np.searchsorted(value, kept.genuine_kept.value[inside])] = kept.genuine_kept.count[inside]
     return value, every, genuine
-
-
-# ----------
-# Exact ROC of all comparisons of a face set, streamed through matrix products in bounded memory.
-#
-# One pass over the tiles counts scores in 2^16 bins (bins.py) and keeps, exactly, the scores in narrow ranges
-# where a random sample of pairs says the wanted thresholds will lie. The bin counts then tell in which bins
-# they do lie; another pass is made only if a guess was wrong. So TAR at FAR and EER are exact at any size.
-# The area under the curve is exact up to `exact_auc_pairs` comparisons (chunks of scores are sorted, every
-# genuine score is ranked in each); above, it comes from the bins with a bound on its error: half the share of
-# genuine-impostor pairings that fall into one bin, 1e-5 with poor features and 1e-7 with good ones.
-
-DRAWN = 200  # bars of the score histograms
-MANY = 1 << 21  # scores at hand from which the staircase is built of bins: one step a score would take a gigabyte
-
-
-@dataclass(frozen=True)
-class Limits:
-    """When to keep, when to stream. No figure depends on it, but for the area above `exact_auc_pairs`."""
-
-    keep_all: int = 1 << 20  # comparisons up to which all scores are simply kept
-    keep_genuine: int = 1 << 25  # genuine scores up to which they are kept (128 MB)
-    keep_guessed: int = 1 << 23  # distinct scores that a thread may keep in guessed ranges (about 100 MB)
-    exact_auc_pairs: int = 1 << 31
-    tile: int = 1024
-    chunk: int = 1 << 23
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
-class Histogram(Result):
-    """Score counts in equal bins from -1 to 1, for drawing."""
-
-    genuine: tuple[int, ...]
-    impostor: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Roc(Result):
-    """Figures of one ROC. `auc_error` bounds |auc - true area|, 0.0 = exact; `passes` over all pairs."""
-
-    genuine: int
-    impostors: int
-    rule: str
-    tar: tuple[FarPoint, ...]
-    eer: float
-    eer_threshold: float
-    auc: float
-    auc_error: float
-    curve: Curve
-    histogram: Histogram
-    passes: int = 1
-
-
-def roc_of(
-    genuine: Any,
-    impostor: Any,
-    *,
-    far: tuple[float, ...] = FAR,
-    rule: str = "conservative",
-    points: int = 200,
-) -> Roc:
-    """Exact ROC of scores that are at hand, larger = more alike."""
-    gen, imp = np.asarray(genuine).ravel(), np.asarray(impostor).ravel()
-    _both_kinds(len(gen), len(imp))
-    if not (np.isfinite(gen).all() and np.isfinite(imp).all()):
-        raise VisardError("scores: some are not finite")
-    bars = _histogram(*(np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp)))
-    if len(gen) + len(imp) > MANY and gen.dtype == imp.dtype == np.float32 and _are_cosines(gen, imp):
-        return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), known_rule(rule), points, bars)
-    return _read(Steps.of(gen, imp), shares(far, "far"), rule, points, bars, 1)[0]
-
-
-def _are_cosines(*scores: Floats) -> bool:
-    return all(len(s) and s.min() > -1.00001 and s.max() < 1.00001 for s in scores)
-
-
-def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, points: int, bars: Histogram) -> Roc:
-    """The same as one step a score, from sorted cosines: bins, of which only those that matter are opened."""
-    cut = [np.append(np.searchsorted(scores, edges()), len(scores)) for scores in (gen, imp)]
-    genuine_bins, impostor_bins = (np.diff(ends) for ends in cut)
-    area_found = Ranker(gen).below(imp) / (2 * len(gen) * len(imp))
-    have: set[int] = set()
-    while True:
-        inside = [
-            np.concatenate([np.empty(0, np.float32), *(scores[ends[b] : ends[b + 1]] for b in sorted(have))])
-            for scores, ends in zip((gen, imp), cut, strict=True)
-        ]
-        part = values_of(np.sort(np.concatenate(inside)), inside[0])
-        steps = staircase(genuine_bins + impostor_bins, genuine_bins, *part, have)
-        roc, missing = _read(steps, targets, rule, points, bars, 1, area_found)
-        if not missing:
-            return roc
-        have |= missing
-
-
-def stream_roc(
-    features: Any,
-    identity: Any,
-    *,
-    against: tuple[Any, Any] | None = None,
-    exclude: Any = None,
-    below: int | None = None,
-    far: tuple[float, ...] = FAR,
-    rule: str = "conservative",
-    points: int = 200,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-) -> Roc:
-    """Exact ROC of cosine scores: all pairs of one set, or of a set `against` another (features, identity).
-
-    Genuine = equal identity. `exclude`: one integer per row (two arrays with `against`); rows with the same
-    number are not compared at all. `below`: of one set only pairs with at least one identity smaller than this.
-    `progress(done, total)` is called after each tile, from any thread.
-    """
-    limits = limits or Limits()
-    targets = shares(far, "far")
-    known_rule(rule)  # said before the work, not after it
-    grid = Grid.build(features, identity, against, exclude, limits.tile, below)
-    G, N = grid.counts
-    _both_kinds(G, N)
-    with one_thread_each() as available:
-        if limits.keep_all >= G + N:
-            every, genuine = every_score(grid)
-            value, count, gen = values_of(every, genuine)
-            steps = Steps.build(value, count - gen, gen)
-            bars = _histogram(_bars(_per_bin(genuine)), _bars(_per_bin(every) - _per_bin(genuine)))
-            return _read(steps, targets, rule, points, bars, 1)[0]
-        return _stream(grid, targets, rule, points, limits, limits.threads or available, progress)
-
-
-def _stream(
-    grid: Grid,
-    targets: tuple[float, ...],
-    rule: str,
-    points: int,
-    limits: Limits,
-    threads: int,
-    progress: Progress | None,
-) -> Roc:
-    G, N = grid.counts
-    genuine = genuine_scores(grid) if limits.keep_genuine >= G else None
-    ranker = Ranker(genuine) if genuine is not None and limits.exact_auc_pairs >= G + N else None
-    opened = guessed(grid, genuine, targets) if limits.keep_guessed else set()
-    found = sweep(grid, ranges(opened), threads, ranker, limits.chunk, limits.keep_guessed, progress)
-    if found.all_kept.over or found.genuine_kept.over:
-        opened = set()
-    bars = _histogram(_bars(found.genuine_bins), _bars(found.all_bins - found.genuine_bins))
-    area_found = None
-    if ranker is not None and genuine is not None:
-        area_found = (found.below - ranker.below(genuine)) / (2 * G * N)
-    kept, have, passes = found, set[int](), 1
-    while True:
-        part = picked(kept, have)
-        steps = staircase(found.all_bins, found.genuine_bins, *part, have)
-        roc, missing = _read(steps, targets, rule, points, bars, passes, area_found)
-        if not missing:
-            return roc
-        have |= missing
-        if not have <= opened:
-            opened, passes = bridged(have, found.all_bins), passes + 1
-            kept = sweep(grid, ranges(opened), threads, progress=progress)
-
-
-def _read(
-    steps: Steps,
-    targets: tuple[float, ...],
-    rule: str,
-    points: int,
-    bars: Histogram,
-    passes: int,
-    area_found: float | None = None,
-) -> tuple[Roc, set[int]]:
-    """All figures off a staircase, and the bins that must be opened before they are final."""
-    answers = [far_point(steps, target, rule) for target in targets]
-    rate, threshold, missing = equal_error(steps)
-    auc, auc_error = area(steps) if area_found is None else (area_found, 0.0)
-    roc = Roc(
-        genuine=steps.genuine,
-        impostors=steps.impostors,
-        rule=rule,
-        tar=tuple(point for point, _ in answers),
-        eer=rate,
-        eer_threshold=threshold,
-        auc=auc,
-        auc_error=auc_error,
-        curve=curve(steps, points),
-        histogram=bars,
-        passes=passes,
-    )
-    return roc, missing.union(*(m for _, m in answers))
-
-
-def _both_kinds(genuine: int, impostors: int) -> None:
-    if not genuine:
-        raise VisardError("no genuine pairs: no identity has two pictures to compare")
-    if not impostors:
-        raise VisardError("no impostor pairs: there is only one identity to compare")
-
-
-def _per_bin(scores: Floats) -> Ints:
-    return np.bincount(bin_of(scores), minlength=BINS)
-
-
-def _bars(bins: Ints) -> Ints:
-    """2^16 bins gathered into the bars that are drawn."""
-    bar = np.clip((edges().astype(np.float64) + 1) / 2 * DRAWN, 0, DRAWN - 1).astype(np.int64)
-    return np.bincount(bar, weights=bins, minlength=DRAWN).astype(np.int64)
-
-
-def _histogram(genuine: Ints, impostor: Ints) -> Histogram:
-    return Histogram(tuple(genuine.tolist()), tuple(impostor.tolist()))

@@ -12,8 +12,8 @@ from visard.config import EvaluationSettings
 from visard.data.faces import FaceView
 from visard.errors import UsageError
 from visard.evaluation.arrays import unit_rows
-from visard.evaluation.generic import verification
 from visard.evaluation.metrics import brief
+from visard.evaluation.protocols import verification
 from visard.inference.model import Data, FaceModel, embed, load_model, open_data
 from visard.models.files import resized
 from visard.models.onnx import OPSET, Exported, OnnxNetwork, export_onnx, quantise

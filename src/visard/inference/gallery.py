@@ -24,7 +24,7 @@ from visard.data.listing import open_container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
-from visard.evaluation.bins import one_thread_each
+from visard.evaluation.grid import one_thread_each
 from visard.evaluation.roc import allowed
 from visard.files import replacing
 from visard.inference.model import FaceModel, embed, load_model

@@ -19,8 +19,8 @@ from visard.data.faces import FaceSet, FaceView
 from visard.data.storage import digest
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation import benchmarks as tests
-from visard.evaluation.generic import identification, verification
 from visard.evaluation.ijb import Switches
+from visard.evaluation.protocols import identification, verification
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
 from visard.models.files import Inputs
@@ -145,11 +145,11 @@ def evaluate(
         "verification": lambda: (
             verification(features(settings.flip), view.identity, settings, seed)
             if listed is None
-            else tests.list_figures(features(settings.flip), faces, listed, far, settings.bootstrap, seed)
+            else tests.list_metrics(features(settings.flip), faces, listed, far, settings.bootstrap, seed)
         ),
-        "identification": lambda: identification(features(settings.flip), view.identity, settings, seed),
-        "lfw": lambda: tests.lfw_figures(features(True), faces, listed, far),
-        "rfw": lambda: tests.rfw_figures(features(True), faces, listed, far),
-        "ijb": lambda: tests.ijb_figures(features(chosen.F), faces, chosen),
+        "identification": lambda: identification(features(settings.flip), view.identity, seed),
+        "lfw": lambda: tests.lfw_metrics(features(True), faces, listed, far),
+        "rfw": lambda: tests.rfw_metrics(features(True), faces, listed, far),
+        "ijb": lambda: tests.ijb_metrics(features(chosen.F), faces, chosen),
     }
     return {name: run[name]() for name in protocols}

@@ -18,7 +18,7 @@ from visard.errors import PublicError
 from visard.evaluation.arrays import Ints, unit_rows
 from visard.evaluation.identification import identify
 from visard.evaluation.metrics import CLIENT_FAR, brief
-from visard.evaluation.personal import personal_figures
+from visard.evaluation.protocols import personal_metrics
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import verify_all
 from visard.learning.features import client_head, embed, input_batch
@@ -106,7 +106,7 @@ def score_client(client: Client, theta: Weights | None, benchmarks: tuple[str, .
         if client.others is not None:
             others = client.others
             local = np.unique(test.identity)
-            metrics |= personal_figures(gallery, train.identity, embed(model, others), others.identity, local)
+            metrics |= personal_metrics(gallery, train.identity, embed(model, others), others.identity, local)
     for name in benchmarks:
         view = client.benchmarks[name]
         metrics.update(_verification(embed(model, view), view.identity, f"{name}/"))

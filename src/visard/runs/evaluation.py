@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from visard.core import Method, Network
 from visard.engines.world import World, derive
-from visard.evaluation.generic import identification, verification
 from visard.evaluation.metrics import brief, summarise, values
+from visard.evaluation.protocols import identification, verification
 from visard.learning.features import embed
 from visard.learning.weights import load_weights
 from visard.methods.scoring import ScoreRequest, steps_of
@@ -57,7 +57,7 @@ def _generic(
         seed = derive(settings.seed, "test", name) % 2**32
         tests[name] = {
             "verification": verification(features, view.identity, evaluation, seed),
-            "identification": identification(features, view.identity, evaluation, seed),
+            "identification": identification(features, view.identity, seed),
         }
     return tests
 

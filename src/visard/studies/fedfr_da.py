@@ -10,8 +10,8 @@ import numpy as np
 
 from visard.data.faces import FaceView
 from visard.errors import UsageError
-from visard.evaluation.generic import Features
 from visard.evaluation.identification import identify
+from visard.evaluation.protocols import Features
 from visard.files import read_json, write_json
 from visard.inference.model import embed, evaluate, load_model, open_data
 from visard.studies import paper
@@ -54,12 +54,12 @@ def tested(folder: Path) -> dict[str, Any]:
         except UsageError as error:
             raise NoMetric(f"RFW: {error} (visard data import rfw)") from None
         features = embed(load_model(folder / "model.safetensors"), view, flip=True)
-        write_json(folder / FILE, rfw_figures(features, view))
+        write_json(folder / FILE, rfw_metrics(features, view))
     found: dict[str, Any] = read_json(folder / FILE)
     return found
 
 
-def rfw_figures(features: Features, view: FaceView) -> dict[str, dict[str, float | None]]:
+def rfw_metrics(features: Features, view: FaceView) -> dict[str, dict[str, float | None]]:
     """From the features of all pictures of the set."""
     groups = evaluate(features, view, protocols=("rfw",))["rfw"]["groups"]
     found = {}
