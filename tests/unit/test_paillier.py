@@ -86,10 +86,9 @@ def test_operations_are_counted(key: PrivateKey) -> None:
     with counted() as costs:
         c = key.public.multiply(key.public.encrypt(3), 5)
         assert key.decrypt(key.public.refresh(c)) == 15
-    assert (costs.encryptions, costs.decryptions, costs.multiplications, costs.refreshes) == (1, 1, 1, 1)
-    assert costs.cpu_seconds > 0
+    assert costs == {"encryptions": 1, "decryptions": 1, "multiplications": 1, "refreshes": 1}
     key.public.encrypt(1)
-    assert costs.encryptions == 1, "what happens outside the block is not counted"
+    assert costs["encryptions"] == 1, "what happens outside the block is not counted"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_target_predicts_with_the_average_of_the_classifiers() -> None:
     heads = [new_head(HeadSettings("softmax"), 2, 3) for _ in range(2)]
     x = torch.randn(7, 3)
     expected = sum((x @ h.weight.t() + h.bias).softmax(1) for h in heads) / 2
-    assert torch.allclose(mean_output(nn.Identity(), heads, x), expected, atol=1e-6)
+    assert torch.allclose(mean_output(heads, x), expected, atol=1e-6)
 
 
 def test_regressors_are_judged_by_their_error() -> None:

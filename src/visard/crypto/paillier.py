@@ -19,7 +19,6 @@ import json
 import math
 import secrets
 import stat
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,6 +34,8 @@ INSECURE_BELOW = 2048
 KEYS = 32  # tables that are kept: of a client and the peers that it answers
 WINDOW = 8  # bits of the exponent a table row covers; 40 MB a key at 3072 bits, built once in half a second
 SMALL_PRIMES = math.prod(p for p in range(3, 2**12, 2) if all(p % d for d in range(3, math.isqrt(p) + 1, 2)))
+# counted; multiplications are of a ciphertext by a number, refreshes give a ciphertext new randomness
+OPERATIONS = ("encryptions", "decryptions", "multiplications", "refreshes")
 FORMAT = "visard paillier key 1"
 
 
@@ -49,36 +50,24 @@ except ImportError:
     gmp = _Absent()
 
 
-@dataclass
-class Costs:
-    """Operations inside one `counted()` block: how many, never on what."""
-
-    encryptions: int = 0
-    decryptions: int = 0
-    multiplications: int = 0  # of a ciphertext by a number
-    refreshes: int = 0  # re-randomised ciphertexts
-    cpu_seconds: float = 0.0
-
-
-_current: ContextVar[Costs | None] = ContextVar("costs", default=None)
+_counts: ContextVar[dict[str, float] | None] = ContextVar("counts", default=None)
 
 
 @contextmanager
-def counted() -> Iterator[Costs]:
-    """Count the operations of this block, whichever keys do them."""
-    costs, begun = Costs(), time.process_time()
-    token = _current.set(costs)
+def counted() -> Iterator[dict[str, float]]:
+    """How many operations of each kind this block does, whichever keys do them; never on what."""
+    counts = dict.fromkeys(OPERATIONS, 0.0)
+    token = _counts.set(counts)
     try:
-        yield costs
+        yield counts
     finally:
-        _current.reset(token)
-        costs.cpu_seconds = time.process_time() - begun
+        _counts.reset(token)
 
 
-def count(name: str, amount: int = 1) -> None:
-    """Add to a counter of the surrounding block, if there is one."""
-    if (costs := _current.get()) is not None:
-        setattr(costs, name, getattr(costs, name) + amount)
+def count(operation: str, amount: int = 1) -> None:
+    """Add to a counter of the surrounding `counted()` block, if there is one."""
+    if (counts := _counts.get()) is not None:
+        counts[operation] += amount
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from visard.errors import UsageError, VisardError
 from visard.learning.heads import direction
 
 Kernel = Callable[[Tensor], Tensor]  # of squared distances, elementwise
+INSIDE = 1 - 1e-6  # rounding must not carry a feature outside the unit ball
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -49,10 +50,6 @@ class Polynomial:
     @property
     def degree(self) -> int:
         return len(self.c) - 1
-
-    def scaled(self, radius: float) -> Polynomial:
-        """The same kernel for features that were divided by `radius`."""
-        return Polynomial(tuple(c * radius ** (2 * i) for i, c in enumerate(self.c)))
 
 
 def taylor(alpha: float, degree: int) -> Polynomial:
@@ -111,15 +108,9 @@ def mmd2(x: Tensor, y: Tensor, bandwidths: Sequence[float]) -> Tensor:
     return discrepancy(x, y, rbf(bandwidths))
 
 
-# ----------
-# Where features are compared and with which kernel: what all clients of an encrypted comparison agree on.
-
-INSIDE = 1 - 1e-6  # rounding must not carry a feature outside the ball
-
-
 @dataclass(frozen=True)
 class Compare:
-    """Where and with which kernel features are compared."""
+    """Where and with which kernel features are compared: what all clients of an encrypted comparison agree on."""
 
     unit: bool = True  # at length 1, as faces are compared; else as they are, shortened to `radius` where longer
     radius: float = 10.0  # longest feature that is not shortened

@@ -28,7 +28,7 @@ from visard.learning.mmd import Compare, Polynomial, within
 from visard.learning.train import Training
 from visard.methods.domain_adaptation import SOURCE, targets
 from visard.methods.encrypted_mmd import Card, Mail, Relayed, ask_all, log, meet, relayed
-from visard.methods.encrypted_mmd_party import Encryption, Learner, Party, operations
+from visard.methods.encrypted_mmd_party import Encryption, Learner, Party
 
 Penalty = Callable[[Tensor, Tensor], Tensor]  # of the pictures and embeddings of a local iteration
 SEALED = frozenset(  # what alignment adds to what a method discloses
@@ -152,19 +152,19 @@ class Aligning(Method[S]):
         if msg.exchange < party.session.exchange:
             raise PublicError(f"exchange {msg.exchange} is over: this client is at {party.session.exchange}")
         party.session = replace(party.session, exchange=msg.exchange)
-        with counted() as costs:
+        with counted() as counts:
             letters, tags = party.offer(self._learner(client, msg.theta))
         kernel = None
         if client.id == SOURCE:
             seen = client.state["align"]["features"].flatten(0, 1)
             kernel = torch.tensor(self.align.compare.polynomial(seen).c, dtype=torch.float64)
-        return Drawn(letters, tags, kernel, operations(costs))
+        return Drawn(letters, tags, kernel, counts)
 
     @client_step
     def answer(self, client: Client, msg: Relayed) -> Mail:
-        with counted() as costs:
+        with counted() as counts:
             letters, tags = self._party(client, msg.plan).answer(msg.received)
-        return Mail(letters, tags, operations(costs))
+        return Mail(letters, tags, counts)
 
     def pull(self, client: Client, theta: Weights, answers: Relayed) -> Penalty:
         """The penalty of this round's local training, from what the peers answered."""

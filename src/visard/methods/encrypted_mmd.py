@@ -33,18 +33,19 @@ from visard.core import (
     State,
     Weights,
     client_step,
+    mean_metrics,
 )
 from visard.crypto import session
 from visard.crypto.exchange import Plan, Variant
 from visard.crypto.moments import check_apart, epsilon
-from visard.crypto.paillier import counted
+from visard.crypto.paillier import OPERATIONS, counted
 from visard.crypto.session import Letters
 from visard.errors import PublicError, UsageError
 from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, Polynomial
 from visard.learning.train import Optimiser, Training
 from visard.methods.domain_adaptation import given_head
-from visard.methods.encrypted_mmd_party import Encryption, Learner, LearningParty, begun, new_head, operations, quality
+from visard.methods.encrypted_mmd_party import Encryption, Learner, LearningParty, begun, new_head, quality
 
 
 @dataclass(frozen=True)
@@ -309,24 +310,24 @@ class EncryptedMMD(Encryption, Method[Server]):
         if msg.theta:
             client.state.update(begun(msg.theta, msg.head))
         party = self._party(client, msg.plan, msg.lr, msg.secrets)
-        with counted() as costs:
+        with counted() as counts:
             metrics = party.learn(msg.received) if msg.received else {}
             letters, tags = party.offer(party.learner) if msg.more else ({}, {})
         source = client.id != msg.plan.target
         pooled = client.state["theta"] if self.pooled and source else {}
-        return Moved(letters, tags, pooled, self._shared(client) if source else {}, metrics | operations(costs))
+        return Moved(letters, tags, pooled, self._shared(client) if source else {}, metrics | counts)
 
     @client_step
     def answer(self, client: Client, msg: Relayed) -> Mail:
-        with counted() as costs:
+        with counted() as counts:
             letters, tags = self._party(client, msg.plan).answer(msg.received)
-        return Mail(letters, tags, operations(costs))
+        return Mail(letters, tags, counts)
 
     @client_step
     def unveil(self, client: Client, msg: Relayed) -> Mail:
-        with counted() as costs:
+        with counted() as counts:
             letters, tags = self._party(client, msg.plan).unveil(msg.received)
-        return Mail(letters, tags, operations(costs))
+        return Mail(letters, tags, counts)
 
     @client_step
     def predict(self, client: Client, msg: Heads) -> Predicted:
@@ -416,17 +417,13 @@ def head_of(how: HeadSettings, setup: Setup) -> Weights:
 
 def log(net: Network, replies: Sequence[Mapping[ClientId, Any]], **more: float) -> None:
     """Over all steps of a round: losses as means over the clients that know them, operations by client and as sums."""
-    losses: dict[str, list[float]] = {}
-    operations: dict[ClientId, dict[str, float]] = {}
-    for client, reply in (pair for step in replies for pair in step.items()):
-        for name, value in reply.figures.items():
-            if name in ("task", "mmd", "total"):
-                losses.setdefault(name, []).append(value)
-            else:
-                mine = operations.setdefault(client, {})
-                mine[name] = mine.get(name, 0.0) + value
-    names = dict.fromkeys(name for mine in operations.values() for name in mine)
-    sums = {name: sum(mine.get(name, 0.0) for mine in operations.values()) for name in names}
-    net.log(**{name: sum(values) / len(values) for name, values in losses.items()} | sums | more)
-    for client, mine in operations.items():
+    losses: list[tuple[dict[str, float], float]] = []
+    counts: dict[ClientId, dict[str, float]] = {}
+    for client, metrics in ((client, reply.figures) for step in replies for client, reply in step.items()):
+        mine = counts.setdefault(client, dict.fromkeys(OPERATIONS, 0.0))
+        counts[client] = {name: value + metrics.get(name, 0.0) for name, value in mine.items()}
+        losses.append(({name: value for name, value in metrics.items() if name not in OPERATIONS}, 1))
+    sums = {name: sum(mine[name] for mine in counts.values()) for name in OPERATIONS}
+    net.log(**mean_metrics(losses) | sums | more)
+    for client, mine in counts.items():
         net.log_client(client, **mine)

@@ -26,17 +26,15 @@ from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan
 from visard.crypto.moments import MIXED
 from visard.crypto.packed import block_of
-from visard.crypto.paillier import BITS, Costs, check_bits
+from visard.crypto.paillier import BITS, check_bits
 from visard.crypto.session import Letters, Scheme, SealedMail, Session
-from visard.data.augment import augment, to_float
 from visard.errors import PublicError, UsageError, VisardError
+from visard.learning.features import features_of, input_batch
 from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, Polynomial, within
 from visard.learning.train import Optimiser, Training, batches, new_optimiser
 from visard.learning.weights import load_weights, weights_of
 
-OPERATIONS = ("encryptions", "decryptions", "multiplications", "refreshes")
-BATCH = 512  # rows that are predicted at a time
 Batch = dict[str, Any]  # rows, and the seed of their random changes, so that they can be seen again
 
 
@@ -185,11 +183,6 @@ class LearningParty(Party):
         return {k: v for k, v in sums.items() if k != "within"}  # which the client keeps to itself
 
 
-def operations(costs: Costs) -> dict[str, float]:
-    """The counters that are the same whatever the machine."""
-    return {name: float(getattr(costs, name)) for name in OPERATIONS}
-
-
 def begun(theta: Weights, head: Weights) -> State:
     """What a client's state begins with; an empty head leaves the client's own."""
     return {"theta": theta} | ({"head": head} if head else {})
@@ -252,13 +245,12 @@ class Learner:
 
     def _inputs(self, batch: Batch) -> Tensor:
         rng = torch.Generator().manual_seed(batch["seed"])
-        x = to_float(self.view.batch(batch["rows"].numpy()), self.client.numerics.channels_last)
-        return augment(x, rng, self.training.augment)
+        return input_batch(self.view, batch["rows"].numpy(), self.client.numerics, rng, self.training.augment)
 
     def _features(self, x: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)  # for layers that draw by themselves
         with self.client.numerics.autocast():
-            features: Tensor = self.model(self.client.numerics.place(x))
+            features: Tensor = self.model(x)
         return features.float()
 
     def labels(self, batch: Batch) -> Tensor:
@@ -371,9 +363,8 @@ def new_head(settings: HeadSettings | None, classes: int, embedding: int, weight
 
 
 @torch.no_grad()
-def mean_output(model: nn.Module, heads: Sequence[Any], x: Tensor) -> Tensor:
+def mean_output(heads: Sequence[Any], features: Tensor) -> Tensor:
     """The average of several classifiers (softmax outputs) or regressors on the same features."""
-    features = model(x).float()
     outputs = [head.logits(features) for head in heads]
     return torch.stack(outputs if isinstance(heads[0], Regressor) else [o.softmax(1) for o in outputs]).mean(0)
 
@@ -387,13 +378,8 @@ def quality(client: Client, model: nn.Module, heads: Sequence[Any], everything: 
     views = [view for view in ((data.train, data.val, data.test) if everything else (data.test,)) if len(view)]
     if not views:
         raise PublicError("has no test data")
-    model.eval()
-    outputs = []
-    for view in views:
-        for start in range(0, len(view), BATCH):
-            x = to_float(view.batch(np.arange(start, min(start + BATCH, len(view)))), client.numerics.channels_last)
-            outputs.append(mean_output(model, heads, client.numerics.place(x)))
-    output, labels = torch.cat(outputs), np.concatenate([np.asarray(view.labels) for view in views])
+    features = torch.cat([features_of(model, view, client.numerics.channels_last) for view in views])
+    output, labels = mean_output(heads, features), np.concatenate([np.asarray(view.labels) for view in views])
     if isinstance(heads[0], Regressor):
         return {"mse": float(mse_loss(output[:, 0], torch.from_numpy(labels).to(output.dtype)))}
     return classification_metrics(labels, output.argmax(1).numpy())
