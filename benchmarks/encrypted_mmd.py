@@ -29,7 +29,7 @@ from torch import Tensor
 
 from visard.crypto import ckks
 from visard.crypto.forward import Forward
-from visard.crypto.moments import moments
+from visard.crypto.moments import gradient, moments
 from visard.crypto.packed import Packed, PackedCkks
 from visard.crypto.paillier import PrivateKey, PublicKey, generate
 from visard.learning import mmd
@@ -67,7 +67,7 @@ def packed(a: Tensor, b: Tensor, kernel: Polynomial, keys: Keys) -> tuple[float,
     begun = time.process_time()
     offer = plan.offer(keys.offering, a)
     answer = plan.answer(keys.public, offer, N, moments(b), 1.0)
-    found = -2 / N * plan.gradient(a, plan.values(keys.private, answer, N), 1.0)
+    found = -2 / N * gradient(a, plan.values(keys.private, answer, N), plan.kernel, 1.0)
     seconds = time.process_time() - begun
     truth = exact(a, b, kernel)
     error = float((found - truth).abs().max() / truth.abs().max())
@@ -203,7 +203,7 @@ def party(scheme: str, L: int, bits: int, repeats: int, link: socket.socket, see
             theirs.check(got)
         answer = _pack(plan.answer(theirs, got, N, moments(a), 1.0), bits)
         values = plan.values(mine.private, _unpack(_exchange(link, answer), scheme, plan.cipher_bytes("answer")), N)
-        plan.gradient(a, values, 1.0)
+        gradient(a, values, plan.kernel, 1.0)
         walls.append(time.perf_counter() - begun)
         cpus.append(time.process_time() - cpu)
         sent = len(offer) + len(answer)

@@ -123,8 +123,9 @@ def test_moment_form_is_autograd(L: int, weights: list[float]) -> None:
     slope, means = by_autograd(a, sides, linear)
     B1 = sum((w * b.mean(0) for w, b in sides), torch.zeros(L, dtype=TWO))
     Q = sum(w * float((b * b).sum(1).mean()) for w, b in sides)
-    assert torch.allclose(moments.linear_gradient(a, B1, linear, total), slope, atol=1e-12)
-    assert torch.allclose(moments.linear_mean_kernel(a, B1, Q, linear, total), means, atol=1e-12)
+    summed = torch.cat([B1, torch.tensor([Q], dtype=TWO)])[None]
+    assert torch.allclose(moments.gradient(a, summed, linear, total), slope, atol=1e-12)
+    assert torch.allclose(moments.mean_kernel(a, summed, linear, total), means, atol=1e-12)
 
 
 def test_rows_stay_inside_their_bound() -> None:

@@ -211,7 +211,7 @@ def test_only_parties_of_the_session_are_heard() -> None:
     play(method(sums=False), net)
     end = Session.from_state(net.parties["s0"].state["session"])
     with pytest.raises(VisardError, match="offer from s1, who is not in this session"):
-        end.open("offer", "s1", "s1", b"x" * 100, 1)
+        end.open("offer", "s1", "s1", b"x" * 100, 1, 1)
     assert end.exchange == 1
 
 

@@ -135,8 +135,9 @@ def test_bad_ciphertexts_are_refused(key: PrivateKey) -> None:
 def test_sealed_messages_are_bound_to_their_place(key: PrivateKey) -> None:
     place = Binding("s" * 32, 3, "offer", "client-000", key.public.fingerprint())
     ciphers = [key.public.encrypt(i) for i in range(4)]
-    data = seal(place, key.public, ciphers)
-    assert unseal(data, place, key.public, 4) == ciphers
+    size = key.public.cipher_bytes
+    data = seal(place, key.public.to_parts(ciphers), size)
+    assert key.public.from_parts(unseal(data, place, size, 4), "it") == ciphers
     for change, words in (
         ({"session": "t" * 32}, "its session is"),
         ({"exchange": 4}, "its exchange is 3, expected 4"),
@@ -145,15 +146,15 @@ def test_sealed_messages_are_bound_to_their_place(key: PrivateKey) -> None:
         ({"key": "0" * 16}, "its key is"),
     ):
         with pytest.raises(VisardError, match=words):
-            unseal(data, replace(place, **change), key.public, 4)  # type: ignore[arg-type]
+            unseal(data, replace(place, **change), size, 4)  # type: ignore[arg-type]
     with pytest.raises(VisardError, match="its count is 4, expected 5"):
-        unseal(data, place, key.public, 5)
+        unseal(data, place, size, 5)
     with pytest.raises(VisardError, match="bytes, expected"):
-        unseal(data[:-1], place, key.public, 4)
+        unseal(data[:-1], place, size, 4)
     with pytest.raises(VisardError, match="not a sealed message"):
-        unseal(b"\0\0\0\x05hello", place, key.public, 4)
+        unseal(b"\0\0\0\x05hello", place, size, 4)
     with pytest.raises(VisardError, match="offer from client-000: a ciphertext occurs twice"):
-        unseal(seal(place, key.public, [ciphers[0]] * 4), place, key.public, 4)
+        key.public.from_parts(key.public.to_parts([ciphers[0]] * 4), "offer from client-000")
 
 
 def test_a_tag_shows_any_change() -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from visard.crypto.forward import FRACTION, Forward
-from visard.crypto.moments import moments, noisy
+from visard.crypto.moments import gradient, mean_kernel, moments, noisy
 from visard.crypto.packed import Packed, PackedCkks, Packing
 from visard.crypto.session import TAG, Letters, Scheme, SealedMail, Session
 from visard.learning.mmd import Polynomial
@@ -137,9 +137,9 @@ def take_packed(
     gradients, losses = [], []
     for i, a in enumerate(features):
         values = how.values(key, summed[i * size : (i + 1) * size], plan.n, loss)
-        gradients.append(plan.scale() * how.gradient(a, values, total))
+        gradients.append(plan.scale() * gradient(a, values, plan.kernel, total))
         if loss:
-            losses.append(-2 * how.mean_kernel(a, values, total))
+            losses.append(-2 * float(mean_kernel(a, values, plan.kernel, total).mean()))
     return torch.stack(gradients), torch.tensor(losses, dtype=torch.float64) if loss else None
 
 
@@ -182,7 +182,7 @@ def unveil(
         learns = plan.learns_loss(me) and owner == plan.target
         ciphers = _open(session, plan, "answer", owner, me, answers, size + plan.batches * learns)
         masked = [m.to_bytes(length, "big") for m in plan.forward.unveil(session.private, ciphers[:size])]
-        mail.append(session.seal_parts("unveiled", me, masked, length, [owner]))
+        mail.append(session.seal("unveiled", me, masked, length, [owner]))
         if learns:
             plain = [session.private.decrypt(c) / (1 << 2 * FRACTION) for c in ciphers[size:]]
             losses = torch.tensor(plain, dtype=torch.float64)
@@ -195,7 +195,7 @@ def take_forward(session: Session, plan: Plan, unveiled: Mapping[str, bytes], ma
     for peer in plan.weights(session.me):
         key, data = session.keys[peer], unveiled.get(peer, b"")
         length = key.bits // 8
-        parts = session.open_parts("unveiled", peer, peer, data, length, outputs * plan.batches)
+        parts = session.open("unveiled", peer, peer, data, length, outputs * plan.batches)
         own = [masks[peer][i : i + length] for i in range(0, len(masks[peer]), length)]
         numbers, masked = ([int.from_bytes(part, "big") for part in them] for them in (parts, own))
         total += plan.forward.unmask(key, numbers, masked, total.shape)
@@ -204,18 +204,19 @@ def take_forward(session: Session, plan: Plan, unveiled: Mapping[str, bytes], ma
 
 def _seal(session: Session, plan: Plan, kind: str, owner: str, ciphers: list[Any], to: list[str]) -> SealedMail:
     if plan.scheme == "ckks":
-        return session.seal_parts(kind, owner, ciphers, plan.packed.cipher_bytes(kind), to)
-    return session.seal(kind, owner, ciphers, to)
+        return session.seal(kind, owner, ciphers, plan.packed.cipher_bytes(kind), to)
+    key = session.keys[owner]
+    return session.seal(kind, owner, key.to_parts(ciphers), key.cipher_bytes, to)
 
 
 def _open(
     session: Session, plan: Plan, kind: str, sender: str, owner: str, received: Mapping[str, bytes], count: int
 ) -> list[Any]:
     """The ciphertexts that came from `sender`; if none came, its seal is broken."""
-    data = received.get(sender, b"")
-    if plan.scheme == "ckks":
-        return session.open_parts(kind, sender, owner, data, plan.packed.cipher_bytes(kind), count)
-    return session.open(kind, sender, owner, data, count)
+    data, key = received.get(sender, b""), session.keys[owner]
+    if plan.scheme == "ckks":  # whose numbers are checked where they are used
+        return session.open(kind, sender, owner, data, plan.packed.cipher_bytes(kind), count)
+    return key.from_parts(session.open(kind, sender, owner, data, key.cipher_bytes, count), f"{kind} from {sender}")
 
 
 def _together(mail: Sequence[SealedMail]) -> SealedMail:

@@ -100,30 +100,33 @@ def rows_of(m: Moments, kernel: Polynomial, weight: float, loss: bool = False, e
 
 
 def gradient(a: Tensor, values: Tensor, kernel: Polynomial, weights: float) -> Tensor:
-    r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) from values (n, L + 1 or more) of the summed rows."""
+    r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) in float64; `weights` is the sum of the w.
+
+    `values` are those of the summed rows (n, L + 1 or more), or for c2 = 0 the weighted sum of B1 (1, L or more).
+    """
+    a, L = a.detach().double(), a.shape[1]
+    if kernel.degree == 1:
+        return 2 * kernel.c[1] * (weights * a - values[0, :L])
     _, c1, c2 = quadratic(kernel)
-    z, s = values[:, : a.shape[1]] / scales(kernel)[0], values[:, a.shape[1], None]
+    z, s = values[:, :L] / scales(kernel)[0], values[:, L, None]
     square = (a * a).sum(1)[:, None]
     return weights * (2 * c1 * a + 4 * c2 * square * a) + 4 * c2 * (z - 2 * s * a)
 
 
 def mean_kernel(a: Tensor, values: Tensor, kernel: Polynomial, weights: float) -> Tensor:
-    r"""$\sum_j w_j E_j k$ for each row of a (n,), plus the sum of w times `extra`; needs the row e."""
-    c0, c1, c2 = quadratic(kernel)
-    L, (by_z, by_e) = a.shape[1], scales(kernel)
-    z, s, e = values[:, :L] / by_z, values[:, L], values[:, L + 1] / by_e
+    r"""$\sum_j w_j E_j k$ for each row of a (n,), plus the sum of w times `extra`.
+
+    Needs the row e, or for c2 = 0 the weighted sum of Q and `extra` / c1 behind that of B1.
+    """
+    a, L = a.detach().double(), a.shape[1]
     square = (a * a).sum(1)
+    if kernel.degree == 1:
+        c0, c1 = kernel.c
+        return weights * (c0 + c1 * square) - 2 * c1 * a @ values[0, :L] + c1 * float(values[0, L])
+    c0, c1, c2 = quadratic(kernel)
+    by_z, by_e = scales(kernel)
+    z, s, e = values[:, :L] / by_z, values[:, L], values[:, L + 1] / by_e
     return weights * (c0 + c1 * square + c2 * square**2) - c1 * s + c2 * (2 * (a * z).sum(1) - 2 * square * s) + e
-
-
-def linear_gradient(a: Tensor, B1: Tensor, kernel: Polynomial, weights: float) -> Tensor:
-    r"""As `gradient`, for c2 = 0 and the weighted sum B1 of the other sides' means."""
-    return 2 * kernel.c[1] * (weights * a - B1)
-
-
-def linear_mean_kernel(a: Tensor, B1: Tensor, Q: float, kernel: Polynomial, weights: float) -> Tensor:
-    """As `mean_kernel`, for c2 = 0; Q is the weighted sum of Q and `extra` / c1."""
-    return weights * (kernel.c[0] + kernel.c[1] * (a * a).sum(1)) - 2 * kernel.c[1] * a @ B1 + kernel.c[1] * Q
 
 
 def quadratic(kernel: Polynomial) -> tuple[float, float, float]:

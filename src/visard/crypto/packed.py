@@ -99,21 +99,6 @@ class Packing(ABC):
             raise VisardError("a feature lies outside the unit ball")
         return torch.cat([a.t(), square[None]])
 
-    def gradient(self, a: Tensor, values: Tensor, weights: float) -> Tensor:
-        r"""$\sum_j w_j \nabla_{a_i} E_j k$ (n, L) in float64; `weights` is the sum of the w."""
-        a = a.detach().double()
-        if self.kernel.degree == 1:
-            return moments.linear_gradient(a, values[0, : self.length], self.kernel, weights)
-        return moments.gradient(a, values, self.kernel, weights)
-
-    def mean_kernel(self, a: Tensor, values: Tensor, weights: float) -> float:
-        r"""$\sum_j w_j E_{ij} k$ + `extra`, where the answers had the loss."""
-        a = a.detach().double()
-        if self.kernel.degree == 1:
-            B1, Q = values[0, : self.length], float(values[0, self.length])
-            return float(moments.linear_mean_kernel(a, B1, Q, self.kernel, weights).mean())
-        return float(moments.mean_kernel(a, values, self.kernel, weights).mean())
-
     def _shape(self, n: int, loss: bool) -> tuple[int, int]:
         """Rows of an answer, and numbers in each: one for a sample, or of degree 1 all in one row."""
         return (1, self.length + loss) if self.kernel.degree == 1 else (self.length + 1 + loss, n)

@@ -184,6 +184,19 @@ class PublicKey:
         if len(set(ciphers)) != len(ciphers):
             raise VisardError("a ciphertext occurs twice in one message")
 
+    def to_parts(self, ciphers: Sequence[int]) -> list[bytes]:
+        """Ciphertexts as they travel."""
+        return [int(c).to_bytes(self.cipher_bytes, "big") for c in ciphers]
+
+    def from_parts(self, parts: Sequence[bytes], what: str) -> list[int]:
+        """Ciphertexts that travelled, after every check."""
+        ciphers = [int.from_bytes(part, "big") for part in parts]
+        try:
+            self.check(ciphers)
+        except VisardError as error:
+            raise VisardError(f"{what}: {error}") from None
+        return ciphers
+
 
 class FixedBase:
     """base^x mod m for 0 <= x < 2^bits by a few multiplications: row j holds base^(d 2^(8j)) for every digit d."""

@@ -51,30 +51,14 @@ class Binding:
     key: str  # fingerprint of the public key
 
 
-def seal(binding: Binding, key: PublicKey, ciphers: Sequence[int]) -> bytes:
-    """A message of Paillier ciphertexts without its tag."""
-    size = key.cipher_bytes
-    return seal_parts(binding, [int(c).to_bytes(size, "big") for c in ciphers], size)
-
-
-def unseal(data: bytes, expected: Binding, key: PublicKey, count: int) -> list[int]:
-    """The Paillier ciphertexts of a message without its tag (see `check_tag`), after every check."""
-    ciphers = [int.from_bytes(part, "big") for part in unseal_parts(data, expected, key.cipher_bytes, count)]
-    try:
-        key.check(ciphers)
-    except VisardError as error:
-        raise VisardError(f"{expected.kind} from {expected.sender}: {error}") from None
-    return ciphers
-
-
-def seal_parts(binding: Binding, parts: Sequence[bytes], length: int) -> bytes:
-    """As `seal`, for anything of `length` bytes each."""
+def seal(binding: Binding, parts: Sequence[bytes], length: int) -> bytes:
+    """A message without its tag, of ciphertexts or numbers of `length` bytes each."""
     header = json.dumps(asdict(binding) | {"count": len(parts), "length": length}, sort_keys=True).encode()
     return _LENGTH.pack(len(header)) + header + b"".join(parts)
 
 
-def unseal_parts(data: bytes, expected: Binding, length: int, count: int) -> list[bytes]:
-    """As `unseal`, for anything of `length` bytes each; what is in them is not checked."""
+def unseal(data: bytes, expected: Binding, length: int, count: int) -> list[bytes]:
+    """The parts of a message without its tag, if it is the expected one; what is in them is not checked here."""
     where = f"{expected.kind} from {expected.sender}"
     try:
         (size,) = _LENGTH.unpack_from(data)
@@ -144,23 +128,18 @@ class Session:
     lattice: Lattice | None = None  # keys for CKKS, where it carries the features
     file: str = ""  # of the private key; "" = it is in the client's state
 
-    def seal(self, kind: str, owner: str, ciphers: Sequence[int], to: Sequence[str]) -> SealedMail:
+    def seal(self, kind: str, owner: str, parts: Sequence[bytes], length: int, to: Sequence[str]) -> SealedMail:
         """One message under `owner`'s key for one or more receivers, and the tag for each."""
-        return self._tagged(seal(self._binding(kind, self.me, owner), self.keys[owner], ciphers), to)
+        body = seal(self._binding(kind, self.me, owner), parts, length)
+        letters = {to[0]: body} if len(to) == 1 else {EVERYONE: body}
+        return letters, {other: make_tag(self.secrets[other], body) for other in to}
 
-    def open(self, kind: str, sender: str, owner: str, data: bytes, count: int) -> list[int]:
-        """The ciphertexts of a received message under `owner`'s key, after every check."""
-        body = self._untagged(kind, sender, data)
-        return unseal(body, self._binding(kind, sender, owner), self.keys[owner], count)
-
-    def seal_parts(self, kind: str, owner: str, parts: Sequence[bytes], length: int, to: Sequence[str]) -> SealedMail:
-        """As `seal`, for CKKS ciphertexts or numbers of `length` bytes."""
-        return self._tagged(seal_parts(self._binding(kind, self.me, owner), parts, length), to)
-
-    def open_parts(self, kind: str, sender: str, owner: str, data: bytes, length: int, count: int) -> list[bytes]:
-        """As `open`, for CKKS ciphertexts or numbers, which are checked where they are used."""
-        body = self._untagged(kind, sender, data)
-        return unseal_parts(body, self._binding(kind, sender, owner), length, count)
+    def open(self, kind: str, sender: str, owner: str, data: bytes, length: int, count: int) -> list[bytes]:
+        """The parts of a received message under `owner`'s key, if it is the expected one."""
+        if sender not in self.secrets:
+            raise VisardError(f"{kind} from {sender}, who is not in this session")
+        body = check_tag(self.secrets[sender], data, f"{kind} from {sender}")
+        return unseal(body, self._binding(kind, sender, owner), length, count)
 
     def masks(self, owner: str, fellows: Sequence[str], about: bytes) -> Seeds:
         """For an answer to `owner` in this exchange, which the fellows answer too; `about` is what they all answer."""
@@ -181,15 +160,6 @@ class Session:
 
     def _binding(self, kind: str, sender: str, owner: str) -> Binding:
         return Binding(self.name, self.exchange, kind, sender, self.keys[owner].fingerprint())
-
-    def _tagged(self, body: bytes, to: Sequence[str]) -> SealedMail:
-        letters = {to[0]: body} if len(to) == 1 else {EVERYONE: body}
-        return letters, {other: make_tag(self.secrets[other], body) for other in to}
-
-    def _untagged(self, kind: str, sender: str, data: bytes) -> bytes:
-        if sender not in self.secrets:
-            raise VisardError(f"{kind} from {sender}, who is not in this session")
-        return check_tag(self.secrets[sender], data, f"{kind} from {sender}")
 
     def to_state(self) -> dict[str, Any]:
         keys = {who: k.to_bytes() for who, k in self.keys.items()}

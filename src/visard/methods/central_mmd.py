@@ -10,30 +10,21 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Network, Setup, State, Weights, client_step
 from visard.data.faces import ClientData, FaceView
-from visard.errors import UsageError, VisardError
+from visard.errors import VisardError
 from visard.learning import mmd
-from visard.learning.heads import HeadSettings
-from visard.learning.mmd import Compare
-from visard.learning.train import Optimiser, Training
 from visard.methods.domain_adaptation import check_start
-from visard.methods.encrypted_mmd import Begin, head_of
+from visard.methods.encrypted_mmd import AdaptingByMMD, Begin, Start, head_of
 from visard.methods.encrypted_mmd_party import Learner, begun, quality
 
 SOURCES: ClientId = "sources"  # all of them as one client
-
-
-@dataclass(frozen=True)
-class Server:
-    theta: Weights  # as pre-trained
-    head: Weights
 
 
 @dataclass(frozen=True)
@@ -44,7 +35,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class CentralMMD(Method[Server]):
+class CentralMMD(AdaptingByMMD[Start]):
     """Sources with labels and a target without, in one place."""
 
     name = "central-mmd"
@@ -53,41 +44,21 @@ class CentralMMD(Method[Server]):
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count})
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
-    rounds: int = 10
-    exchanges: int = 10  # batches of each client in a round
-    weight: float = 1.0  # lambda, of MMD
-    pooled: bool = False  # the sources are one domain with one extractor ("single-source")
     target: ClientId = "target"  # as partition.kind = one_domain calls it
     exact: bool = True  # the Gaussian kernel itself; false: the polynomial of `compare`
-    compare: Compare = Compare()
-    training: Training = Training()
-    optimiser: Optimiser = "sgd"
-    head: HeadSettings = HeadSettings()
-    tested: Literal["test", "all"] = "test"
-    pretrain_rounds: int = 5  # of one extractor on all sources' data
 
-    def __post_init__(self) -> None:
-        if self.exchanges < 1 or self.rounds + self.pretrain_rounds < 1:
-            raise UsageError("method.exchanges and method.rounds must be at least 1")
-        if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
-            raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
-
-    def start(self, setup: Setup) -> Server:
+    def start(self, setup: Setup) -> Start:
         check_start(self.name, setup, self.pretrain_rounds)
-        return Server(setup.new_weights(), head_of(self.head, setup))
+        return Start(setup.new_weights(), head_of(self.head, setup))
 
-    def stages(self) -> list[Stage[Server]]:
-        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
-        return [*first, *([Stage("align", self.rounds, self.round)] if self.rounds else [])]
-
-    def pretrain(self, s: Server, net: Network) -> Server:
+    def pretrain(self, s: Start, net: Network) -> Start:
         lr = self.training.lr_at(net.round, self.pretrain_rounds)
         (everyone,) = net.clients
         up = net.ask(self.fit, {everyone: Begin(s.theta, s.head, lr)})[everyone]
         net.log(lr=lr, **up.figures)
-        return Server(up.extractor, up.classifier)
+        return Start(up.extractor, up.classifier)
 
-    def round(self, s: Server, net: Network) -> Server:
+    def round(self, s: Start, net: Network) -> Start:
         lr = self.training.lr_at(net.round, self.rounds)
         (everyone,) = net.clients
         net.log(lr=lr, **net.ask(self.align, {everyone: Begin(s.theta, s.head, lr)})[everyone].figures)
@@ -143,12 +114,6 @@ class CentralMMD(Method[Server]):
     def _learner(self, everyone: Client, name: ClientId, state: State, lr: float) -> Learner:
         client = client_within(everyone, name, self.target, state)
         return Learner(client, self.training, self.compare, self.head, name != self.target, lr, self.optimiser)
-
-    def class_vectors(self, s: Server) -> Tensor | None:
-        return s.head.get("weight")
-
-    def biases(self, s: Server) -> Tensor | None:
-        return s.head.get("bias")
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         """The target's extractor."""

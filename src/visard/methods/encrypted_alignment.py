@@ -31,9 +31,6 @@ from visard.methods.encrypted_mmd import Card, Mail, Relayed, ask_all, log, meet
 from visard.methods.encrypted_mmd_party import Encryption, Learner, Party
 
 Penalty = Callable[[Tensor, Tensor], Tensor]  # of the pictures and embeddings of a local iteration
-SEALED = frozenset(  # what alignment adds to what a method discloses
-    {Disclosure.ciphertext, Disclosure.public_key, Disclosure.statistic}
-)
 
 
 @dataclass(frozen=True)

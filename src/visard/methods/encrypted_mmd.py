@@ -10,9 +10,10 @@ are the requests and replies, the settings, and the rounds; what a client does i
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,8 +45,10 @@ from visard.errors import PublicError, UsageError
 from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, Polynomial
 from visard.learning.train import Optimiser, Training
-from visard.methods.domain_adaptation import given_head
+from visard.methods.domain_adaptation import check_start, given_head
 from visard.methods.encrypted_mmd_party import Encryption, Learner, LearningParty, begun, new_head, quality
+
+SEALED = frozenset({Disclosure.ciphertext, Disclosure.public_key, Disclosure.statistic})  # of sealed messages
 
 
 @dataclass(frozen=True)
@@ -120,59 +123,84 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Server:
+class Start:
     theta: Weights  # the pre-trained extractor; of pooled sources their common one
     head: Weights  # the sources' common classifier, where classes are shared
+
+
+@dataclass(frozen=True)
+class Server(Start):
     length: int  # L, of what is compared
     hellos: Letters = field(default_factory=dict)  # public keys and nonces
     exchange: int = 0  # how many there have been
 
 
-@dataclass(frozen=True)
-class EncryptedMMD(Encryption, Method[Server]):
-    """Sources with labels and a target without align their features without showing them."""
+S = TypeVar("S", bound=Start)
 
-    name = "encrypted-mmd"
-    title = "domain adaptation by MMD under homomorphic encryption: features stay at home"
-    paper = "Kang, Li, Zhang 2022"
-    discloses = frozenset(
-        {
-            Disclosure.weights,
-            Disclosure.class_vectors,
-            Disclosure.ciphertext,
-            Disclosure.public_key,
-            Disclosure.statistic,
-            Disclosure.metric,
-            Disclosure.count,
-        }
-    )
+
+@dataclass(frozen=True)
+class AdaptingByMMD(Method[S]):
+    """What the encrypted method and its centralised reference have in common."""
 
     rounds: int = 10
     exchanges: int = 10  # of batches in a round
-    batches: int = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
     weight: float = 1.0  # lambda, of MMD
-    protocol: Variant = "packed"  # or the paper's: naive, compressed (A), chain_rule (B), both
     pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
     target: ClientId = ""  # the client without labels; "" = the last client
     compare: Compare = Compare()
     training: Training = Training()
     optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
     head: HeadSettings = HeadSettings()
-    task: Literal["classify", "regress"] = "classify"
-    classes: Literal["own", "shared"] = "own"  # shared: all know the same classes, and the target gets the classifiers
     tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
     pretrain_rounds: int = 5  # of the sources; their extractors are averaged
-    monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
-    sums: bool = True  # answers of several peers are masked, so that their owner can read the sum and no part
 
     def __post_init__(self) -> None:
-        for name in ("exchanges", "batches"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"method.{name} = {getattr(self, name)}: must be at least 1")
+        if self.exchanges < 1:
+            raise UsageError(f"method.exchanges = {self.exchanges}: must be at least 1")
         if self.rounds + self.pretrain_rounds < 1:
             raise UsageError(f"method.rounds = {self.rounds}: must be at least 1, or only pretrain_rounds")
         if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
             raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
+
+    def stages(self) -> list[Stage[S]]:
+        both = [Stage("pretrain", self.pretrain_rounds, self.pretrain), Stage("align", self.rounds, self.round)]
+        return [stage for stage in both if stage.rounds]
+
+    @abstractmethod
+    def pretrain(self, s: S, net: Network) -> S:
+        """Section 4.1, Eq. 1."""
+
+    @abstractmethod
+    def round(self, s: S, net: Network) -> S:
+        """Section 4.2, Eq. 2."""
+
+    def class_vectors(self, s: S) -> Tensor | None:
+        return s.head.get("weight")
+
+    def biases(self, s: S) -> Tensor | None:
+        return s.head.get("bias")
+
+
+@dataclass(frozen=True)
+class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
+    """Sources with labels and a target without align their features without showing them."""
+
+    name = "encrypted-mmd"
+    title = "domain adaptation by MMD under homomorphic encryption: features stay at home"
+    paper = "Kang, Li, Zhang 2022"
+    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}) | SEALED
+
+    batches: int = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
+    protocol: Variant = "packed"  # or the paper's: naive, compressed (A), chain_rule (B), both
+    task: Literal["classify", "regress"] = "classify"
+    classes: Literal["own", "shared"] = "own"  # shared: all know the same classes, and the target gets the classifiers
+    monitor: bool = False  # sources learn the loss (Section 4.2.3): one more equation about the target each batch
+    sums: bool = True  # answers of several peers are masked, so that their owner can read the sum and no part
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batches < 1:
+            raise UsageError(f"method.batches = {self.batches}: must be at least 1")
         if self.protocol == "packed" and self.compare.degree > 2:
             raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
         if self.noise > 0 and self.protocol != "packed":
@@ -190,17 +218,12 @@ class EncryptedMMD(Encryption, Method[Server]):
             raise UsageError("encrypted-mmd needs a source and a target: two clients or more")
         if self.target and self.target not in setup.clients:
             raise UsageError(f"method.target = {self.target}: no such client; there are {', '.join(setup.clients)}")
-        if not self.pretrain_rounds and not setup.given:
-            raise UsageError("encrypted-mmd starts from a trained network: give model.weights or pretrain_rounds")
+        check_start(self.name, setup, self.pretrain_rounds)
         head = head_of(self.head, setup) if self.task == "classify" and self.classes == "shared" else {}
         theta = setup.new_weights()
         if self.noise:
             check_apart(theta)
         return Server(theta, head, self.compare.length(setup.embedding))
-
-    def stages(self) -> list[Stage[Server]]:
-        first = [Stage("pretrain", self.pretrain_rounds, self.pretrain)] if self.pretrain_rounds else []
-        return [*first, *([Stage("align", self.rounds, self.round)] if self.rounds else [])]
 
     def plan(self, s: Server, net: Network) -> Plan:
         target = self.target or net.clients[-1]
@@ -370,12 +393,6 @@ class EncryptedMMD(Encryption, Method[Server]):
 
     def backbone(self, s: Server) -> Weights | None:
         return s.theta
-
-    def class_vectors(self, s: Server) -> Tensor | None:
-        return s.head.get("weight") if self.classes == "shared" else None
-
-    def biases(self, s: Server) -> Tensor | None:
-        return s.head.get("bias") if self.classes == "shared" else None
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         return theta if self.pooled and "head" in state else state.get("theta", theta)  # a pooled source has no own

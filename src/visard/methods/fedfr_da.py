@@ -27,8 +27,8 @@ from visard.methods.domain_adaptation import (
     restore_head,
     targets,
 )
-from visard.methods.encrypted_alignment import SEALED, Aligning, Met
-from visard.methods.encrypted_mmd import Relayed
+from visard.methods.encrypted_alignment import Aligning, Met
+from visard.methods.encrypted_mmd import SEALED, Relayed
 from visard.methods.supervised import fit, pretraining
 
 
