@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
+from visard.config import load
 from visard.core import Client
 from visard.crypto.exchange import take_packed
 from visard.crypto.session import Session
@@ -222,7 +223,6 @@ def test_a_target_that_sat_out_comes_back(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"with_source": False, "align": ALIGN}, "needs the source"),
-        ({"align": {"weight": -1.0}}, "must not be negative"),
         ({"align": {"batch_size": 8}}, "below min_batch"),
         ({"align": {"key_bits": 512}}, "can be broken"),
     ],
@@ -231,6 +231,12 @@ def test_settings_that_make_no_sense(changes: dict[str, Any], words: str) -> Non
     align = changes["align"]
     with pytest.raises(UsageError, match=words):
         method(**changes | {"align": Align(**align) if isinstance(align, dict) else align})
+
+
+@pytest.mark.parametrize("setting", ["weight=-1.0", "noise=inf", "length=-1", "batches=0"])
+def test_settings_out_of_bounds(setting: str) -> None:
+    with pytest.raises(UsageError, match=f"method.align.{setting.partition('=')[0]}"):
+        load("fedfr-da", [f"method.align.{setting}"])
 
 
 def test_settings_that_do_not_fit_the_run(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from visard.core.method import AtLeastOne, NotNegative, Number, Positive
 from visard.errors import UsageError, VisardError
 from visard.learning.heads import direction
 
@@ -113,17 +114,17 @@ class Compare:
     """Where and with which kernel features are compared: what all clients of an encrypted comparison agree on."""
 
     unit: bool = True  # at length 1, as faces are compared; else as they are, shortened to `radius` where longer
-    radius: float = 10.0  # longest feature that is not shortened
-    project: int = 0  # length of a fixed random projection before that; 0 = none
+    radius: Positive = 10.0  # longest feature that is not shortened
+    project: Number = 0  # length of a fixed random projection before that; 0 = none
     kernel: Literal["fitted", "taylor"] = "fitted"  # fitted: the nearest quadratic; taylor: the paper's
-    degree: int = 2  # of the Taylor polynomial
-    alpha: float = 0.0  # of exp(-alpha d), d in units of the ball; 0: 1 / median distance of the sources' features
+    degree: AtLeastOne = 2  # of the Taylor polynomial
+    alpha: NotNegative = (
+        0.0  # of exp(-alpha d), d in units of the ball; 0: 1 / median distance of the sources' features
+    )
 
     def __post_init__(self) -> None:
-        if self.radius <= 0 or self.alpha < 0 or self.project < 0:
-            raise UsageError("method.compare: radius must be positive, alpha and project not negative")
-        if self.degree < 1 or (self.kernel == "fitted" and self.degree != 2):
-            raise UsageError(f"method.compare.degree = {self.degree}: 1 or more, and 2 for a fitted kernel")
+        if self.kernel == "fitted" and self.degree != 2:
+            raise UsageError(f"method.compare.degree = {self.degree}: must be 2 for a fitted kernel")
 
     def length(self, embedding: int) -> int:
         """L, of what is compared."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Weights, client_step
-from visard.core.method import S
+from visard.core.method import AtLeastOne, NotNegative, Number, S
 from visard.crypto.exchange import Plan
 from visard.crypto.moments import check_apart, epsilon
 from visard.crypto.paillier import counted
@@ -37,14 +37,14 @@ Penalty = Callable[[Tensor, Tensor], Tensor]  # of the pictures and embeddings o
 class Align(Encryption):
     """How embeddings of a source and its targets are pulled together; off unless `weight` is positive."""
 
-    weight: float = 0.0  # lambda of MMD in every client's loss
-    length: int = 16  # L: of a fixed random projection in which embeddings are compared; 0 = as they are
+    weight: NotNegative = 0.0  # lambda of MMD in every client's loss
+    length: Number = 16  # L: of a fixed random projection in which embeddings are compared; 0 = as they are
     batch_size: int = 64  # n
-    batches: int = 1  # of a round: each joins one local iteration, from the first on; more than there are go unused
+    batches: AtLeastOne = (
+        1  # of a round: each joins one local iteration, from the first on; more than there are go unused
+    )
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.length < 0 or self.batches < 1:
-            raise UsageError("method.align: weight and length must not be negative, batches at least 1")
         self.check_encryption("method.align", self.batch_size)
 
     @property

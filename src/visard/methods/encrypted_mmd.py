@@ -36,6 +36,7 @@ from visard.core import (
     client_step,
     mean_metrics,
 )
+from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.crypto import session
 from visard.crypto.exchange import Plan, Variant
 from visard.crypto.moments import check_apart, epsilon
@@ -142,9 +143,9 @@ S = TypeVar("S", bound=Start)
 class AdaptingByMMD(Method[S]):
     """What the encrypted method and its centralised reference have in common."""
 
-    rounds: int = 10
-    exchanges: int = 10  # of batches in a round
-    weight: float = 1.0  # lambda, of MMD
+    rounds: Number = 10
+    exchanges: AtLeastOne = 10  # of batches in a round
+    weight: NotNegative = 1.0  # lambda, of MMD
     pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
     target: ClientId = ""  # the client without labels; "" = the last client
     compare: Compare = Compare()
@@ -152,15 +153,11 @@ class AdaptingByMMD(Method[S]):
     optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
     head: HeadSettings = HeadSettings()
     tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
-    pretrain_rounds: int = 5  # of the sources; their extractors are averaged
+    pretrain_rounds: Number = 5  # of the sources; their extractors are averaged
 
     def __post_init__(self) -> None:
-        if self.exchanges < 1:
-            raise UsageError(f"method.exchanges = {self.exchanges}: must be at least 1")
-        if self.rounds + self.pretrain_rounds < 1:
-            raise UsageError(f"method.rounds = {self.rounds}: must be at least 1, or only pretrain_rounds")
-        if min(self.rounds, self.pretrain_rounds, self.weight) < 0:
-            raise UsageError("method.rounds, method.pretrain_rounds and method.weight must not be negative")
+        if not self.rounds + self.pretrain_rounds:
+            raise UsageError("method.rounds = 0: must be at least 1, or only pretrain_rounds")
 
     def stages(self) -> list[Stage[S]]:
         both = [Stage("pretrain", self.pretrain_rounds, self.pretrain), Stage("align", self.rounds, self.round)]
@@ -190,7 +187,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     paper = "Kang, Li, Zhang 2022"
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}) | SEALED
 
-    batches: int = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
+    batches: AtLeastOne = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
     protocol: Variant = "packed"  # or the paper's: naive, compressed (A), chain_rule (B), both
     task: Literal["classify", "regress"] = "classify"
     classes: Literal["own", "shared"] = "own"  # shared: all know the same classes, and the target gets the classifiers
@@ -199,15 +196,13 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batches < 1:
-            raise UsageError(f"method.batches = {self.batches}: must be at least 1")
         if self.protocol == "packed" and self.compare.degree > 2:
             raise UsageError(f"method.compare.degree = {self.compare.degree}: packed computes degrees 1 and 2")
-        if self.noise > 0 and self.protocol != "packed":
+        if self.noise and self.protocol != "packed":
             raise UsageError(f"method.noise = {self.noise}: needs the packed protocol")
         if self.scheme == "ckks" and self.protocol != "packed":
             raise UsageError(f"method.scheme = ckks: carries the packed protocol, not {self.protocol}")
-        if self.noise > 0 and self.monitor:
+        if self.noise and self.monitor:
             raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from visard.core import Client, State, Weights
+from visard.core.method import NotNegative
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan
 from visard.crypto.moments import MIXED
@@ -43,7 +44,7 @@ class Encryption:
     """How a client encrypts what it says about its batches, and how it meets the others."""
 
     scheme: Scheme = "paillier"  # or ckks: faster for long features, more bytes, needs the extra `ckks`
-    noise: float = 0.0  # multiplier of the Gaussian noise on a client's moments; 0 = none (see the card)
+    noise: NotNegative = 0.0  # multiplier of the Gaussian noise on a client's moments; 0 = none (see the card)
     min_batch: int = 32  # smaller batches are refused: their moments are nearly the features themselves
     key_bits: int = BITS
     insecure_keys: bool = False  # allow short keys, for tests
@@ -54,8 +55,6 @@ class Encryption:
         """Refuse settings that make no sense; `where` and `of` lead to them in the settings."""
         if batch_size < max(2, self.min_batch):
             raise UsageError(f"{where}.{of}batch_size = {batch_size}: below min_batch")
-        if not 0 <= self.noise < math.inf:
-            raise UsageError(f"{where}.noise = {self.noise}: must be a number, not negative")
         check_bits(f"{where}.key_bits = {self.key_bits}", self.key_bits, self.insecure_keys, f"{where}.insecure_keys")
 
     def say_hello(self, me: str, kept: State, n: int) -> bytes:
