@@ -152,7 +152,7 @@ def test_keys_travel_with_the_hello_and_are_bound_by_it() -> None:
     other, _ = session.hello("b", "", 512, True, 64)
     session.introduce("a", kept, {"a": words, "b": other}, 512, ["b"], {}, 64)
     swapped = words[:64] + other[64:-16] + words[-16:]
-    with pytest.raises(VisardError, match="another key as this party's own"):
+    with pytest.raises(VisardError, match="another key as this client's own"):
         session.introduce("a", kept, {"a": swapped, "b": other}, 512, ["b"], {}, 64)
     with pytest.raises(VisardError, match="the CKKS key of b has 100 bytes"):
         session.introduce("a", kept, {"a": words, "b": other[:164] + other[-16:]}, 512, ["b"], {}, 64)

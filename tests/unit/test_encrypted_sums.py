@@ -163,8 +163,8 @@ def lifted(answer: bytes, offer: bytes, key: PublicKey, shift: int) -> bytes:
 @pytest.mark.parametrize(
     ("step", "said", "words"),
     [
-        *((step, {"sources": ("s0",)}, "not for the parties of this session") for step in ("answer", "advance")),
-        ("introduce", {"sources": ("s0",)}, "not for the parties of this session"),
+        *((step, {"sources": ("s0",)}, "not for the clients of this session") for step in ("answer", "advance")),
+        ("introduce", {"sources": ("s0",)}, "not for the clients of this session"),
         *(
             (step, {"target": "s0", "sources": ("s1", "t")}, "other roles than before")
             for step in ("answer", "advance")

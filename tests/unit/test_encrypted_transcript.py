@@ -201,7 +201,7 @@ def test_replaced_keys_are_found_out_by_pins() -> None:
     introduce("a", kept, hellos, BITS, ["b"], {})
     with pytest.raises(VisardError, match="the key of b has the fingerprint"):
         introduce("a", kept, hellos, BITS, ["b"], {"b": yours.public.fingerprint()})
-    with pytest.raises(VisardError, match="another key as this party's own"):
+    with pytest.raises(VisardError, match="another key as this client's own"):
         introduce("a", kept, {"a": servers.public.to_bytes() + b"n" * 16}, BITS, [], {})
     with pytest.raises(VisardError, match="same public key"):
         introduce("a", kept, {"a": hellos["a"], "b": hellos["a"]}, BITS, ["b"], {})

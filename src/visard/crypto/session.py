@@ -172,7 +172,7 @@ class Session:
         private, file = _private(state, state["bits"])
         keys = _public(state, state["bits"])
         if keys[state["me"]] != private.public:
-            raise VisardError("the key file of this party is not the one that the session began with")
+            raise VisardError("the key file of this client is not the one that the session began with")
         lattice = Lattice.from_state(state["lattice"]) if "lattice" in state else None
         return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice, file)
 
@@ -210,9 +210,9 @@ def introduce(
     keys = {who: PublicKey.from_bytes(data[: bits // 8], bits) for who, data in hellos.items()}
     private, _ = _private(kept, bits)
     if me not in keys or keys[me] != private.public or rests[me] != kept.get("words", b""):
-        raise VisardError("the server relayed another key as this party's own")
+        raise VisardError("the server relayed another key as this client's own")
     if len({int(k.n) for k in keys.values()}) != len(keys):
-        raise VisardError("two parties have the same public key")
+        raise VisardError("two clients have the same public key")
     for who, pin in pins.items():
         if who in keys and keys[who].fingerprint() != pin:
             raise VisardError(f"the key of {who} has the fingerprint {keys[who].fingerprint()}, pinned is {pin}")

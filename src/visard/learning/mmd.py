@@ -118,9 +118,7 @@ class Compare:
     project: Number = 0  # length of a fixed random projection before that; 0 = none
     kernel: Literal["fitted", "taylor"] = "fitted"  # fitted: the nearest quadratic; taylor: the paper's
     degree: AtLeastOne = 2  # of the Taylor polynomial
-    alpha: NotNegative = (
-        0.0  # of exp(-alpha d), d in units of the ball; 0: 1 / median distance of the sources' features
-    )
+    alpha: NotNegative = 0.0  # of exp(-alpha d), d in units of the ball; 0: 1 / median distance of the sources' data
 
     def __post_init__(self) -> None:
         if self.kernel == "fitted" and self.degree != 2:

@@ -40,9 +40,7 @@ class Align(Encryption):
     weight: NotNegative = 0.0  # lambda of MMD in every client's loss
     length: Number = 16  # L: of a fixed random projection in which embeddings are compared; 0 = as they are
     batch_size: int = 64  # n
-    batches: AtLeastOne = (
-        1  # of a round: each joins one local iteration, from the first on; more than there are go unused
-    )
+    batches: AtLeastOne = 1  # of a round: each joins one local iteration, from the first on; others go unused
 
     def __post_init__(self) -> None:
         self.check_encryption("method.align", self.batch_size)

@@ -361,18 +361,18 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         end = self.open_session(client.id, client.state, secrets)
         self._check(plan, end.keys)
         if tuple(client.state["roles"]) != (*plan.sources, plan.target):  # a target answers without masks
-            raise PublicError("the server's plan gives the parties other roles than before")
+            raise PublicError("the server's plan gives the clients other roles than before")
         learner = self._learner(client, client.id != plan.target, lr)
         return LearningParty(client.state, plan, end, learner, self.weight)
 
     def _check(self, plan: Plan, clients: Iterable[ClientId]) -> None:
         """Refuse another plan than this run's: a client does not compute what its settings do not say."""
         if sorted((*plan.sources, plan.target)) != sorted(clients):  # a smaller sum would tell more of this client
-            raise PublicError("the server's plan is not for the parties of this session")
+            raise PublicError("the server's plan is not for the clients of this session")
         if self.target not in ("", plan.target):
             raise PublicError(f"the server's plan has another target than {self.target}")
         if plan != self._plan(plan.length, plan.sources, plan.target).with_kernel(plan.kernel):
-            raise PublicError("the server's plan differs from this party's settings")
+            raise PublicError("the server's plan differs from this client's settings")
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
         return Learner(client, self.training, self.compare, self._kind, labelled, lr, self.optimiser)
