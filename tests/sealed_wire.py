@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.vectors import VectorData
+from visard.aggregation.rules import Mean, Reduction
 from visard.core import BoundStep, Client, Replies, Setup
 from visard.data.augment import Augment
 from visard.engines.codec import decode, encode
@@ -69,6 +70,13 @@ class Wire:
             replies[c] = decode(data, step.types[1])
             self.parties[c].state = decode(encode(self.parties[c].state), dict)
         return Replies(replies)
+
+    def reduce(
+        self, step: BoundStep[Any, Any], messages: Mapping[str, Any], *, mean: tuple[str, ...], by: Any, **how: Any
+    ) -> tuple[dict[str, Any], Replies[Any]]:
+        reduction = Reduction(Mean(), mean, by, None)
+        rest = {c: reduction.take(reply) for c, reply in self.ask(step, messages, **how).items()}
+        return reduction.result(), Replies(rest)
 
     def log(self, **figures: float) -> None:
         self.figures.update(figures)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from visard.core import Weights
 from visard.errors import PublicError
@@ -56,8 +56,3 @@ def kept_local(keys: Iterable[str], policy: BatchNormPolicy) -> set[str]:
 def without(weights: Weights, keys: set[str]) -> Weights:
     """The entries that are not in `keys`."""
     return {k: v for k, v in weights.items() if k not in keys}
-
-
-def squared_distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    r"""$\lVert a - b \rVert^2$ over the entries that both have."""
-    return float(sum(((a[k].double() - b[k].double()) ** 2).sum() for k in a if k in b))

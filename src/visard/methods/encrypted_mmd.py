@@ -234,9 +234,10 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     def pretrain(self, s: Server, net: Network) -> Server:
         """Section 4.1, Eq. 1; several sources train together by averaging."""
         lr = self.training.lr_at(net.round, self.pretrain_rounds)
-        ups = ask_all(net, self.fit, {c: Begin(s.theta, s.head, lr) for c in self.plan(s, net).sources})
+        asked = {c: Begin(s.theta, s.head, lr) for c in self.plan(s, net).sources}
+        means, ups = net.reduce(self.fit, asked, mean=("theta", "classifier"), by=None, min_replies=len(asked))
         net.log(loss=sum(u.loss for u in ups.values()) / len(ups), lr=lr)
-        s = replace(s, theta=mean(u.theta for u in ups.values()), head=mean(u.classifier for u in ups.values()))
+        s = replace(s, theta=means["theta"], head=means["classifier"])
         if self.classes == "shared" and net.round == self.pretrain_rounds - 1:  # without adaptation: to be beaten
             self.test(net, Heads(self.plan(s, net), [s.head], s.theta))
         return s

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, Method, Network, Stage, Weights, client_step
 from visard.core.method import AtLeastOne, S
-from visard.errors import UsageError
 from visard.learning.features import class_means, client_head, features_of
 from visard.learning.heads import HeadSettings
 from visard.learning.positive import variance
@@ -96,12 +95,6 @@ def fit(
     done = train(model, head, view, training, client.rng, client.numerics, lr=lr)
     client.state["head"] = weights_of(head)
     return done
-
-
-def check_rounds(rounds: int) -> None:
-    """One clear line for a method without rounds."""
-    if rounds < 1:
-        raise UsageError(f"method.rounds = {rounds}: must be at least 1")
 
 
 @dataclass(frozen=True)
