@@ -81,8 +81,8 @@ class Method(ABC, Generic[S]):
         return ""
 
     def backbone(self, server: S) -> Weights | None:
-        """The generic model to test, or None if the method has none."""
-        return None
+        """The generic model to test, by default the server state's `theta`; None if the method has none."""
+        return getattr(server, "theta", None)
 
     def class_vectors(self, server: S) -> Tensor | None:
         """Class vectors (identities, E) of the generic model, which a run saves beside it, or None."""

@@ -13,16 +13,11 @@ from visard.learning.heads import HeadSettings
 from visard.learning.train import Training
 from visard.learning.weights import weights_of
 from visard.methods.domain_adaptation import SOURCE
-from visard.methods.supervised import Fit, Fitting, Supervised, fit
+from visard.methods.supervised import Down, Fit, Fitting, Supervised, Theta, fit
 
 
 @dataclass(frozen=True)
-class CentralServer:
-    theta: Weights
-
-
-@dataclass(frozen=True)
-class Central(Fitting[CentralServer]):
+class Central(Fitting[Theta]):
     """The upper bound: every picture and label is moved to one place before the first round, which the ledger says."""
 
     name = "central"
@@ -42,32 +37,18 @@ class Central(Fitting[CentralServer]):
     def supervised(self) -> Supervised:
         return Supervised(self.rounds, self.training, self.head)
 
-    def start(self, setup: Setup) -> CentralServer:
-        return CentralServer(setup.new_weights())
+    def start(self, setup: Setup) -> Theta:
+        return Theta(setup.new_weights())
 
-    def stages(self) -> list[Stage[CentralServer]]:
+    def stages(self) -> list[Stage[Theta]]:
         return [Stage("train", self.rounds, self.round)]
 
-    def round(self, s: CentralServer, net: Network) -> CentralServer:
+    def round(self, s: Theta, net: Network) -> Theta:
         lr = self.training.lr_at(net.round, self.rounds)
         (pool,) = net.clients
         done = net.ask(self.fit, {pool: Fit(s.theta, lr, means=self.head_start == "means")})[pool]
         net.log(loss=done.loss, lr=lr)
-        return CentralServer(done.theta)
-
-    def backbone(self, s: CentralServer) -> Weights | None:
-        return s.theta
-
-
-@dataclass(frozen=True)
-class LocalServer:
-    theta: Weights  # where everyone starts
-
-
-@dataclass(frozen=True)
-class Down:
-    theta: Weights
-    lr: float
+        return Theta(done.theta)
 
 
 @dataclass(frozen=True)
@@ -77,7 +58,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class Local(Method[LocalServer]):
+class Local(Method[Theta]):
     """The lower bound that federation has to beat: every client trains its own network, losses and counts leave."""
 
     name = "local"
@@ -88,13 +69,13 @@ class Local(Method[LocalServer]):
     training: Training = Training()
     head: HeadSettings = HeadSettings()
 
-    def start(self, setup: Setup) -> LocalServer:
-        return LocalServer(setup.new_weights())
+    def start(self, setup: Setup) -> Theta:
+        return Theta(setup.new_weights())
 
-    def stages(self) -> list[Stage[LocalServer]]:
+    def stages(self) -> list[Stage[Theta]]:
         return [Stage("train", self.rounds, self.round)]
 
-    def round(self, s: LocalServer, net: Network) -> LocalServer:
+    def round(self, s: Theta, net: Network) -> Theta:
         lr = self.training.lr_at(net.round, self.rounds)
         ups = net.ask(self.local, {c: Down(s.theta, lr) for c in net.clients})
         net.log(loss=sum(u.n * u.loss for u in ups.values()) / sum(u.n for u in ups.values()), lr=lr)
@@ -106,7 +87,10 @@ class Local(Method[LocalServer]):
         client.state["theta"] = weights_of(client.network())
         return Up(len(client.data.train), done.loss)
 
-    def basis(self, s: LocalServer) -> Weights | None:
+    def backbone(self, s: Theta) -> Weights | None:
+        return None  # theta is only where all start
+
+    def basis(self, s: Theta) -> Weights | None:
         return s.theta
 
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
@@ -148,9 +132,6 @@ class Pretrain(Fitting[PretrainServer]):
         net.log(loss=done.loss, lr=lr)
         assert done.W is not None
         return PretrainServer(done.theta, done.W, done.b)
-
-    def backbone(self, s: PretrainServer) -> Weights | None:
-        return s.theta
 
     def class_vectors(self, s: PretrainServer) -> Tensor | None:
         return s.W

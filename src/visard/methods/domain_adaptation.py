@@ -176,9 +176,6 @@ class Adapting(Method[Server]):
         client.state["head"] = weights_of(head)
         return Up(weights_of(model), done.loss, float(torch.stack(gaps).mean()))
 
-    def backbone(self, s: Server) -> Weights | None:
-        return s.theta
-
 
 def _pictures(view: FaceView, rng: torch.Generator) -> Iterator[int]:
     """Rows of a view for ever, in shuffled passes."""

@@ -387,9 +387,6 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         head: Weights = client.state["head"] if self.classes == "shared" else {}
         return head
 
-    def backbone(self, s: Server) -> Weights | None:
-        return s.theta
-
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         return theta if self.pooled and "head" in state else state.get("theta", theta)  # a pooled source has no own
 

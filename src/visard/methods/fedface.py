@@ -160,6 +160,3 @@ class FedFace(Fitting[Server], Looking[Server]):
             return direction(torch.randn(view.n_classes, client.embedding, generator=client.rng))
         features = features_of(client.network(), view, client.numerics.channels_last)
         return class_means(features, torch.from_numpy(view.labels), view.n_classes)  # line 2, Eq. 6
-
-    def backbone(self, s: Server) -> Weights | None:
-        return s.theta

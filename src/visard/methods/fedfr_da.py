@@ -166,6 +166,3 @@ class FedFRDA(Aligning[Server]):
         )  # fmt: skip
         client.state["head"] = weights_of(head)
         return Up(weights_of(model), len(view), done.loss)
-
-    def backbone(self, s: Server) -> Weights | None:
-        return s.theta

@@ -153,9 +153,6 @@ class FedFRJoint(WithProxies[Server]):
     def joint(self, client: Client, msg: Down) -> Joint:  # lines 14-16
         return Joint.prepare(client, msg.theta, msg.Phi, self.head, self.branch, self.public, self.start_vectors)
 
-    def backbone(self, s: Server) -> Weights | None:
-        return s.theta
-
     def class_vectors(self, s: Server) -> Tensor | None:
         return s.Phi
 

@@ -20,18 +20,7 @@ from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
-from visard.methods.supervised import fit, pretraining
-
-
-@dataclass(frozen=True)
-class Server:
-    theta: Weights
-
-
-@dataclass(frozen=True)
-class Down:
-    theta: Weights
-    lr: float
+from visard.methods.supervised import Down, Theta, fit, pretraining
 
 
 @dataclass(frozen=True)
@@ -41,7 +30,7 @@ class Up:
 
 
 @dataclass(frozen=True)
-class FineTune(Method[Server]):
+class FineTune(Method[Theta]):
     """The targets' pictures are pooled and clustered once; the source is out of the picture."""
 
     name = "finetune"
@@ -70,15 +59,15 @@ class FineTune(Method[Server]):
     def oracle(self) -> str:
         return self.clustering.oracle
 
-    def start(self, setup: Setup) -> Server:
+    def start(self, setup: Setup) -> Theta:
         check_start(self.name, setup, self.pretrain_rounds)
-        return Server(setup.new_weights())
+        return Theta(setup.new_weights())
 
-    def stages(self) -> list[Stage[Server]]:
-        first: list[Stage[Server]] = pretraining(self.pretrain_rounds, self.pretraining, SOURCE, self.fit, Down)
+    def stages(self) -> list[Stage[Theta]]:
+        first: list[Stage[Theta]] = pretraining(self.pretrain_rounds, self.pretraining, SOURCE, self.fit, Down)
         return [*first, Stage("label", 1, self.label_all), Stage("train", self.rounds, self.round)]
 
-    def label_all(self, s: Server, net: Network) -> Server:
+    def label_all(self, s: Theta, net: Network) -> Theta:
         (pool,) = net.clients
         up = net.ask(self.label, {pool: Down(s.theta, 0.0)})[pool]
         if not up.clusters:
@@ -86,12 +75,12 @@ class FineTune(Method[Server]):
         net.log(clusters=up.clusters, kept=up.kept, **up.figures)
         return s
 
-    def round(self, s: Server, net: Network) -> Server:
+    def round(self, s: Theta, net: Network) -> Theta:
         lr = self.training.lr_at(net.round, self.rounds)
         (pool,) = net.clients
         up = net.ask(self.tune, {pool: Down(s.theta, lr)})[pool]
         net.log(loss=up.loss, lr=lr)
-        return Server(up.theta)
+        return Theta(up.theta)
 
     @client_step
     def fit(self, client: Client, msg: Down) -> Up:
@@ -127,6 +116,3 @@ class FineTune(Method[Server]):
         done = train(model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels)
         client.state["head"] = weights_of(head)
         return Up(weights_of(model), done.loss)
-
-    def backbone(self, s: Server) -> Weights | None:
-        return s.theta

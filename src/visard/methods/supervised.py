@@ -21,6 +21,19 @@ from visard.learning.weights import load_weights, weights_of
 
 
 @dataclass(frozen=True)
+class Theta:
+    """Server state of a method that keeps nothing but a network."""
+
+    theta: Weights
+
+
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+    lr: float
+
+
+@dataclass(frozen=True)
 class Supervised:
     """How long and how a network is trained on labelled pictures."""
 
