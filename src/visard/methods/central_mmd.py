@@ -115,6 +115,9 @@ class CentralMMD(AdaptingByMMD[Start]):
         client = client_within(everyone, name, self.target, state)
         return Learner(client, self.training, self.compare, self.head, name != self.target, lr, self.optimiser)
 
+    def backbone(self, s: Start) -> Weights | None:
+        return None  # every domain has its own
+
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         """The target's extractor."""
         parties: dict[str, State] = state.get("parties", {})
