@@ -10,7 +10,8 @@ import pytest
 
 from visard.errors import VisardError
 from visard.evaluation.grid import Grid
-from visard.evaluation.protocols import personal_metrics, personal_roc, personal_search, personal_search_legacy
+from visard.evaluation.identification import identify
+from visard.evaluation.protocols import personal_metrics, personal_roc, personal_search_legacy
 from visard.evaluation.scores import Limits
 
 STREAM = Limits(keep_all=0, exact_auc_pairs=0, tile=64)
@@ -73,7 +74,7 @@ def test_1_to_n_finds_local_people_among_strangers() -> None:
     gallery, people = features[np.isin(identity, local)], identity[np.isin(identity, local)]
     rng = np.random.default_rng(3)
     probes = (features + 0.8 * rng.standard_normal(features.shape)).astype(np.float32)
-    found = personal_search(gallery, people, probes, identity, fpir=(0.1, 0.01))
+    found = identify(gallery, people, probes, identity, ranks=(1,), fpir=(0.1, 0.01))
     old = personal_search_legacy(gallery, people, probes, identity, fpir=(0.1, 0.01))
     names = np.unique(people)
     unit = gallery / np.linalg.norm(gallery, axis=1, keepdims=True)

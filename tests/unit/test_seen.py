@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.privacy_page import fields_of, page
 
 from visard.core import Disclosure
 from visard.methods import METHODS
-from visard.report.privacy_page import fields_of, page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_page_is_up_to_date() -> None:
     text = (DOCS / "privacy.md").read_text()
-    assert page(text, METHODS) == text, "run: python -m visard.report.privacy_page docs/privacy.md"
+    assert page(text, METHODS) == text, "run: python -m tests.privacy_page docs/privacy.md"
     assert all(f"[`{name}`](methods/{name}.md#" in text for name in METHODS)
 
 

@@ -1,13 +1,19 @@
-"""Ten-fold verification as the LFW, CFP, AgeDB, CALFW and CPLFW tables of the community are computed.
+"""Named tests of face sets: LFW and its kind in ten folds, RFW group by group, IJB; from features of all pictures.
+
+Ten folds as the LFW, CFP, AgeDB, CALFW and CPLFW tables of the community are computed:
 
 d = |a - b|² of unit features in float64; a pair is judged the same if d < t. For each fold, t is the first of
 0, 0.01, .. 3.99 that judges most pairs of the other folds rightly. TAR at a FAR: t is where the FAR of the other
 folds, known at 0, 0.001, .. 3.999 and straight in between, first reaches the target; t = 0 if it never does.
+
+Groups (the four races of RFW, or any other): per group the ten-fold accuracy with thresholds of its own, as RFW's
+tables have it; then mean, standard deviation (ddof 1) and skewed error ratio = largest error / smallest error. A
+deployed system has one threshold: with that of all groups together at a false match rate, each has its FMR and FNMR.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +26,13 @@ from visard.data.pairs import ARRAY, Pairs, load_galleries, load_pairs, load_tem
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Ints, Result, labels, matrix, shares
-from visard.evaluation.ijb import Pooled, Search, Switches, pool, search_galleries, verify_templates
+from visard.evaluation.ijb import Search, Switches, pool, search_galleries, verify_templates
 from visard.evaluation.metrics import FAR, IJB_FAR
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import DISTANCES, consecutive, held_out, verify_pairs
 
+Features = npt.NDArray[np.float32]
+FLIPPED = ("lfw", "rfw", "ijb")  # features are summed with those of the mirrored picture, unless a switch says no
 FINE = np.arange(0, 4, 0.001)
 BLOCK = 16384  # pairs compared at a time
 
@@ -164,14 +172,6 @@ def share_at(scores: Doubles, kind: Bools, threshold: float) -> float:
     return float((scores[kind] >= threshold).mean()) if kind.any() else float("nan")
 
 
-# ----------
-# Verification group by group (the four races of RFW, or any other): accuracies, and errors at one threshold for all.
-#
-# Per group the ten-fold accuracy with thresholds of its own, as RFW's tables have it; then mean, standard deviation
-# (ddof 1) and skewed error ratio = largest error / smallest error. A deployed system has one threshold: with that of
-# all groups together at a false match rate, each group has its own FMR and FNMR.
-
-
 @dataclass(frozen=True)
 class SharedThreshold(Result):
     """FMR and FNMR of each group at the one threshold (cosine) that gives all groups together the rate `fmr_target`."""
@@ -265,13 +265,6 @@ def _ratio(errors: np.ndarray[Any, Any]) -> float:
     return float("inf") if high > 0 else float("nan")
 
 
-# ----------
-# Named tests of a face set from the features of all its pictures; the arrays' own functions are beside.
-
-Features = npt.NDArray[np.float32]
-FLIPPED = ("lfw", "rfw", "ijb")  # features are summed with those of the mirrored picture, unless a switch says no
-
-
 def lfw_metrics(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
     """Ten folds over the pairs of the set, or over those that the file `listed` names."""
     pairs = _pairs(faces, listed)
@@ -308,7 +301,9 @@ def ijb_metrics(
     one: list[Roc] = []
     many: list[Search] = []
     for split in splits(faces):
-        pooled = _pool(features, faces, split, switches)
+        t = load_templates(faces, split)
+        score = t.score if switches.D else None
+        pooled = pool(features, t.template, t.media, row=t.row, score=score, keep_norm=switches.N)
         if array_path(faces.path, f"template_pairs_{split}").is_file():
             pairs = load_template_pairs(faces, split)
             one.append(verify_templates(pooled, pairs.first, pairs.second, pairs.same, far=rates or IJB_FAR))
@@ -329,28 +324,17 @@ def ijb_metrics(
             found.setdefault(f"tpir@fpir={rate:g}", []).append(tpir)
     return {
         "switches": {"N": switches.N, "D": switches.D, "F": switches.F},
-        "mean": {name: _mean(values) for name, values in found.items()},
-        "std": {name: _std(values) for name, values in found.items()},
+        "mean": {name: _over_splits(values, np.mean, 1) for name, values in found.items()},
+        "std": {name: _over_splits(values, np.std, 2, ddof=1) for name, values in found.items()},
         "verification": [roc.to_dict() for roc in one],
         "identification": [search.to_dict() for search in many],
     }
 
 
-def _pool(features: Features, faces: FaceSet, split: int, switches: Switches) -> Pooled:
-    t = load_templates(faces, split)
-    score = t.score if switches.D else None
-    return pool(features, t.template, t.media, row=t.row, score=score, keep_norm=switches.N)
-
-
-def _mean(values: list[float | None]) -> float | None:
+def _over_splits(values: list[float | None], statistic: Callable[..., Any], least: int, **options: Any) -> float | None:
+    """A statistic over splits; None where one has no value, or where there are fewer than `least`."""
     known = [v for v in values if v is not None]
-    return float(np.mean(known)) if len(known) == len(values) else None
-
-
-def _std(values: list[float | None]) -> float | None:
-    """Standard deviation over splits (ddof 1), where there are several."""
-    known = [v for v in values if v is not None]
-    return float(np.std(known, ddof=1)) if len(known) == len(values) > 1 else None
+    return float(statistic(known, **options)) if len(known) == len(values) >= least else None
 
 
 def _pairs(faces: FaceSet, listed: Path | None) -> Pairs:

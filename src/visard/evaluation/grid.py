@@ -325,13 +325,8 @@ def sweep(
 
 def genuine_scores(grid: Grid) -> Floats:
     """All genuine scores, sorted: only tiles that can hold some are computed."""
-    found: Floats = np.empty(grid.counts[0], np.float32)
     buffer = torch.empty(grid.tile * grid.tile)
-    filled = 0
-    for corner in grid.tiles(genuine_only=True):
-        genuine = grid.scores(corner, buffer)[1]
-        found[filled : filled + len(genuine)] = genuine
-        filled += len(genuine)
+    found = np.concatenate([grid.genuine(corner, buffer)[0] for corner in grid.tiles(genuine_only=True)])
     found.sort()
     return found
 

@@ -39,7 +39,7 @@ class FpirPoint(Result):
 
 @dataclass(frozen=True)
 class Identification(Result):
-    """Figures of a search test; `rank[k]`: share of mated probes whose mate is among the first k."""
+    """Metrics of a search test; `rank[k]`: share of mated probes whose mate is among the first k."""
 
     gallery: int  # persons
     mated: int

@@ -1,4 +1,7 @@
-"""1:N search of templates in the galleries of IJB, by the standard definition and by that of old evaluations."""
+"""IJB-A, IJB-B and IJB-C from features: templates pooled over media, 1:1 verification, and 1:N search in galleries.
+
+The search is by the standard definition, and by that of old evaluations for comparison with their tables.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,11 @@ import torch
 from numpy.typing import NDArray
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, matrix, shares, unit_rows
+from visard.evaluation.arrays import Doubles, Floats, Ints, Result, labels, matrix, shares, unit_rows
 from visard.evaluation.grid import PAD, one_thread_each
 from visard.evaluation.identification import Identification, identify
 from visard.evaluation.metrics import FPIR, IJB_FAR, RANKS
 from visard.evaluation.scores import Roc, roc_of
-
-# ----------
-# IJB-A, IJB-B and IJB-C from features: templates pooled over media, and 1:1 verification; 1:N is in galleries.py.
 
 ROWS = 1024  # features pooled at a time: they stay in the cache
 CHUNK = 1 << 22  # pairs looked up and sorted at a time
@@ -141,7 +141,7 @@ def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool)
 def verify_templates(
     pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = IJB_FAR, rule: str = "conservative"
 ) -> Roc:
-    """1:1 figures of the template numbers `first` and `second` (P,), `same` (P,) telling the genuine pairs."""
+    """1:1 metrics of the template numbers `first` and `second` (P,), `same` (P,) telling the genuine pairs."""
     truth = np.asarray(same)
     scores = template_scores(pooled, first, second)
     if truth.shape != scores.shape or truth.dtype != np.bool_:
@@ -163,18 +163,12 @@ def template_scores(pooled: Pooled, first: Any, second: Any) -> Floats:
         for start in range(0, len(one), CHUNK):
             part = slice(start, start + CHUNK)
             rows = [pooled.place(ids[part], "pairs").astype(np.int32) for ids in (one, two)]
-            used = [_used(places, len(pooled.ids)) for places in rows]
+            used = [np.flatnonzero(np.bincount(places, minlength=len(pooled.ids))) for places in rows]
             if len(rows[0]) >= DENSE * len(used[0]) * len(used[1]):
                 _all_and_pick(pooled.rows, rows, used, found[part], workers)
             else:
                 _gather(pooled.rows, rows, found[part], workers)
     return found
-
-
-def _used(places: NDArray[np.int32], count: int) -> Ints:
-    mask = np.zeros(count, np.bool_)
-    mask[places] = True
-    return np.flatnonzero(mask)
 
 
 def _gather(table: Floats, rows: list[NDArray[np.int32]], found: Floats, workers: ThreadPoolExecutor) -> None:
@@ -340,7 +334,11 @@ def legacy_rule(
         mine = np.flatnonzero(mated[part])
         mate[part][mine] = scores[mine, column[part][mine]]
         rank[part] = (scores >= mate[part, None]).sum(axis=1)
-        largest = _largest(np.concatenate([largest, _impostors(scores, mine, column[part][mine])]), max(sizes))
+        impostor = np.ones(scores.shape, np.bool_)
+        impostor[mine, column[part][mine]] = False
+        largest = np.concatenate([largest, scores[impostor]])
+        if (extra := len(largest) - max(sizes)) > 0:
+            largest = np.partition(largest, extra)[extra:]
     largest = np.sort(largest)[::-1]
     points = [
         LegacyPoint(rate, float((mate[mated] > largest[k - 1]).mean()), float(largest[k - 1]))
@@ -350,15 +348,3 @@ def legacy_rule(
     ]
     found = {k: float((rank[mated] <= k).mean()) for k in ranks}
     return Legacy(LEGACY, len(names), len(wanted), int(mated.sum()), found, tuple(points))
-
-
-def _impostors(scores: Floats, rows: Ints, columns: Ints) -> Floats:
-    keep: Bools = np.ones(scores.shape, np.bool_)
-    keep[rows, columns] = False
-    return scores[keep]
-
-
-def _largest(scores: Floats, count: int) -> Floats:
-    if len(scores) <= count:
-        return scores
-    return np.partition(scores, len(scores) - count)[len(scores) - count :]

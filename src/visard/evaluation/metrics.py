@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -80,85 +81,58 @@ def _ranks(record: dict[str, Any]) -> dict[float, Any]:
     return dict(sorted((int(k), v) for k, v in mapping(record.get("rank")).items() if str(k).isdecimal()))
 
 
+Share = partial(Metric, is_share=True, higher_is_better=True)
+
 # In the order in which metrics are read. "{}" in a name is a number: tar@far=0.01.
 METRICS: Registry[Metric] = Registry("metrics", {
-    "accuracy": Metric(
+    "accuracy": Share(
         "Verification accuracy",
         "Share of picture pairs judged rightly as same person or not. The threshold is chosen on nine tenths of"
         " the pairs and tested on the last tenth, ten times over.",
-        is_share=True,
-        higher_is_better=True,
-        test="verification",
-        card=2,
+        test="verification", card=2,
     ),
-    "tar@far={}": Metric(
+    "tar@far={}": Share(
         "TAR at FAR {}",
         "True accept rate: the share of genuine pairs accepted at the threshold at which at most"
         " {} of the impostor pairs are accepted (the false accept rate).",
-        is_share=True,
-        higher_is_better=True,
-        test="verification",
-        read=_at("far", "tar"),
-        doubt=_few_impostors,
-        card=1,
+        test="verification", read=_at("far", "tar"), doubt=_few_impostors, card=1,
     ),
-    "rank1": Metric(
+    "rank1": Share(
         "Rank-1 identification",
         "Share of searches in a gallery of known people whose best match is the right person. A larger gallery is"
         " harder.",
-        is_share=True,
-        higher_is_better=True,
         card=1,
     ),
-    "rank{}": Metric(
+    "rank{}": Share(
         "Rank-{} identification",
         "Share of searches in a gallery of known people whose best match has the right person among the first {}."
         " A larger gallery is harder.",
-        is_share=True,
-        higher_is_better=True,
-        test="identification",
-        read=_ranks,
-        brief=(1,),
-        counts=True,
+        test="identification", read=_ranks, brief=(1,), counts=True,
     ),
-    "tpir@fpir={}": Metric(
+    "tpir@fpir={}": Share(
         "TPIR at FPIR {}",
         "Open-set search: the share of known people that are found first and above the threshold at which"
         " {} of the strangers raise a false alarm.",
-        is_share=True,
-        higher_is_better=True,
-        test="identification",
-        read=_at("fpir", "tpir"),
-        doubt=_few_strangers,
-        brief=(),
+        test="identification", read=_at("fpir", "tpir"), doubt=_few_strangers, brief=(),
     ),
     "eer": Metric(
         "Equal error rate",
         "The error at the threshold where the share of genuine pairs rejected equals the share of impostor pairs"
         " accepted. Lower is better.",
-        is_share=True,
-        higher_is_better=False,
-        test="verification",
-        card=2,
+        is_share=True, higher_is_better=False, test="verification", card=2,
     ),
-    "auc": Metric(
+    "auc": Share(
         "Area under the ROC",
         "The chance that a genuine pair scores higher than an impostor pair: 100 % is perfect, 50 % guessing.",
-        is_share=True,
-        higher_is_better=True,
         test="verification",
     ),
-    "balanced_accuracy": Metric(
+    "balanced_accuracy": Share(
         "Balanced accuracy",
         "Share of test samples whose class was predicted rightly, as the mean over the classes.",
-        is_share=True,
-        higher_is_better=True,
     ),
-    "weighted_f1": Metric(
+    "weighted_f1": Share(
         "Weighted F1",
         "Harmonic mean of precision and recall of each class, weighted by how many samples it has.",
-        is_share=True,
-        higher_is_better=True,
     ),
     "gradients": Metric(
         "Gradient evaluations",

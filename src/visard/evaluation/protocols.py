@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Floats, Ints, Result, labels, matrix, pair_counts, unit_rows
-from visard.evaluation.identification import Identification, identify, split_gallery
+from visard.evaluation.identification import identify, split_gallery
 from visard.evaluation.ijb import Legacy, legacy_rule
 from visard.evaluation.metrics import PERSONAL_FAR, PERSONAL_FPIR, values
 from visard.evaluation.scores import Limits, Roc, stream_roc
@@ -205,13 +205,6 @@ def _locals_first(identity: Ints, local: Any) -> tuple[Ints, int]:
     return number[inverse], int(mine.sum())
 
 
-def personal_search(
-    gallery: Any, gallery_identity: Any, probes: Any, probe_identity: Any, *, fpir: tuple[float, ...] = PERSONAL_FPIR
-) -> Identification:
-    """1:N by the standard definition (identification.py): a false alarm is a stranger who finds anybody."""
-    return identify(gallery, gallery_identity, probes, probe_identity, ranks=(1,), fpir=fpir)
-
-
 def personal_search_legacy(
     gallery: Any, gallery_identity: Any, probes: Any, probe_identity: Any, *, fpir: tuple[float, ...] = PERSONAL_FPIR
 ) -> Legacy:
@@ -240,7 +233,7 @@ def personal_metrics(
         found |= _named({"verification": roc.to_dict()}, roc.impostors)
     if not np.isin(wanted, np.asarray(gallery_identity)).any():
         return found
-    search = personal_search(gallery, gallery_identity, probes, wanted)
+    search = identify(gallery, gallery_identity, probes, wanted, ranks=(1,), fpir=PERSONAL_FPIR)
     found |= _named({"identification": search.to_dict()}, search.unmated)
     if len(np.unique(gallery_identity)) > 1 or not mine.all():
         old = personal_search_legacy(gallery, gallery_identity, probes, wanted)

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from visard.config import EvaluationSettings, Settings
 
 
-def figures_of_round(
+def metrics_of_round(
     settings: Settings, method: Method[Any], world: World, server: Any, net: Network
 ) -> dict[str, Any]:
-    """The figures of an `evaluation` event: flat, quick, without confidence intervals."""
+    """The metrics of an `evaluation` event: flat, quick, without confidence intervals."""
     once = replace(settings.evaluation.tuning, draws=1)
     quick = settings.evaluation.model_copy(update={"bootstrap": 0, "tuning": once})
     generic = {name: brief(test) for name, test in _generic(settings, quick, method, world, server).items()}
@@ -65,7 +65,7 @@ def _generic(
 def _clients(
     evaluation: EvaluationSettings, method: Method[Any], world: World, server: Any, net: Network
 ) -> dict[str, Any]:
-    """Figures of the clients' own models: of those that trained, and of those that were held out."""
+    """Metrics of the clients' own models: of those that trained, and of those that were held out."""
     if not evaluation.clients or method.centralises:
         return {"clients": {"figures": {}, "summary": {}}}
     public = tuple(world.benchmarks) if evaluation.client_benchmarks else ()
@@ -78,9 +78,9 @@ def _clients(
         if tuning is not None:  # a client that took no part has no rows of its own in a global head
             request = replace(request, W=method.global_head(server) if who == "clients" else None)
         scores = net.ask(steps_of(method)["score"], dict.fromkeys(clients, request), min_replies=0)
-        figures = {c: {k: v for k, v in s.figures.items() if math.isfinite(v)} for c, s in scores.items()}
-        summary = {name: s.to_dict() for name, s in summarise(figures).items()} if figures else {}
-        found[who] = {"figures": figures, "summary": summary}
+        measured = {c: {k: v for k, v in s.figures.items() if math.isfinite(v)} for c, s in scores.items()}
+        summary = {name: s.to_dict() for name, s in summarise(measured).items()} if measured else {}
+        found[who] = {"figures": measured, "summary": summary}
     return found
 
 

@@ -1,4 +1,4 @@
-"""A run from settings to a finished run folder: data, partition, rounds, figures, files, report."""
+"""A run from settings to a finished run folder: data, partition, rounds, metrics, files, report."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
-from visard.runs.evaluation import figures_of_round, final_metrics
+from visard.runs.evaluation import final_metrics, metrics_of_round
 
 if TYPE_CHECKING:
     from visard.config import Settings
@@ -211,7 +211,7 @@ def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher:
         events.write("warning", text=text)
 
     def evaluate(server: Any, net: Network) -> dict[str, Any]:
-        return figures_of_round(settings, method, world, server, net)
+        return metrics_of_round(settings, method, world, server, net)
 
     pooled_bytes = sum(size for sizes in left.values() for size in sizes.values())
     network = make_network(settings, folder, world, states, ledger, link, told)
@@ -250,7 +250,7 @@ def _about(faces: FaceSet) -> dict[str, Any]:
 
 
 def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
-    """The parts of `metrics.json` that the event log knows: last training figures, and what was sent."""
+    """The parts of `metrics.json` that the event log knows: last training metrics, and what was sent."""
     done = rounds(read_events(path))
     return {
         "training": done[-1].figures if done else {},
@@ -292,7 +292,7 @@ def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def machine(settings: Settings) -> dict[str, Any]:
-    """What a reader of figures wants to know of the machine."""
+    """What a reader of metrics wants to know of the machine."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),

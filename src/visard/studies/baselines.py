@@ -24,9 +24,9 @@ SETTINGS: dict[Scale, tuple[str, ...]] = {
 }
 
 
-def unseen(figure: str, clients: str) -> str:
-    """A figure on the test people: of the one model, or where there is none the mean over the clients' own."""
-    return f"generic.test.verification.{figure} | clients.summary.test/{clients}.mean"
+def unseen(metric: str, clients: str) -> str:
+    """A metric on the test identities: of the one model, or where there is none the mean over the clients' own."""
+    return f"generic.test.verification.{metric} | clients.summary.test/{clients}.mean"
 
 
 def plan(scale: Scale) -> Plan:

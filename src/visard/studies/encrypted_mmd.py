@@ -98,7 +98,7 @@ def names(domains: tuple[str, ...]) -> str:
 
 
 def per_batch(value: Callable[[Path], float | None]) -> Callable[[Path], float | None]:
-    """A figure of all rounds of alignment, for one batch of every party."""
+    """A cost of all rounds of alignment, for one batch of every client."""
 
     def one(folder: Path) -> float | None:
         method: Any = load(folder / "config.toml").method
@@ -237,8 +237,7 @@ def plan(scale: Scale) -> Plan:
     )  # fmt: skip
 
 
-# ----------
-# The data sets and settings of the bench of encrypted MMD at each scale.
+# The data sets and settings at each scale.
 
 ROOMS = {1: (14, 15, 16), 2: (1, 6), 3: (3, 7, 8)}  # users of Widar3.0; the subset has two in room 2
 PAMAP2 = (101, 102, 105, 106, 108)
@@ -319,7 +318,7 @@ SAME = (
 NOTES: dict[Scale, tuple[str, ...]] = {
     "smoke": (
         *SAME,
-        "Synthetic users and small batches: the figures say that everything runs and how costs differ.",
+        "Synthetic users and small batches: the metrics say that everything runs and how costs differ.",
     ),
     "small": (
         *SAME,

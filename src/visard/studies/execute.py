@@ -1,4 +1,7 @@
-"""The runs of a bench: their settings, folders and commands, and what is there of each already."""
+"""The runs of a bench: their settings, folders and commands, and doing what is missing.
+
+What is finished is kept, what is unfinished goes on, a failure does not end the rest.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from visard.processes import Child, ChildError, receive, send
 from visard.report.compare import flat
 from visard.studies.plan import PLACE, Plan, Row, in_order
 
-Standing = Literal["new", "unfinished", "finished"]
+Standing = Literal["new", "unfinished", "finished", "other"]
 
 
 class OtherSettings(UsageError):
@@ -91,8 +94,16 @@ class Job:
     def _noted(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.from.json")
 
-    def standing(self) -> Standing:
-        """What is there of this run; `OtherSettings` if it is another one."""
+    def standing(self, overwrite: bool = False) -> Standing:
+        """What is there of this run; `OtherSettings` if it is another one, or "other" if that may be replaced."""
+        try:
+            return self._standing()
+        except OtherSettings as error:
+            if not overwrite:
+                raise OtherSettings(f"{error}: --overwrite does it again, or give another --out") from None
+            return "other"
+
+    def _standing(self) -> Standing:
         config = self.folder / "config.toml"
         if not self.folder.exists() or not any(not p.name.startswith(".") for p in self.folder.iterdir()):
             return "new"
@@ -145,10 +156,6 @@ def _first_difference(there: Settings, wanted: Settings) -> str:
     return f"{keys[0]} = {a.get(keys[0])} there, {b.get(keys[0])} here"
 
 
-# ----------
-# Does the runs of a bench: what is finished is kept, what is unfinished goes on, a failure does not end the rest.
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a run of a bench ended."""
@@ -164,7 +171,7 @@ class Outcome:
 
 
 class Show(Protocol):
-    """Who wants to see a bench go by."""
+    """Shows how a bench goes on."""
 
     def begun(self, job: Job) -> Watcher: ...
 
@@ -184,11 +191,7 @@ def check_settings(jobs: Sequence[Job], overwrite: bool = False) -> None:
     """Before anything is run: every setting is right, and no folder holds another run (unless it may be replaced)."""
     for job in jobs:
         job.settings()
-        try:
-            job.standing()
-        except OtherSettings as error:
-            if not overwrite:
-                raise OtherSettings(f"{error}: --overwrite does it again, or give another --out") from None
+        job.standing(overwrite)
 
 
 def execute(
@@ -230,17 +233,11 @@ class _Bench:
         if failed:
             return Outcome(job, "failed", f"needs {failed[0]}, which failed")
         try:
-            replace, standing = False, "new"
-            try:
-                standing = job.standing()
-            except OtherSettings as error:
-                if not self.overwrite:
-                    raise OtherSettings(f"{error}: --overwrite does it again") from None
-                replace = True
+            standing = job.standing(self.overwrite)
             if standing == "finished":
                 return Outcome(job, "finished", reused=True)
             job.note_sources()
-            (self._here if alone else self._apart)(job, standing == "unfinished", replace)
+            (self._here if alone else self._apart)(job, standing == "unfinished", standing == "other")
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; the same command goes on where this one stopped") from None
         except VisardError as error:
@@ -308,11 +305,6 @@ def _in_processes(bench: _Bench, jobs: list[Job], side_by_side: int) -> None:
         raise Interrupted("interrupted; the same command goes on where this one stopped")
 
 
-# ----------
-# One run in a child process: what its watcher hears goes to the parent, and when the parent is gone, or has said all
-# that it had to say, the run stops after its round as if somebody had pressed Ctrl-C.
-
-
 class Forward:
     """A watcher that passes everything on; see `engines.loop.Watcher`."""
 
@@ -336,7 +328,10 @@ class Forward:
 
 
 def run_one(channel: socket.socket, preset: str, **how: Any) -> None:
-    """The function of a child process."""
+    """One run in a child process, whose watcher tells the parent everything.
+
+    When the parent is gone or has closed its side, the run stops after its round as after Ctrl-C.
+    """
     from visard.runs.run import run
 
     def stop_at_the_end() -> None:

@@ -89,8 +89,8 @@ UNSEEN = (
 )
 
 
-def on(data: str, protocol: str, figure: str) -> Callable[[Path], float | None]:
-    """A figure of a run's model on a test set of the user; None where that set was not imported."""
+def on(data: str, protocol: str, metric: str) -> Callable[[Path], float | None]:
+    """A metric of a run's model on a test set of the user; None where that set was not imported."""
 
     def value(folder: Path) -> float | None:
         kept = folder / f"on-{data}.json"
@@ -100,7 +100,7 @@ def on(data: str, protocol: str, figure: str) -> Callable[[Path], float | None]:
             except UsageError:
                 return None
             write_json(kept, evaluate(load_model(folder / "model.safetensors"), data, protocols=(protocol,)))
-        return look_up(read_json(kept), figure)
+        return look_up(read_json(kept), metric)
 
     return value
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +19,24 @@ from visard.studies import paper
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import NoMetric, run_at
 
-# ----------
-# RFW as the test of a bench's runs: the pairs of each domain, and rank-1 among its people.
-
+# RFW as the test of a bench's runs: the pairs of each domain, and rank-1 among its identities.
 SET = "rfw"  # its name in the data folder
 FILE = "rfw.json"  # in a run's folder: embedding takes minutes, tables are made again and again
 RATES = ("0.1", "0.01", "0.001")
 
 
-def rfw_columns(side: str, domain: str) -> tuple[Column, ...]:
+def domain_columns(side: str, metric: Callable[[str], str | Callable[[Path], float | None]]) -> tuple[Column, ...]:
     """Ten-fold accuracy, TAR at three FARs and rank-1 of a domain, called by its side of the adaptation."""
-    rates = [Column(f"{side} TAR @ FAR {far}", _figure(domain, far)) for far in RATES]
-    return (
-        Column(f"{side} accuracy", _figure(domain, "accuracy")),
-        *rates,
-        Column(f"{side} rank-1", _figure(domain, "rank-1")),
-    )
+    titles = {"accuracy": "accuracy", **{far: f"TAR @ FAR {far}" for far in RATES}, "rank-1": "rank-1"}
+    return tuple(Column(f"{side} {title}", metric(name)) for name, title in titles.items())
 
 
-def _figure(domain: str, name: str) -> Callable[[Path], float | None]:
+def rfw_columns(side: str, domain: str) -> tuple[Column, ...]:
+    """The columns of a domain of RFW."""
+    return domain_columns(side, partial(_on_rfw, domain))
+
+
+def _on_rfw(domain: str, name: str) -> Callable[[Path], float | None]:
     def of(folder: Path) -> float | None:
         known: dict[str, float | None] = tested(folder).get(domain, {})
         if name not in known:
@@ -47,7 +47,7 @@ def _figure(domain: str, name: str) -> Callable[[Path], float | None]:
 
 
 def tested(folder: Path) -> dict[str, Any]:
-    """Domain -> figure -> value of a run's model on the set `rfw`; made once."""
+    """Domain -> metric -> value of a run's model on the set `rfw`; made once."""
     if not (folder / FILE).exists():
         try:
             view = open_data(SET)
@@ -239,7 +239,7 @@ class Variant:
         ]
 
     def printed(self, names: tuple[str, ...], columns: tuple[Column, ...]) -> dict[str, dict[str, float]]:
-        """The paper's figures of these rows; of L its clusterings have K = 4, its other tables K = 1."""
+        """The paper's numbers of these rows; of L its clusterings have K = 4, its other tables K = 1."""
         known: dict[str, Any] = paper("fedfr_da")[self.name]
         if self.name == "L":
             alone = dict(zip(ALONE, (known["FL"], known["FedFR-DA"]), strict=True))
@@ -258,23 +258,19 @@ class Variant:
         return Table(f"{title}, {self.name}", self.full(names), columns, self.printed(names, columns), pairs)
 
 
-def figures(side: str, scale: Scale) -> tuple[Column, ...]:
-    """The columns of one domain; at paper scale from RFW, whose people nobody trained on."""
+def columns_of(side: str, scale: Scale) -> tuple[Column, ...]:
+    """The columns of one domain; at paper scale from RFW, whose identities were in no training set."""
     if scale == "paper":
         return rfw_columns(side, TESTS[scale][side])
-    at = f"generic.{TESTS[scale][side]}"
-    rates = [Column(f"{side} TAR @ FAR {far}", f"{at}.verification.tar.{far}") for far in ("0.1", "0.01", "0.001")]
-    return (
-        Column(f"{side} accuracy", f"{at}.verification.accuracy"),
-        *rates,
-        Column(f"{side} rank-1", f"{at}.identification.rank.1"),
-    )
+    places = {"accuracy": "verification.accuracy", "rank-1": "identification.rank.1"}
+    places |= {far: f"verification.tar.{far}" for far in RATES}
+    return domain_columns(side, lambda name: f"generic.{TESTS[scale][side]}.{places[name]}")
 
 
 def plan(scale: Scale) -> Plan:
     """Synthetic populations at `smoke`, men and women of CelebA at `small`, the paper's own at `paper`."""
     both = [Variant(name, scale) for name in VARIANTS]
-    target, source = figures("target", scale), figures("source", scale)
+    target, source = columns_of("target", scale), columns_of("source", scale)
     quality = Column("F-score", f_score)
     wide, narrow = (*target, *source), (target[0], target[-1], source[0], source[-1])  # as in the paper
     tables = []
@@ -322,13 +318,13 @@ def plan(scale: Scale) -> Plan:
 
 
 NOTES: dict[Scale, tuple[str, ...]] = {
-    "smoke": ("Synthetic populations and a few rounds: the figures say only that everything runs.",),
+    "smoke": ("Synthetic populations and a few rounds: the metrics say only that everything runs.",),
     "small": (
         "Source: men, target: women with 12 pictures or more; tested on 400 men and 400 women whom nobody trained on.",
         "K-means is told the number of people. FINCH is its second partition. 'As written' is C-FINCH between plain "
         "means of features that are not centred.",
         "All rows but Source-Only and Target-Only start from the network of Source-Only; Merge too, to save time.",
-        "lambda was not tuned. K = 4 unless a row says otherwise; 'K = 1' alone is FL. The paper's figures of L are of "
+        "lambda was not tuned. K = 4 unless a row says otherwise; 'K = 1' alone is FL. The paper's numbers of L are of "
         "K = 1, but for those of the clusterings.",
     ),
     "paper": (
@@ -337,7 +333,7 @@ NOTES: dict[Scale, tuple[str, ...]] = {
         "Tables and Figures 4 and 5 are of RFW, a face set called rfw (visard data import rfw): its own pairs, "
         "features summed with those of mirrored pictures; rank-1 of one picture of everybody among all other "
         "pictures of the domain. Figure 6 is of 100 people of each domain of the set itself, whom nobody trains on.",
-        "K = 4 unless a row says otherwise; 'K = 1' alone is FL. The paper's figures of L are of K = 1, but for "
+        "K = 4 unless a row says otherwise; 'K = 1' alone is FL. The paper's numbers of L are of K = 1, but for "
         "those of the clusterings.",
     ),
 }

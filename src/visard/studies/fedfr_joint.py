@@ -126,7 +126,7 @@ def plan(scale: Scale) -> Plan:
             "pooled starts from the pre-trained network too, and trains on all pictures in one place.",
             "fine-tune and KD: one more stage at each client, from the network and class vectors of + contrastive.",
             "A personal model is the client's own before the last average; with a branch its transformation too.",
-            "The paper's figures are at other rates and stand beside ours in its order: generic on IJB-C at FAR 1e-5, "
+            "The paper's numbers are at other rates and stand beside ours in its order: generic on IJB-C at FAR 1e-5, "
             "1e-4 and FPIR 1e-2, 1e-1; personal at FAR 1e-6, 1e-5 and, by another rule, FPIR 1e-5, 1e-4.",
         ),
     )  # fmt: skip
@@ -187,7 +187,7 @@ def _models(size: Size, shown: dict[str, list[float]]) -> tuple[tuple[Column, ..
     columns: list[Column] = []
     beside: dict[str, float] = {}
     for name, prefix in (("global", "global/"), ("local", "local/"), ("transformed", "")):
-        here = _personal(size, prefix, f"{name}: ")[1:2]  # the narrow screen takes one figure of each
+        here = _personal(size, prefix, f"{name}: ")[1:2]  # the narrow screen takes one metric of each
         columns += here
         beside |= {column.title: shown[name][1] for column in here}
     return tuple(columns), {BRANCH: beside}

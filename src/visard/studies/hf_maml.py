@@ -11,7 +11,7 @@ from visard.studies.results import run_at
 TITLE = "HF-MAML and FedAvg, before and after tuning, on even, uneven and mixed clients"
 
 TAR = "tar@far=0.1"
-IMPOSTORS = {"": "all clients", "own/": "the client itself"}  # prefix of the figure, and whose people impostors are
+IMPOSTORS = {"": "all clients", "own/": "the client itself"}  # prefix of the metric, and whose identities impostors are
 # FedAvg with as many local steps as HF-MAML; the same as plain descent at HF-MAML's own rate: what alpha = 0 would be
 SAME_STEPS, PLAIN = "local, same steps", "local, plain steps"
 # HF-MAML with h differentiated, and without h; at alpha = 0.01 both are plain descent to a cosine of 0.997
@@ -114,7 +114,7 @@ NOTES = (
     "--set model.weights=FILE with torchvision's ResNet-18; without it the weights are random.",
     "trained: the clients that took part; later: those that were held out. Tuning: five batches of a client's own.",
     "Half of the pairs are genuine; impostors of a client's test pictures are of all clients (which the paper allows), "
-    "or of its own people alone (which is what the paper's figures look like).",
+    "or of its own people alone (which is what the paper's numbers look like).",
     "lognormal: identities in the proportions of the paper's Table I, whose logarithms spread by 1.35, not sigma = 3.",
 )
 
@@ -196,23 +196,23 @@ def _row(scale: Scale, partition: str, method: str, head: str) -> Row:
 
 
 def _table(
-    partition: str, figure: str, whose: str, printed: dict[str, dict[str, dict[str, dict[str, list[float]]]]]
+    partition: str, statistic: str, whose: str, printed: dict[str, dict[str, dict[str, dict[str, list[float]]]]]
 ) -> Table:
     """One of Tables V to VII (the mean over clients) or VIII to X (the standard deviation over clients)."""
-    number = ("V", "VI", "VII", "VIII", "IX", "X")[PARTITIONS.index(partition) + 3 * (figure == "std")]
-    what = "mean over clients" if figure == "mean" else "standard deviation over clients"
+    number = ("V", "VI", "VII", "VIII", "IX", "X")[PARTITIONS.index(partition) + 3 * (statistic == "std")]
+    what = "mean over clients" if statistic == "mean" else "standard deviation over clients"
     columns = [
-        Column(f"{group}, {state}", f"{who}.summary.{state}/{whose}{TAR}.{figure}")
+        Column(f"{group}, {state}", f"{who}.summary.{state}/{whose}{TAR}.{statistic}")
         for state in STATES
         for group, who in WHO.items()
     ]
-    if figure == "std":
+    if statistic == "std":
         worst = [(group, state, who) for state in ("untuned", "tuned") for group, who in WHO.items()]
         columns += [Column(f"worst {g}, {s}", f"{w}.summary.{s}/{whose}{TAR}.worst") for g, s, w in worst]
     rows = tuple(f"{partition} {m} {h}" for m, h in _variants(partition))
-    figures = {
+    shown = {
         row: {
-            f"{group}, {state}": printed[partition][figure][state][row.removeprefix(f"{partition} ")][i]
+            f"{group}, {state}": printed[partition][statistic][state][row.removeprefix(f"{partition} ")][i]
             for state in ("untuned", "tuned")
             for i, group in enumerate(WHO)
         }
@@ -224,7 +224,7 @@ def _table(
     if partition != "equal":
         compare += [(f"{partition} {m} regularised", f"{partition} {m} local") for m in ("FedAvg", "HF-MAML")]
     title = f"Table {number}: {TAR}, {what}, {partition} partition, impostors of {IMPOSTORS[whose]}"
-    return Table(title, rows, tuple(columns), figures, tuple(compare))
+    return Table(title, rows, tuple(columns), shown, tuple(compare))
 
 
 def _gains(clients: int) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -185,15 +185,10 @@ def _table(table: Table, reader: _Reader) -> TableOf:
             continue
         for c in table.columns:
             x, y = reader.cell(a, c, where).values, reader.cell(b, c, where).values
-            each = {s: _minus(x.get(s), y.get(s)) for s in reader.seeds}
-            compared.append(Compared(a, b, c.title, each, paired(x, y)))
+            compared.append(Compared(a, b, c.title, differences(x, y, reader.seeds), paired(x, y)))
     for c in table.columns:
         reader.none_has_it(table.rows, c)
     return TableOf(table.title, [_about(c) for c in table.columns], cells, compared)
-
-
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
 
 
 class _Reader:
@@ -423,9 +418,15 @@ def spread(values: Sequence[float | None]) -> Spread:
     return Spread(len(known), mean, math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)))
 
 
+def differences(a: Mapping[int, float | None], b: Mapping[int, float | None], seeds: Iterable[int]) -> Values:
+    """a - b of each seed; None where one of them has no value."""
+    both = {seed: (a.get(seed), b.get(seed)) for seed in seeds}
+    return {seed: None if x is None or y is None else x - y for seed, (x, y) in both.items()}
+
+
 def paired(a: Mapping[int, float | None], b: Mapping[int, float | None], level: float = 0.95) -> Difference:
     """Mean of a - b over the seeds that both have, with the t interval mean ± t(n - 1) std / sqrt(n)."""
-    s = spread([x - y for seed, x in a.items() if x is not None and (y := b.get(seed)) is not None])
+    s = spread(list(differences(a, b, a).values()))
     if s.mean is None or s.std is None:
         return Difference(s.n, s.mean, None, None)
     from scipy.special import stdtrit  # quantiles of Student's t
