@@ -16,7 +16,8 @@ from tests.e2e.smoke import SMOKE
 
 import visard
 from visard.cli import main
-from visard.models import build, save_model
+from visard.models import build
+from visard.models.files import save_model
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,8 @@ from PIL import Image
 
 from visard.cli import main
 from visard.data.importing import import_faces
-from visard.models import build, save_model
+from visard.models import build
+from visard.models.files import save_model
 
 PEOPLE, EACH, SIDE = 12, 4, 32
 

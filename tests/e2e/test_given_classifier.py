@@ -9,7 +9,7 @@ import torch
 
 import visard
 from visard.errors import UsageError
-from visard.models import read_model, save_model
+from visard.models.files import read_model, save_model
 
 DATA = ("data.identities=4", "data.images_per_identity=10", "data.size=32", "model.embedding=4",
         "method.training.batch_size=8", "engine.kind=local")  # fmt: skip

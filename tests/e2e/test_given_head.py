@@ -11,7 +11,7 @@ from tests.e2e.smoke import SMOKE
 
 import visard
 from visard.engines.checkpoint import Checkpoint
-from visard.models import read_model, save_model
+from visard.models.files import read_model, save_model
 
 DATA = (*SMOKE, 'data.domains=["north","south"]', "data.identities=24", "partition.kind=domains",
         "partition.source_domain=north", "partition.target_domain=south", "partition.clients=2",

@@ -13,7 +13,8 @@ from visard.data.faces import FaceSet
 from visard.data.importing import import_faces
 from visard.inference.model import embed, evaluate, load_model
 from visard.methods.fedfr_da import FedFRDA
-from visard.models import build, save_model
+from visard.models import build
+from visard.models.files import save_model
 from visard.report.run_folder import EventLog
 from visard.studies import find, paper
 from visard.studies.execute import jobs_of

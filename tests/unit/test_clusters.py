@@ -23,7 +23,8 @@ from visard.config import load
 from visard.errors import UsageError, VisardError
 from visard.inference.features import Vectors, label, pieces, read_vectors
 from visard.inference.model import embed, load_model
-from visard.models import build, save_model
+from visard.models import build
+from visard.models.files import save_model
 
 LABELS = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=40)
 

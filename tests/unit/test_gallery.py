@@ -15,7 +15,8 @@ from visard.errors import UsageError, VisardError
 from visard.inference import gallery as search_module
 from visard.inference.gallery import PROBES, Exact, Gallery, Sketch, enrol_folder, features_of, person_of
 from visard.inference.model import load_model
-from visard.models import build, save_model
+from visard.models import build
+from visard.models.files import save_model
 
 ABOUT = {
     "model": "f00", "model_file": "/m", "order": "rgb", "mean": "0.5", "std": "0.5", "size": "32", "align": "none",

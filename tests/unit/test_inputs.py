@@ -11,8 +11,9 @@ import torch
 import visard
 from visard.data.augment import to_float
 from visard.errors import UsageError, VisardError
-from visard.models import build, save_model
-from visard.models.files import PRESETS, Inputs, choose, preset, resized, three
+from visard.models import build
+from visard.models.files import save_model
+from visard.models.inputs import PRESETS, Inputs, choose, preset, resized, three
 
 RNG = np.random.default_rng(0)
 PICTURES = RNG.integers(0, 256, (3, 16, 16, 3), dtype=np.uint8)

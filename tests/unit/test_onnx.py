@@ -15,7 +15,7 @@ from visard.errors import UsageError, VisardError
 from visard.inference.export import export
 from visard.inference.model import FaceModel
 from visard.models import build
-from visard.models.files import Inputs
+from visard.models.inputs import Inputs
 from visard.models.onnx import OnnxNetwork, check_against, export_onnx, load_onnx, quantise
 
 onnx = pytest.importorskip("onnx")

@@ -16,7 +16,7 @@ from visard.errors import VisardError
 from visard.evaluation.arrays import unit_rows
 from visard.inference.gallery import enrol_folder
 from visard.inference.model import embed, evaluate, load_model
-from visard.models.files import split_transform, with_transform
+from visard.models.files import load, read_model, save_model, split_transform, with_transform
 
 SPEC = {"model": "tiny", "embedding": "16", "size": "32"}
 
@@ -27,8 +27,8 @@ def personal(tmp_path: Path) -> tuple[Path, Path]:
     torch.manual_seed(0)
     theta = models.build("tiny", embedding=16, size=32).state_dict()
     own = theta | {"transform.weight": torch.randn(16, 16), "transform.bias": torch.randn(16)}
-    models.save_model(tmp_path / "model.safetensors", theta, SPEC)
-    models.save_model(tmp_path / "client.safetensors", own, SPEC)
+    save_model(tmp_path / "model.safetensors", theta, SPEC)
+    save_model(tmp_path / "client.safetensors", own, SPEC)
     return tmp_path / "model.safetensors", tmp_path / "client.safetensors"
 
 
@@ -38,7 +38,7 @@ def pictures(n: int = 6) -> np.ndarray:
 
 def test_the_layer_comes_last(personal: tuple[Path, Path]) -> None:
     generic, own = (load_model(path) for path in personal)
-    weights = models.read_model(personal[1])[0]
+    weights = read_model(personal[1])[0]
     f = torch.from_numpy(embed(generic, pictures()))
     expected = f @ weights["transform.weight"].T + weights["transform.bias"]
     torch.testing.assert_close(torch.from_numpy(embed(own, pictures())), expected)
@@ -69,7 +69,7 @@ def test_export_writes_it(personal: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_damaged_files_say_so(personal: tuple[Path, Path], tmp_path: Path) -> None:
-    weights = models.read_model(personal[1])[0]
+    weights = read_model(personal[1])[0]
     cases = {
         "needs transform.weight and transform.bias": {"transform.bias": None},
         "do not fit together": {"transform.bias": torch.zeros(3)},
@@ -78,9 +78,9 @@ def test_damaged_files_say_so(personal: tuple[Path, Path], tmp_path: Path) -> No
     }
     for reason, change in cases.items():
         broken = {k: v for k, v in (weights | change).items() if v is not None}
-        models.save_model(tmp_path / "broken.safetensors", broken, SPEC)
+        save_model(tmp_path / "broken.safetensors", broken, SPEC)
         with pytest.raises(VisardError, match=reason):
-            models.load(tmp_path / "broken.safetensors")
+            load(tmp_path / "broken.safetensors")
 
 
 def test_a_generic_model_stays_as_it_is() -> None:

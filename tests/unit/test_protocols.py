@@ -32,7 +32,7 @@ from visard.evaluation.ijb import (
 from visard.inference.features import manifest_path, read_features, write_features
 from visard.inference.model import FaceModel, open_data
 from visard.models import build
-from visard.models.files import Inputs
+from visard.models.inputs import Inputs
 
 SIDE = 32
 QUICK = EvaluationSettings(bootstrap=10, pairs=40)

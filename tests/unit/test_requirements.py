@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from visard.deployment.node import Plan
 
 from visard.cli import deploy
 from visard.config import load
 from visard.deployment.join import settings_of, told, world_of_party
-from visard.deployment.node import Plan
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.requirements import Requirements
 from visard.deployment.wire import Answer, Request, pack, unpack

@@ -16,7 +16,7 @@ from visard.data.faces import ClientData, FaceSet, Federation
 from visard.data.partition import Manifest
 from visard.engines.world import World, centralised
 from visard.errors import UsageError
-from visard.models.files import read_model
+from visard.models.files import read_model, start_weights
 
 CLASS_VECTORS, BIASES = "class_vectors", "biases"
 
@@ -43,7 +43,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         class_vectors=vectors,
         biases=biases,
         aggregation=settings.aggregation,
-        start_from=models.start_weights(settings.model.weights, build) if settings.model.weights else None,
+        start_from=start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
 
 

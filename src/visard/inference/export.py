@@ -15,7 +15,7 @@ from visard.evaluation.arrays import unit_rows
 from visard.evaluation.metrics import brief
 from visard.evaluation.protocols import verification
 from visard.inference.model import Data, FaceModel, embed, load_model, open_data
-from visard.models.files import resized
+from visard.models.inputs import resized
 from visard.models.onnx import OPSET, Exported, OnnxNetwork, export_onnx, quantise
 
 CALIBRATION = 256  # pictures that fix the ranges of a static quantisation

@@ -23,8 +23,8 @@ from visard.evaluation.ijb import Switches
 from visard.evaluation.protocols import identification, verification
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
-from visard.models.files import Inputs
-from visard.models.open import open_model
+from visard.models.files import open_model
+from visard.models.inputs import Inputs
 
 Data = FaceSet | FaceView | str | Path
 PROTOCOLS = ("verification", "identification", "lfw", "rfw", "ijb")

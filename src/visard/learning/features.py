@@ -17,7 +17,7 @@ from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceView
 from visard.learning.heads import Head, HeadSettings, direction
 from visard.learning.weights import load_weights
-from visard.models.files import Inputs, resized
+from visard.models.inputs import Inputs, resized
 from visard.numerics import Numerics
 
 BATCH = 256

@@ -6,32 +6,17 @@ To add one: its file, and a line in BACKBONES. Weights come from torch's default
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from pathlib import Path
 
 from torch import nn
 
-from visard.errors import UsageError, VisardError
-from visard.models.files import (
-    fit,
-    load_insightface,
-    read_model,
-    save_model,
-    split_transform,
-    start_weights,
-    with_transform,
-)
+from visard.errors import UsageError
 from visard.models.iresnet import DEPTHS, IResNet
 from visard.models.mobilefacenet import MobileFaceNet
 from visard.models.resnet18 import ResNet18
 from visard.models.sensors import CnnGru, Mlp
 from visard.models.spherenet import SphereNet
 from visard.models.tiny import Tiny
-from visard.plugins import Registry, is_loaded
-
-__all__ = [
-    "BACKBONES", "NAMES", "build", "default_embedding", "has_batchnorm", "load", "load_insightface", "parameters_count",
-    "read_model", "save_model", "start_weights",
-]  # fmt: skip
+from visard.plugins import Registry
 
 # name -> f(embedding, size) -> network, whose default for `embedding` counts where settings give none
 BACKBONES: Registry[Callable[[int, int], nn.Module]] = Registry(
@@ -72,30 +57,3 @@ def default_embedding(name: str) -> int:
     """The length of the embedding unless one is asked for."""
     embedding = signature(BACKBONES.find(name)).parameters.get("embedding")
     return embedding.default if embedding is not None and isinstance(embedding.default, int) else 512
-
-
-def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
-    """The network in a model file, in evaluation mode, and its spec; a personal one ends in its client's own layer."""
-    weights, spec = read_model(path)
-    if ":" in spec["model"] and not is_loaded(spec["model"]):  # a file does not choose what is imported
-        module = spec["model"].partition(":")[0]
-        raise UsageError(f"{path}: its network is a plug-in, name its module if you trust it: --plugin {module[:100]}")
-    try:
-        theta, transform = split_transform(weights)
-        model = build(spec["model"], embedding=int(spec["embedding"]), size=int(spec["size"]))
-        model.load_state_dict(fit(theta, model.state_dict()))
-        model = with_transform(model, transform, int(spec["embedding"]))
-    except VisardError as error:
-        raise VisardError(f"{path}: {error}") from None
-    return model.eval(), spec
-
-
-def parameters_count(model: nn.Module) -> int:
-    """How many numbers the network's parameters hold, trained or not; buffers are not counted."""
-    return sum(p.numel() for p in model.parameters())
-
-
-def has_batchnorm(model: nn.Module) -> bool:
-    """Whether the network uses statistics of its batch, which one identity alone would spoil."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    return any(isinstance(module, kinds) for module in model.modules())

@@ -1,32 +1,99 @@
-"""Model files: safetensors with the network's description in the metadata. Nothing in them can run."""
+"""Model files of every kind: visard's own, weights that other projects publish, ONNX graphs. Nothing in them can run.
+
+visard writes safetensors with the network's description (its spec) in the metadata. Published weights are pickles:
+torch's weights-only reader builds tensors and refuses everything that could run code.
+"""
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from visard.data.augment import Three, to_float
-from visard.errors import UsageError, VisardError, did_you_mean
+from visard.errors import UsageError, VisardError
 from visard.files import write_atomically
+from visard.models import build
+from visard.models.inputs import PRESETS, Inputs, choose, preset
 from visard.models.iresnet import DEPTHS, WIDTHS, IResNet
+from visard.models.onnx import load_onnx
+from visard.plugins import is_loaded
 
 NEEDED = ("model", "embedding", "size")
 # Pictures go in as (x / 255 - mean) / std: [-1, 1] unless a network was trained otherwise.
 NORMALISATION = {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
+WEIGHTS = (".pth", ".pt")
+ENDINGS = (".safetensors", *WEIGHTS, ".onnx")
+WRAPPERS = ("state_dict_backbone", "state_dict", "model")  # where larger checkpoints hold the backbone's weights
+PREFIX = "transform."  # entries of a client's own layer in a personal model
+
+
+def open_model(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    size: int | None = None,
+    order: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+) -> tuple[nn.Module, dict[str, str]]:
+    """The network in a file, in evaluation mode, and its spec with `order`, `mean`, `std` and `size` of its pictures.
+
+    `name` (arcface, cosface, imagenet, raw), `order`, `mean` and `std` override what the file says; `size` is for
+    graphs that leave it open, and an error where a network takes another one.
+    """
+    path = Path(path)
+    if name is not None:
+        preset(name)
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}")
+    if not path.is_file():
+        raise UsageError(f"no model file at {path}")
+    network: nn.Module
+    if ending == ".onnx":
+        network, spec = load_onnx(path, size, name)
+    elif ending in WEIGHTS:
+        network, spec = _load_insightface(path)
+    else:
+        network, spec = load(path)
+    own = Inputs.of_spec(spec, path)
+    if size not in (None, own.size):
+        raise UsageError(f"{path}: takes pictures of {own.size} pixels, not {size}")
+    return network.eval(), spec | choose(own, name, order=order, mean=mean, std=std).to_spec()
+
+
+def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
+    """The network in a file of visard, in evaluation mode, and its spec; a personal one ends in its client's layer."""
+    weights, spec = read_model(path)
+    if ":" in spec["model"] and not is_loaded(spec["model"]):  # a file does not choose what is imported
+        module = spec["model"].partition(":")[0]
+        raise UsageError(f"{path}: its network is a plug-in, name its module if you trust it: --plugin {module[:100]}")
+    try:
+        theta, transform = split_transform(weights)
+        model = build(spec["model"], embedding=int(spec["embedding"]), size=int(spec["size"]))
+        model.load_state_dict(fit(theta, model.state_dict()))
+        model = with_transform(model, transform, int(spec["embedding"]))
+    except VisardError as error:
+        raise VisardError(f"{path}: {error}") from None
+    return model.eval(), spec
+
+
+def _load_insightface(path: Path) -> tuple[nn.Module, dict[str, str]]:
+    weights = load_insightface(path)
+    name, embedding, size = guess(weights)
+    network = build(name, embedding=embedding, size=size)
+    network.load_state_dict(weights)
+    spec = {"model": name, "embedding": str(embedding), "size": str(size)}
+    return network, PRESETS["arcface"].to_spec() | spec
 
 
 def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str]) -> None:
@@ -77,16 +144,6 @@ def _version() -> str:
         return version("visard")
     except PackageNotFoundError:
         return "unknown"
-
-
-# ----------
-# Published weights of other projects: InsightFace's IResNets and torchvision's ResNet-18.
-#
-# Such files are pickles; torch's weights-only reader builds tensors and refuses everything that could run code.
-
-# Where training scripts put the backbone's weights inside a larger checkpoint.
-WRAPPERS = ("state_dict_backbone", "state_dict", "model")
-IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # mean and deviation that its pictures are normalised by
 
 
 class Architecture(NamedTuple):
@@ -191,7 +248,8 @@ def for_plain_pictures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     The factor 1 / (2 std) goes into the first convolution, and what the shift adds to its output into the mean of its
     batch norm. The same but for the border, where the padding is now mid-grey and was the mean colour.
     """
-    kernel, mean, std = weights["conv1.weight"], *(torch.tensor(c).view(1, 3, 1, 1) for c in IMAGENET)
+    imagenet, kernel = PRESETS["imagenet"], weights["conv1.weight"]
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (imagenet.mean, imagenet.std))
     added = (kernel * (0.5 - mean) / std).sum(dim=(1, 2, 3))
     changed = {"conv1.weight": kernel / (2 * std), "bn1.running_mean": weights["bn1.running_mean"] - added}
     return weights | changed
@@ -207,14 +265,8 @@ def _reason(error: Exception) -> str:
     return f"not a file of weights ({type(error).__name__})"
 
 
-# ----------
-# Personal models: a backbone, and after it a linear layer of one client (entries `transform.weight`, `.bias`).
-
-PREFIX = "transform."
-
-
 class Transformed(nn.Module):
-    """Pi(backbone(x)): (B, 3, size, size) -> (B, embedding)."""
+    """A personal model, a backbone and a linear layer of one client: (B, 3, size, size) -> (B, embedding)."""
 
     def __init__(self, backbone: nn.Module, transform: nn.Linear) -> None:
         super().__init__()
@@ -249,103 +301,3 @@ def with_transform(backbone: nn.Module, transform: nn.Linear | None, embedding: 
     if transform is not None and transform.in_features != embedding:
         raise VisardError(f"transform.weight takes features of {transform.in_features}, the network gives {embedding}")
     return backbone if transform is None else Transformed(backbone, transform)
-
-
-# ----------
-# What a network expects as input: side of the pictures, order of the channels, mean and standard deviation.
-
-ORDERS = ("rgb", "bgr")
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """A picture x in 0..255 goes in as (x / 255 - mean) / std; mean and std follow the order of the channels."""
-
-    order: str = "rgb"
-    mean: Three = (0.5, 0.5, 0.5)
-    std: Three = (0.5, 0.5, 0.5)
-    size: int = 112  # pixels of a side, where the network's file does not say
-
-    def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise UsageError(f"channel order {self.order!r}{did_you_mean(self.order, ORDERS)}")
-        if len(self.mean) != 3 or len(self.std) != 3:
-            raise UsageError("mean and std need three numbers each")
-        if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
-            raise UsageError(f"mean {self.mean}, std {self.std}: must be finite, std above 0")
-        if not 1 <= self.size <= 4096:
-            raise UsageError(f"size = {self.size}: must be 1 to 4096 pixels")
-
-    @classmethod
-    def of_spec(cls, spec: dict[str, str], where: object = "model") -> Inputs:
-        """As the metadata of a model file say: order, mean, std and size as text."""
-        try:
-            return cls(
-                spec.get("order", "rgb"),
-                three(spec.get("mean", "0.5,0.5,0.5")),
-                three(spec.get("std", "0.5,0.5,0.5")),
-                int(spec.get("size", "112")),
-            )
-        except (ValueError, VisardError) as error:
-            raise VisardError(f"{where}: its metadata are damaged ({error})") from None
-
-    def to_spec(self) -> dict[str, str]:
-        """The same as text, for the metadata of a model file."""
-        mean, std = (",".join(f"{v:.10g}" for v in values) for values in (self.mean, self.std))
-        return {"order": self.order, "mean": mean, "std": std, "size": str(self.size)}
-
-    def tensor(self, pictures: npt.NDArray[np.uint8]) -> Tensor:
-        """Pictures (B, H, W, 3) uint8 RGB -> (B, 3, H, W) float32 in the picture's own memory order."""
-        return to_float(pictures, True, self.order, self.mean, self.std)
-
-
-PRESETS = {
-    "arcface": Inputs(),
-    "cosface": Inputs(std=(128 / 255,) * 3),  # (x - 127.5) / 128
-    "imagenet": Inputs(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), size=224),
-    "raw": Inputs(mean=(0.0,) * 3, std=(1 / 255,) * 3),  # 0..255: the network normalises by itself
-}
-
-
-def preset(name: str) -> Inputs:
-    """The inputs that a kind of network was trained with."""
-    if name not in PRESETS:
-        raise UsageError(f"no input preset {name!r}{did_you_mean(name, PRESETS)}")
-    return PRESETS[name]
-
-
-def choose(
-    own: Inputs, name: str | None, *, order: str | None = None, mean: str | None = None, std: str | None = None
-) -> Inputs:
-    """The network's own inputs, or those of a preset, with single settings changed; its size stays."""
-    chosen = own if name is None else replace(preset(name), size=own.size)
-    if mean is not None:
-        chosen = replace(chosen, mean=_asked("mean", mean))
-    if std is not None:
-        chosen = replace(chosen, std=_asked("std", std))
-    return chosen if order is None else replace(chosen, order=order)
-
-
-def _asked(what: str, text: str) -> Three:
-    try:
-        return three(text)
-    except ValueError:
-        raise UsageError(f"{what} {text!r}: give one number or three, separated by commas") from None
-
-
-def three(text: str) -> Three:
-    """Three numbers from "a,b,c" or "a"."""
-    values = [float(part) for part in text.split(",")]
-    if len(values) not in (1, 3):
-        raise ValueError(f"{text!r} is not one number or three")
-    a, b, c = values * (3 // len(values))
-    return a, b, c
-
-
-def resized(pictures: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """Pictures (B, H, W, 3) brought to `size` x `size` (bicubic, smoothed before they shrink)."""
-    if pictures.shape[1:3] == (size, size):
-        return pictures
-    pixels = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).to(torch.float32)
-    moved = torch.nn.functional.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
-    return moved.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
 from visard.files import replacing
-from visard.models.files import PRESETS, Inputs
+from visard.models.inputs import PRESETS, Inputs
 
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 LOOK = 8  # nodes at the start of a graph among which its own normalisation is
