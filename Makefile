@@ -1,14 +1,16 @@
-# visard: `make help` lists what can be made.
+# visard: `make help` lists the targets.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test fuzz flower lint types bench docs clean
+.PHONY: help setup demo test shared flower lint types ci pages docs fuzz coverage mutants bench clean
+.NOTPARALLEL:
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,20 +19,20 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,align]'
 	@touch $@
 
-setup: $(READY)  ## make the virtual environment and install visard into it
+setup: $(READY)  ## create the virtual environment and install visard into it
 
-demo: $(READY)  ## train across ten parties on synthetic faces and write a report (about three minutes)
+demo: $(READY)  ## train with ten clients on synthetic faces and write a report (about three minutes)
 	$(BIN)/visard run demo --out runs/demo --overwrite
 
 test: $(READY)  ## all tests that need nothing but this clone
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m 'not shared and not flower'
+	$(PYTEST) -n 2 -m 'not shared and not flower'
 
-fuzz: $(READY)  ## property tests on new random examples
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --hypothesis-profile=random tests/property
+shared: $(READY)  ## tests on real faces, where ../shared/data has them
+	$(PYTEST) -n 2 -m shared || { code=$$?; [ $$code = 5 ] && echo "no tests on real data were found" || exit $$code; }
 
 flower: $(READY)  ## install Flower and test simulations and deployments with it, on loopback
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m flower
+	$(PYTEST) -m flower
 
 lint: $(READY)  ## style and likely mistakes
 	$(BIN)/ruff check .
@@ -39,11 +41,26 @@ lint: $(READY)  ## style and likely mistakes
 types: $(READY)  ## static types, strict
 	$(BIN)/mypy
 
+ci: lint types test shared flower  ## everything that must pass before a change lands: .ci/run runs exactly this
+
+pages: $(READY)  ## write the generated pages and listings anew, after a change of methods or of what they disclose
+	$(BIN)/visard methods --json > listing.json && mv listing.json src/visard/methods/listing.json
+	$(BIN)/python -m tests.privacy_page docs/privacy.md
+
+docs: $(READY)  ## run every command that the documentation shows
+	$(PYTEST) tests/e2e/test_docs.py
+
+fuzz: $(READY)  ## property tests on new random examples
+	$(PYTEST) -n 2 --hypothesis-profile=random tests/property
+
+coverage: $(READY)  ## which lines the tests run: a table here, the lines in htmlcov/index.html (long)
+	$(PYTEST) -n 2 -m 'not shared and not flower' --cov --cov-report=term:skip-covered --cov-report=html
+
+mutants: $(READY)  ## break each numbered equation once and see its golden test fail (long)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutations
+
 bench: $(READY)  ## speed and memory, each next to a peer or the machine's limit (long)
 	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python -m benchmarks.$$(basename $$b .py) || exit 1; done
 
-docs: $(READY)  ## run every command that the documentation shows
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/e2e/test_docs.py
-
 clean:  ## remove the virtual environment, runs and caches
-	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

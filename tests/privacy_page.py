@@ -1,6 +1,6 @@
 """What a curious server sees of a client in each method, from the types of what leaves.
 
-`python -m tests.privacy_page docs/privacy.md` writes the table into the page; a test keeps the two the same.
+`make pages` writes the tables into docs/privacy.md; a test keeps the two the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from visard.core import Disclosure, Method, declared_kinds
 from visard.methods.scoring import steps_of
 
 BEGIN, END = (
-    "<!-- from the types of the methods: python -m tests.privacy_page docs/privacy.md -->",
+    "<!-- from the types of the methods, by `make pages` -->",
     "<!-- end -->",
 )
 

@@ -76,7 +76,7 @@ def test_the_list_of_commands_says_what_each_says_itself(name: str) -> None:
 def test_the_listing_of_methods_is_up_to_date() -> None:
     listed = json.loads((Path(cli.__file__).parents[1] / "methods" / "listing.json").read_text())
     made = {name: summary(METHODS[name]) for name in METHODS.built_in}
-    assert listed == made, "run: visard methods --json > src/visard/methods/listing.json"
+    assert listed == made, "run: make pages"
     assert list(listed) == list(made)
 
 

@@ -15,7 +15,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_the_page_is_up_to_date() -> None:
     text = (DOCS / "privacy.md").read_text()
-    assert page(text, METHODS) == text, "run: python -m tests.privacy_page docs/privacy.md"
+    assert page(text, METHODS) == text, "run: make pages"
     assert all(f"[`{name}`](methods/{name}.md#" in text for name in METHODS)
 
 
