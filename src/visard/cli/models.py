@@ -172,15 +172,6 @@ def embed(
     console.print(text, highlight=False, soft_wrap=True)
 
 
-class By(StrEnum):
-    """The clustering methods."""
-
-    cfinch = "cfinch"
-    finch = "finch"
-    kmeans = "kmeans"
-    dbscan = "dbscan"
-
-
 class Between(StrEnum):
     """Distances between centroids."""
 
@@ -191,7 +182,7 @@ class Between(StrEnum):
 
 def cluster(
     source: Annotated[str, typer.Argument(metavar="FEATURES_OR_DATASET", help="a .npy file, or a face set")],
-    method: Annotated[By, typer.Option(help="how to cluster")] = By.cfinch,
+    method: Annotated[str, typer.Option(help="how to cluster: cfinch, finch, kmeans, dbscan, or a plug-in")] = "cfinch",
     model: Annotated[Path | None, typer.Option(help="the model that embeds the pictures of a face set")] = None,
     out: Annotated[Path, typer.Option(help="the .csv file to write; a .json report goes beside it")] = Path(
         "labels.csv"
@@ -229,9 +220,10 @@ def cluster(
     except ValueError:
         raise UsageError(f"--d {d}: must be a number or auto") from None
     given = {
-        "method": method.value, "metric": metric.value, "d": distance, "centre": centre, "min_size": min_size,
+        "method": method, "metric": metric.value, "d": distance, "centre": centre, "min_size": min_size,
         "partition": partition, "clusters": clusters, "min_samples": min_samples, "seed": seed,
     }  # fmt: skip
+    options.load_plugins(plugin)
     settings = checked(Clustering, given, "", "visard cluster")
     check_out(out, source)
     if source.endswith(".npy"):
@@ -253,7 +245,7 @@ def cluster(
     if as_json:
         print(json.dumps(report, indent=1))
         return
-    table(f"{method.value} of {source}", ("figure", "value", "note"), rows_of(report), text=1)
+    table(f"{method} of {source}", ("figure", "value", "note"), rows_of(report), text=1)
     console.print(f"labels: {out} and {beside.name}", highlight=False, soft_wrap=True)
 
 

@@ -27,6 +27,7 @@ REGISTRIES = (
     "visard.learning.heads:HEADS",
     "visard.data.partition_kinds:PARTITIONS",
     "visard.data.sources:SOURCES",
+    "visard.clustering.cluster:CLUSTERINGS",
     "visard.aggregation.rules:RULES",
     "visard.evaluation.metrics:METRICS",
 )

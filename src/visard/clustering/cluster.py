@@ -1,29 +1,34 @@
-"""Pseudo labels for faces without labels: C-FINCH, FINCH, K-means and DBSCAN behind one setting."""
+"""Pseudo labels for faces without labels: C-FINCH, FINCH, K-means and DBSCAN behind one setting.
+
+A new algorithm is a function and its entry in `CLUSTERINGS`.
+"""
 
 from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.clustering.finch import Floats, Ints, Level, Metric, Search, by_appearance, cfinch, choose_d, directions
+from visard.clustering.finch import Floats, Ints, Metric, Search, by_appearance, cfinch, choose_d, directions
 from visard.clustering.quality import quality
 from visard.core.method import AtLeastOne, Number
 from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.learning.features import class_means, features_of
+from visard.plugins import Registry
 
 
 @dataclass(frozen=True)
 class Clustering:
     """How features become labels."""
 
-    method: Literal["cfinch", "finch", "kmeans", "dbscan"] = "cfinch"
+    method: str = "cfinch"  # a name in CLUSTERINGS
     metric: Metric = "chord"  # of cfinch and finch: Euclidean between the directions of centroids, or between centroids
     d: float | Literal["auto"] = "auto"  # cfinch: merge below; dbscan: neighbours within; auto: from the features
     centre: bool = True  # subtract the mean feature first: what all faces of a new domain have in common
@@ -35,6 +40,7 @@ class Clustering:
     seed: int = 0  # kmeans
 
     def __post_init__(self) -> None:
+        CLUSTERINGS.find(self.method)
         if self.d != "auto" and not self.d > 0:
             raise UsageError(f"clustering.d = {self.d}: must be positive or auto")
 
@@ -66,28 +72,14 @@ def prepare(features: Floats, centre: bool = False) -> Floats:
 
 
 def cluster(features: Floats, settings: Clustering, identities: int | None = None) -> Clusters:
-    """Cluster features (n, D). `people` is the true number of identities, for K-means in a test."""
+    """Cluster features (n, D). `identities` is their true number, for K-means in a test."""
     if features.ndim != 2 or not features.size:
         raise VisardError(f"clustering needs features, got an array of shape {features.shape}")
     if not np.isfinite(features).all():
         raise VisardError("clustering of features that are not finite")
-    x = prepare(features, settings.centre)
-    d, levels = None, tuple[int, ...]()
-    if settings.method in ("cfinch", "dbscan"):
-        d = _choose(x, settings) if settings.d == "auto" else float(settings.d)
-    if settings.method in ("cfinch", "finch"):
-        found = cfinch(x, math.inf if d is None else d, settings.metric, settings.search)
-        labels, levels = _partition(found, settings), tuple(level.clusters for level in found)
-    elif settings.method == "kmeans":
-        count = settings.clusters or identities
-        if not count:
-            raise UsageError("kmeans needs the number of clusters")
-        labels = _kmeans(x, min(count, len(x)), settings.seed)
-    else:
-        assert d is not None
-        labels = _dbscan(x, d, settings)
-    labels = drop_small(labels, settings.min_size)
-    return Clusters(labels, int(labels.max(initial=-1)) + 1, d, levels)
+    found = CLUSTERINGS.find(settings.method)(prepare(features, settings.centre), settings, identities)
+    labels = drop_small(found.labels, settings.min_size)
+    return Clusters(labels, int(labels.max(initial=-1)) + 1, found.d, found.levels)
 
 
 def drop_small(labels: Ints, min_size: int) -> Ints:
@@ -100,37 +92,56 @@ def drop_small(labels: Ints, min_size: int) -> Ints:
     return out
 
 
-def _choose(x: Floats, settings: Clustering) -> float:
-    """The d that suits the method; where DBSCAN sees noise, every picture is alone."""
-    if settings.method == "cfinch":
-        return choose_d(x, settings.metric, settings.search)
+class Found(NamedTuple):
+    """What an algorithm makes of features (n, D) at length 1."""
+
+    labels: Ints  # (n,), -1 = none
+    d: float | None = None  # the distance that was used, where one was
+    levels: tuple[int, ...] = ()  # clusters of each partition, finest first
+
+
+def _cfinch(x: Floats, settings: Clustering, identities: int | None) -> Found:
+    d = choose_d(x, settings.metric, settings.search) if settings.d == "auto" else float(settings.d)
+    levels = cfinch(x, d, settings.metric, settings.search)
+    return Found(levels[-1].labels, d, tuple(level.clusters for level in levels))
+
+
+def _finch(x: Floats, settings: Clustering, identities: int | None) -> Found:
+    """The partition asked for among those with two clusters or more, or the nearest."""
+    levels = cfinch(x, math.inf, settings.metric, settings.search)
+    useful = [level for level in levels if level.clusters > 1] or levels[:1]
+    chosen = useful[max(-len(useful), min(settings.partition, len(useful) - 1))]
+    return Found(chosen.labels, None, tuple(level.clusters for level in levels))
+
+
+def _kmeans(x: Floats, settings: Clustering, identities: int | None) -> Found:
+    """In small batches where there are many vectors."""
+    count = settings.clusters or identities
+    if not count:
+        raise UsageError("kmeans needs the number of clusters")
+    kind = _sklearn("cluster").MiniBatchKMeans if len(x) > 50_000 else _sklearn("cluster").KMeans
+    found = kind(n_clusters=min(count, len(x)), n_init=3, random_state=settings.seed).fit(x).labels_
+    return Found(np.asarray(found, np.int64))
+
+
+def _dbscan(x: Floats, settings: Clustering, identities: int | None) -> Found:
+    def within(d: float) -> Ints:
+        found = _sklearn("cluster").DBSCAN(eps=d, min_samples=settings.min_samples).fit(x).labels_
+        return np.asarray(found, np.int64)
 
     def alone(d: float) -> Ints:
-        labels = _dbscan(x, d, settings)
+        """Where DBSCAN sees noise, every picture is alone."""
+        labels = within(d)
         noise = labels < 0
         return by_appearance(np.where(noise, labels.max(initial=-1) + np.cumsum(noise), labels))
 
-    return choose_d(x, "euclidean", settings.search, alone)
+    d = choose_d(x, "euclidean", settings.search, alone) if settings.d == "auto" else float(settings.d)
+    return Found(within(d), d)
 
 
-def _dbscan(x: Floats, d: float, settings: Clustering) -> Ints:
-    found = _sklearn("cluster").DBSCAN(eps=d, min_samples=settings.min_samples).fit(x).labels_
-    return np.asarray(found, np.int64)
-
-
-def _partition(levels: list[Level], settings: Clustering) -> Ints:
-    """The last level of C-FINCH; of FINCH the one asked for among those with two clusters or more, or the nearest."""
-    if settings.method == "cfinch":
-        return levels[-1].labels
-    useful = [level for level in levels if level.clusters > 1] or levels[:1]
-    return useful[max(-len(useful), min(settings.partition, len(useful) - 1))].labels
-
-
-def _kmeans(x: Floats, clusters: int, seed: int) -> Ints:
-    """In small batches where there are many vectors."""
-    kind = _sklearn("cluster").MiniBatchKMeans if len(x) > 50_000 else _sklearn("cluster").KMeans
-    found = kind(n_clusters=clusters, n_init=3, random_state=seed).fit(x).labels_
-    return np.asarray(found, np.int64)
+CLUSTERINGS: Registry[Callable[[Floats, Clustering, int | None], Found]] = Registry(
+    "clusterings", {"cfinch": _cfinch, "finch": _finch, "kmeans": _kmeans, "dbscan": _dbscan}
+)
 
 
 def _sklearn(module: str) -> Any:
