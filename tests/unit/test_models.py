@@ -23,6 +23,7 @@ from visard.models.files import (
     save_model,
     start_weights,
 )
+from visard.models.iresnet import DEPTHS
 from visard.models.spherenet import SphereNet
 
 # Parameters at size 112 and the default embedding, as recorded from these networks: a change must be meant.
@@ -185,14 +186,9 @@ def test_seed_decides_the_network(name: str) -> None:
 
 def test_networks_without_batch_norm() -> None:
     with torch.device("meta"):
-        networks = {name: models.build(name) for name in models.NAMES}
-    norms = (nn.BatchNorm1d, nn.BatchNorm2d)
-    without = [name for name, net in networks.items() if not any(isinstance(m, norms) for m in net.modules())]
-    assert without == [
-        "spherenet20",
-        "spherenet64",
-        "tiny_nobn",
-    ]
+        for name in (*DEPTHS, "mobilefacenet", "resnet18", "spherenet20", "spherenet64", "tiny", "tiny_nobn"):
+            has = any(isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d) for m in models.build(name).modules())
+            assert has == (name not in ("spherenet20", "spherenet64", "tiny_nobn")), name
 
 
 def test_tiny_nobn_trains_on_one_picture() -> None:
