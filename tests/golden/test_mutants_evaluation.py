@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from visard.evaluation.personal import personal_search_legacy
 
 from visard.evaluation.benchmarks import ten_folds
 from visard.evaluation.identification import identify
+from visard.evaluation.protocols import personal_search_legacy
 from visard.evaluation.roc import allowed
 from visard.learning.features import embed_pictures
 
