@@ -19,19 +19,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from visard.data.faces import FaceSet
 from visard.data.pairs import ARRAY, Pairs, load_galleries, load_pairs, load_template_pairs, load_templates, splits
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
-from visard.evaluation.arrays import Bools, Doubles, Ints, Result, labels, matrix, shares
+from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, matrix, shares
 from visard.evaluation.ijb import Search, Switches, pool, search_galleries, verify_templates
 from visard.evaluation.metrics import FAR, IJB_FAR
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import DISTANCES, consecutive, held_out, verify_pairs
 
-Features = npt.NDArray[np.float32]
 FLIPPED = ("lfw", "rfw", "ijb")  # features are summed with those of the mirrored picture, unless a switch says no
 FINE = np.arange(0, 4, 0.001)
 BLOCK = 16384  # pairs compared at a time
@@ -265,14 +263,14 @@ def _ratio(errors: np.ndarray[Any, Any]) -> float:
     return float("inf") if high > 0 else float("nan")
 
 
-def lfw_metrics(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
+def lfw_metrics(features: Floats, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
     """Ten folds over the pairs of the set, or over those that the file `listed` names."""
     pairs = _pairs(faces, listed)
     return lfw(features, pairs.first, pairs.second, pairs.same, pairs.fold, rates=rates).to_dict()
 
 
 def list_metrics(
-    features: Features, faces: FaceSet, listed: Path, rates: tuple[float, ...], bootstrap: int, seed: int
+    features: Floats, faces: FaceSet, listed: Path, rates: tuple[float, ...], bootstrap: int, seed: int
 ) -> dict[str, Any]:
     """1:1 metrics with confidence intervals over the pairs that a file names."""
     pairs = _pairs(faces, listed)
@@ -284,7 +282,7 @@ def list_metrics(
     ).to_dict()
 
 
-def rfw_metrics(features: Features, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
+def rfw_metrics(features: Floats, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
     """Each domain of the set (the races of RFW) on its own pairs, and all of them at one threshold."""
     pairs = _pairs(faces, listed)
     group = faces.domain[pairs.first].astype(np.int64)
@@ -295,7 +293,7 @@ def rfw_metrics(features: Features, faces: FaceSet, listed: Path | None, rates: 
 
 
 def ijb_metrics(
-    features: Features, faces: FaceSet, switches: Switches, rates: tuple[float, ...] | None = None
+    features: Floats, faces: FaceSet, switches: Switches, rates: tuple[float, ...] | None = None
 ) -> dict[str, Any]:
     """1:1 and 1:N of every split: one of IJB-B and IJB-C, ten of IJB-A with mean and standard deviation over them."""
     one: list[Roc] = []

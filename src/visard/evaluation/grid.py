@@ -46,6 +46,13 @@ def padded(count: int) -> int:
     return -(-count // PAD) * PAD
 
 
+def padded_rows(rows: Floats) -> Floats:
+    """Zero rows up to a multiple of `PAD`: a score then does not depend on the cut into blocks."""
+    whole = np.zeros((padded(len(rows)), rows.shape[1]), np.float32)
+    whole[: len(rows)] = rows
+    return whole
+
+
 @dataclass(frozen=True)
 class Grid:
     """All pairs i < j of a set of N faces, i among its first `local` ones."""

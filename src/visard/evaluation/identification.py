@@ -17,7 +17,7 @@ import torch
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Floats, Ints, Result, labels, matrix, shares, unit_rows
-from visard.evaluation.grid import PAD, one_thread_each
+from visard.evaluation.grid import PAD, one_thread_each, padded_rows
 from visard.evaluation.metrics import FPIR, RANKS
 from visard.evaluation.roc import Steps, conservative
 
@@ -111,12 +111,10 @@ def _search(columns: Floats, starts: Ints, features: Any, place: Ints) -> tuple[
     given, total = np.asarray(features), len(place)
     mate, top = np.empty(total, np.float32), np.empty(total, np.float32)
     rank = np.empty(total, np.int64)
-    padded = np.zeros((-(-len(columns) // PAD) * PAD, columns.shape[1]), np.float32)
-    padded[: len(columns)] = columns
-    right = torch.from_numpy(padded).T
+    right = torch.from_numpy(padded_rows(columns)).T
     several = len(starts) < len(columns)
     # padded, and one thread to a product, as in grid.py: probes do not change each other's scores
-    block = max(PAD, CELLS // len(padded) // PAD * PAD)
+    block = max(PAD, CELLS // right.shape[1] // PAD * PAD)
 
     def work(start: int) -> None:
         part = slice(start, min(start + block, total))

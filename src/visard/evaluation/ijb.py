@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Doubles, Floats, Ints, Result, labels, matrix, shares, unit_rows
-from visard.evaluation.grid import PAD, one_thread_each
+from visard.evaluation.grid import one_thread_each, padded_rows
 from visard.evaluation.identification import Identification, identify
 from visard.evaluation.metrics import FPIR, IJB_FAR, RANKS
 from visard.evaluation.scores import Roc, roc_of
@@ -88,7 +88,10 @@ def pool(
     _, group, size = np.unique(key, return_inverse=True, return_counts=True)
     weight = 1.0 / size[group]
     if score is not None:
-        weight *= _scores(score, count)
+        scores = np.asarray(score, np.float64)
+        if scores.shape != (count,) or not np.isfinite(scores).all():
+            raise VisardError(f"score: expected {count} finite numbers, got shape {scores.shape}")
+        weight *= scores
     starts = np.searchsorted(place[order], np.arange(len(ids) + 1))
     sums = np.empty((len(ids), given.shape[1]))
 
@@ -113,13 +116,6 @@ def _blocks(starts: Ints) -> Iterator[tuple[int, int]]:
         end = max(begin + 1, int(np.searchsorted(starts, starts[begin] + ROWS, side="right")) - 1)
         yield begin, end
         begin = end
-
-
-def _scores(score: Any, count: int) -> Doubles:
-    given = np.asarray(score, np.float64)
-    if given.shape != (count,) or not np.isfinite(given).all():
-        raise VisardError(f"score: expected {count} finite numbers, got shape {given.shape}")
-    return given
 
 
 def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool) -> Doubles:
@@ -187,26 +183,19 @@ def _all_and_pick(
 ) -> None:
     column = np.zeros(len(table), np.int32)
     column[used[1]] = np.arange(len(used[1]))
-    right = torch.from_numpy(_padded(table[used[1]])).T
+    right = torch.from_numpy(padded_rows(table[used[1]])).T
     short = rows[0].astype(np.uint16) if len(table) <= 1 << 16 else rows[0]  # numpy sorts 16 bits in linear time
     order = np.argsort(short, kind="stable")
     ends = np.searchsorted(rows[0], np.append(used[0], len(table)), sorter=order)
 
     def work(start: int) -> None:
         mine = used[0][start : start + BLOCK]
-        scores = (torch.from_numpy(_padded(table[mine])) @ right).numpy()
+        scores = (torch.from_numpy(padded_rows(table[mine])) @ right).numpy()
         wanted = order[ends[start] : ends[start + len(mine)]]
         found[wanted] = scores[np.searchsorted(mine, rows[0][wanted]), column[rows[1][wanted]]]
 
     for job in [workers.submit(work, start) for start in range(0, len(used[0]), BLOCK)]:
         job.result()
-
-
-def _padded(rows: Floats) -> Floats:
-    """Zero rows up to a multiple of PAD: a score then does not depend on the cut into blocks (see grid.py)."""
-    whole = np.zeros((-(-len(rows) // PAD) * PAD, rows.shape[1]), np.float32)
-    whole[: len(rows)] = rows
-    return whole
 
 
 CELLS = 1 << 22  # scores of a search held at a time

@@ -65,16 +65,15 @@ def _at(rate: str, value: str) -> Callable[[dict[str, Any]], dict[float, Any]]:
     return read
 
 
-def _few_impostors(record: dict[str, Any], far: float) -> str:
-    impostors = whole(record.get("impostors"))
-    if impostors is None or far * impostors >= FEW:
-        return ""
-    return f"unreliable: FAR × impostors = {plain(far * impostors, 3)} < {FEW}"
+def _few(trials: str, words: str) -> Callable[[dict[str, Any], float], str]:
+    """Doubts a rate that stands for fewer than `FEW` of the named trials."""
 
+    def doubt(record: dict[str, Any], rate: float) -> str:
+        count = whole(record.get(trials))
+        few = count is not None and rate * count < FEW
+        return f"unreliable: {words.format(plain(rate * (count or 0), 3))}" if few else ""
 
-def _few_strangers(record: dict[str, Any], fpir: float) -> str:
-    strangers = whole(record.get("unmated"))
-    return "unreliable: few strangers" if strangers is not None and fpir * strangers < FEW else ""
+    return doubt
 
 
 def _ranks(record: dict[str, Any]) -> dict[float, Any]:
@@ -95,7 +94,7 @@ METRICS: Registry[Metric] = Registry("metrics", {
         "TAR at FAR {}",
         "True accept rate: the share of genuine pairs accepted at the threshold at which at most"
         " {} of the impostor pairs are accepted (the false accept rate).",
-        test="verification", read=_at("far", "tar"), doubt=_few_impostors, card=1,
+        test="verification", read=_at("far", "tar"), doubt=_few("impostors", f"FAR × impostors = {{}} < {FEW}"), card=1,
     ),
     "rank1": Share(
         "Rank-1 identification",
@@ -113,7 +112,7 @@ METRICS: Registry[Metric] = Registry("metrics", {
         "TPIR at FPIR {}",
         "Open-set search: the share of known people that are found first and above the threshold at which"
         " {} of the strangers raise a false alarm.",
-        test="identification", read=_at("fpir", "tpir"), doubt=_few_strangers, brief=(),
+        test="identification", read=_at("fpir", "tpir"), doubt=_few("unmated", "few strangers"), brief=(),
     ),
     "eer": Metric(
         "Equal error rate",

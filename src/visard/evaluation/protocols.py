@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Floats, Ints, Result, labels, matrix, pair_counts, unit_rows
@@ -22,8 +21,6 @@ from visard.evaluation.metrics import PERSONAL_FAR, PERSONAL_FPIR, values
 from visard.evaluation.scores import Limits, Roc, stream_roc
 from visard.evaluation.verification import verify_all, verify_pairs
 
-Features = npt.NDArray[np.float32]
-Identity = npt.NDArray[np.int64]
 OF_FOLDS = ("accuracy", "accuracy_std", "fold_accuracy", "fold_distance", "best_accuracy", "best_threshold")
 STREAM = Limits(exact_auc_pairs=0)  # TAR at FAR is exact; the area of a personal test comes from the bins
 
@@ -39,10 +36,14 @@ class Settings(Protocol):
     def bootstrap(self) -> int: ...
 
 
-def verification(features: Features, identity: Identity, settings: Settings, seed: int = 0) -> dict[str, Any]:
+def verification(features: Floats, identity: Ints, settings: Settings, seed: int = 0) -> dict[str, Any]:
     """TAR at FAR, EER and AUC over all pairs, and the ten-fold accuracy over balanced pairs, as plain values."""
     every = verify_all(features, identity, far=settings.far, bootstrap=settings.bootstrap, seed=seed).to_dict()
-    chosen = make_pairs(identity, _possible(identity, settings.pairs), seed)
+    genuine, impostors = pair_counts(identity)
+    possible = 2 * min(genuine, impostors)
+    if possible < 20:
+        raise VisardError(f"the test set has {genuine} genuine and {impostors} impostor pairs: too few for ten folds")
+    chosen = make_pairs(identity, min(settings.pairs, possible), seed)
     folds = verify_pairs(
         features, chosen.pairs, chosen.same, identity=identity, bootstrap=settings.bootstrap, seed=seed
     ).to_dict()  # fmt: skip
@@ -52,16 +53,7 @@ def verification(features: Features, identity: Identity, settings: Settings, see
     return every | {"fold_pairs": len(chosen.pairs), "folds_disjoint": chosen.disjoint}
 
 
-def _possible(identity: Identity, wanted: int) -> int:
-    """As many balanced pairs as asked for, or as the set can give."""
-    genuine, impostors = pair_counts(identity)
-    possible = 2 * min(genuine, impostors)
-    if possible < 20:
-        raise VisardError(f"the test set has {genuine} genuine and {impostors} impostor pairs: too few for ten folds")
-    return min(wanted, possible // 2 * 2)
-
-
-def identification(features: Features, identity: Identity, seed: int = 0) -> dict[str, Any]:
+def identification(features: Floats, identity: Ints, seed: int = 0) -> dict[str, Any]:
     """Rank-k and TPIR at FPIR: one picture of most identities as gallery, the rest as probes, as plain values."""
     parts = split_gallery(identity, seed)
     result = identify(
@@ -189,20 +181,14 @@ def personal_roc(
 
     L local pictures of N give L(N - L) + L(L - 1)/2 pairs, each counted once, in bounded memory.
     """
-    order, count = _locals_first(labels(identity, len(matrix(features, "features"))), local)
-    return stream_roc(features, order, below=count, far=far, rule=rule, limits=limits)
-
-
-def _locals_first(identity: Ints, local: Any) -> tuple[Ints, int]:
-    """The identities renumbered so that local ones are the smallest, and how many those are."""
-    names, inverse = np.unique(identity, return_inverse=True)
+    ids = labels(identity, len(matrix(features, "features")))
+    names, inverse = np.unique(ids, return_inverse=True)
     mine = np.isin(names, np.asarray(local))
     if not mine.any():
         raise VisardError("no test picture shows an identity of the client")
     number = np.empty(len(names), np.int64)
-    number[mine] = np.arange(mine.sum())
-    number[~mine] = np.arange(mine.sum(), len(names))
-    return number[inverse], int(mine.sum())
+    number[np.argsort(~mine, kind="stable")] = np.arange(len(names))  # local identities get the smallest numbers
+    return stream_roc(features, number[inverse], below=int(mine.sum()), far=far, rule=rule, limits=limits)
 
 
 def personal_search_legacy(

@@ -93,14 +93,12 @@ def roc_of(
     _both_kinds(len(gen), len(imp))
     if not (np.isfinite(gen).all() and np.isfinite(imp).all()):
         raise VisardError("scores: some are not finite")
-    bars = _histogram(*(np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp)))
-    if len(gen) + len(imp) > MANY and gen.dtype == imp.dtype == np.float32 and _are_cosines(gen, imp):
+    counts = (np.histogram(np.clip(s, -1, 1), DRAWN, (-1.0, 1.0))[0] for s in (gen, imp))
+    bars = Histogram(*(tuple(c.tolist()) for c in counts))
+    cosines = gen.dtype == imp.dtype == np.float32 and all(np.abs(s).max() < 1.00001 for s in (gen, imp))
+    if len(gen) + len(imp) > MANY and cosines:
         return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), known_rule(rule), bars)
     return _read(Steps.of(gen, imp), shares(far, "far"), rule, bars)[0]
-
-
-def _are_cosines(*scores: Floats) -> bool:
-    return all(len(s) and s.min() > -1.00001 and s.max() < 1.00001 for s in scores)
 
 
 def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, bars: Histogram) -> Roc:
@@ -146,7 +144,8 @@ def stream_roc(
             every, genuine = every_score(grid)
             value, count, gen = values_of(every, genuine)
             steps = Steps.build(value, count - gen, gen)
-            bars = _histogram(_bars(_per_bin(genuine)), _bars(_per_bin(every) - _per_bin(genuine)))
+            of_bins, of_all = (np.bincount(bin_of(scores), minlength=BINS) for scores in (genuine, every))
+            bars = _bars(of_bins, of_all - of_bins)
             return _read(steps, targets, rule, bars)[0]
         return _stream(grid, targets, rule, limits, limits.threads or available)
 
@@ -159,7 +158,7 @@ def _stream(grid: Grid, targets: tuple[float, ...], rule: str, limits: Limits, t
     found = sweep(grid, ranges(opened), threads, ranker, limits.chunk, limits.keep_guessed)
     if found.all_kept.over or found.genuine_kept.over:
         opened = set()
-    bars = _histogram(_bars(found.genuine_bins), _bars(found.all_bins - found.genuine_bins))
+    bars = _bars(found.genuine_bins, found.all_bins - found.genuine_bins)
     area_found = None
     if ranker is not None and genuine is not None:
         area_found = (found.below - ranker.below(genuine)) / (2 * G * N)
@@ -211,18 +210,11 @@ def _both_kinds(genuine: int, impostors: int) -> None:
         raise VisardError("no impostor pairs: there is only one identity to compare")
 
 
-def _per_bin(scores: Floats) -> Ints:
-    return np.bincount(bin_of(scores), minlength=BINS)
-
-
-def _bars(bins: Ints) -> Ints:
+def _bars(genuine: Ints, impostor: Ints) -> Histogram:
     """2^16 bins gathered into the bars that are drawn."""
     bar = np.clip((edges().astype(np.float64) + 1) / 2 * DRAWN, 0, DRAWN - 1).astype(np.int64)
-    return np.bincount(bar, weights=bins, minlength=DRAWN).astype(np.int64)
-
-
-def _histogram(genuine: Ints, impostor: Ints) -> Histogram:
-    return Histogram(tuple(genuine.tolist()), tuple(impostor.tolist()))
+    drawn = (np.bincount(bar, weights=bins, minlength=DRAWN).astype(np.int64) for bins in (genuine, impostor))
+    return Histogram(*(tuple(counts.tolist()) for counts in drawn))
 
 
 def guessed(grid: Grid, genuine: Floats | None, targets: tuple[float, ...]) -> set[int]:

@@ -12,7 +12,7 @@ from visard.files import mapping, number
 from visard.report import charts
 from visard.report.cards import Card, client_cards, headline_cards
 from visard.report.charts import BYTES_AXIS, by_round, colour, dash, last_round, line, names_axis, offer, value_axis
-from visard.report.disclosure import Leaving, add_up, bytes_of, judge
+from visard.report.disclosure import Leaving, add_up, judge
 from visard.report.html import Chart, Json, Section, esc, flag, grid, table, with_charts
 from visard.report.run_folder import Run
 from visard.text import NO_VALUE, count, duration, listing, plural, size
@@ -221,7 +221,7 @@ def _leaving(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leavin
     kinds = list(dict.fromkeys(k for ledger in ledgers if ledger for k in ledger.kinds))
     if not kinds:
         return Section("leaving", "What left each client", body, short="What left")
-    amounts = [[bytes_of(ledger, kind) for ledger in ledgers] for kind in kinds]
+    amounts = [[None if led is None else led.bytes.get(kind, 0) for led in ledgers] for kind in kinds]
     chart = _leaving_bars(names, kinds, amounts)
     rows = [[esc(k.replace("_", " "), 40), *map(size, row)] for k, row in zip(kinds, amounts, strict=True)]
     rows.append(["In rounds: per client and round", *(size(led.per_visit) if led else NO_VALUE for led in ledgers)])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from visard.disclosure import Disclosure
 from visard.errors import VisardError
-from visard.files import mapping, number, whole
+from visard.files import mapping, whole
 from visard.report.html import esc, table
 from visard.report.run_folder import Run
 from visard.text import count, listing, plural, size
@@ -118,7 +118,8 @@ def add_up(run: Run) -> Leaving | None:
         line.clients.add(client)
         if secret is not True:
             readable.add(kind)
-        occasion = _occasion(stage)
+        tested = stage == FINAL or stage.endswith(EVALUATION)
+        occasion = POOL if stage == POOL else "evaluation" if tested else "round"
         moved[occasion][kind] += left
         visits[occasion].add((stage, when, client))
         if stage not in (POOL, FINAL):
@@ -136,12 +137,6 @@ def add_up(run: Run) -> Leaving | None:
         # A kind under the pool's stage was pooled, whatever the list says: the page must not understate.
         pooled=sorted({*(str(k) for k in (said if isinstance(said, list) else [said])), *pool.kinds}),
     )
-
-
-def _occasion(stage: str) -> str:
-    if stage == POOL:
-        return POOL
-    return "evaluation" if stage == FINAL or stage.endswith(EVALUATION) else "round"
 
 
 @dataclass(frozen=True)
@@ -183,11 +178,6 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
     if "class_vectors" in leaving.kinds and not leaving.encrypted["class_vectors"]:
         text += " Class vectors went unencrypted: each one stands for one identity."
     return Verdict("good", title, text + partly)
-
-
-def bytes_of(leaving: Leaving | None, kind: str) -> float | None:
-    """Bytes of a kind on every occasion; None without a ledger."""
-    return None if leaving is None else number(leaving.bytes.get(kind, 0))
 
 
 LOCK = (

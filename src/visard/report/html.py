@@ -162,10 +162,7 @@ def flag(text: str) -> str:
     return f'<span class="flag">{esc(text, 160)}</span>' if text else ""
 
 
-# Contact sheets of sample pictures, as PNG inside the page. Synthetic faces only.
-
-Samples = NDArray[np.uint8] | Mapping[str, NDArray[np.uint8]]
-COLUMNS, MOST, MOST_SHEETS, GAP = 8, 32, 12, 2  # pictures a row, a sheet; sheets a page; pixels between pictures
+COLUMNS, MOST, GAP = 8, 32, 2  # pictures a row, pictures a sheet, pixels between them
 
 
 def contact_sheet(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -184,34 +181,20 @@ def contact_sheet(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return sheet
 
 
-def kept_samples(folder: Path) -> NDArray[np.uint8] | None:
-    """The sample pictures that a run on synthetic faces left in its folder."""
-    path = folder / "samples.npy"
+def sample_sheet(path: Path) -> str:
+    """The sample pictures in a file (N, H, W, 3) as one PNG inside the page; nothing if there is no file."""
     if not path.exists():
-        return None
+        return ""
     try:
-        pictures: NDArray[np.uint8] = np.load(path, allow_pickle=False)
+        pictures = np.load(path, allow_pickle=False)[:MOST]
     except (OSError, ValueError) as error:
         raise VisardError(f"{path}: cannot be read: {error}") from None
-    return pictures
-
-
-def sample_sheets(samples: Samples) -> str:
-    """One sheet for each client (or one for all)."""
-    sheets = samples if isinstance(samples, Mapping) else {"": samples}
-    more = len(sheets) - MOST_SHEETS
-    shown = []
-    for client, pictures in list(sheets.items())[:MOST_SHEETS]:
-        sheet, buffer = contact_sheet(np.asarray(pictures[:MOST])), io.BytesIO()
-        Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
-        source = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
-        of = f" of {esc(client, 60)}" if client else ""
-        caption = f"<figcaption>{esc(client, 60)}</figcaption>" if client else ""
-        alt = f"{plural(min(len(pictures), MOST), 'synthetic face')}{of}"
-        image = f'<img src="{source}" width="{sheet.shape[1]}" height="{sheet.shape[0]}" alt="{alt}">'
-        shown.append(f'<figure class="sheet">{image}{caption}</figure>')
-    rest = f'<p class="note">And {plural(more, "more client")}.</p>' if more > 0 else ""
-    return f'<div class="sheets">{"".join(shown)}</div>{rest}'
+    sheet, buffer = contact_sheet(pictures), io.BytesIO()
+    Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
+    source = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    size = f'width="{sheet.shape[1]}" height="{sheet.shape[0]}"'
+    image = f'<img src="{source}" {size} alt="{plural(len(pictures), "synthetic face")}">'
+    return f'<div class="sheets"><figure class="sheet">{image}</figure></div>'
 
 
 def page_of(title: str, kicker: str, heading: str, lead: str, facts: str, sections: Sequence[Section]) -> str:

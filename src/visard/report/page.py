@@ -15,17 +15,15 @@ from visard.report import charts, compare
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
 from visard.report.html import (
-    Samples,
     Section,
     esc,
     facts,
     flag,
     fold,
     grid,
-    kept_samples,
     notice,
     page_of,
-    sample_sheets,
+    sample_sheet,
     table,
     with_charts,
 )
@@ -36,23 +34,17 @@ MOST_ROWS = 200
 READINGS = ("sensors", *READERS)  # kinds of sets that hold no pictures
 
 
-def build_report(runs: Sequence[Path | str], out: Path | str | None = None, samples: Samples | None = None) -> Path:
+def build_report(runs: Sequence[Path | str], out: Path | str | None = None) -> Path:
     """Write the page of one run, or of several runs side by side; returns where it is.
 
-    Without `out`: `report.html` in the folder of the one run, `comparison.html` here for several. `samples`
-    are pictures (N, H, W, 3), or one such array for each client; only a run on synthetic faces may show any.
-    By default the `samples.npy` that such a run leaves in its folder.
+    Without `out`: `report.html` in the folder of the one run, `comparison.html` here for several.
     """
     if isinstance(runs, str | Path):
         runs = [runs]
     if not runs:
         raise UsageError("a report needs at least one run folder")
     read = [read_run(folder) for folder in runs]
-    if samples is not None and (len(read) > 1 or not read[0].synthetic):
-        raise UsageError("sample pictures may be shown only in the report of one run on synthetic faces")
-    if samples is None and len(read) == 1 and read[0].synthetic:
-        samples = kept_samples(read[0].folder)
-    page = one_page(read[0], samples) if len(read) == 1 else comparison_page(read)
+    page = one_page(read[0]) if len(read) == 1 else comparison_page(read)
     target = (
         Path(out) if out is not None else read[0].folder / "report.html" if len(read) == 1 else Path("comparison.html")
     )
@@ -66,7 +58,7 @@ def build_report(runs: Sequence[Path | str], out: Path | str | None = None, samp
     return target
 
 
-def one_page(run: Run, samples: Samples | None = None) -> str:
+def one_page(run: Run) -> str:
     """The page of one run."""
     state, words = run.status
     leaving = add_up(run)
@@ -78,7 +70,7 @@ def one_page(run: Run, samples: Samples | None = None) -> str:
         heading=run.name,
         lead=summary(run),
         facts=facts(run_facts(run), 60),
-        sections=run_sections(run, leaving, samples),
+        sections=run_sections(run, leaving),
     )
 
 
@@ -150,7 +142,7 @@ def run_facts(run: Run) -> dict[str, str]:
     return {k: v for k, v in found.items() if v}
 
 
-def run_sections(run: Run, leaving: Leaving | None, samples: Samples | None = None) -> list[Section]:
+def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
     """All sections of the page of one run."""
     heads = headline_cards(run, leaving)
     parts = [
@@ -162,7 +154,7 @@ def run_sections(run: Run, leaving: Leaving | None, samples: Samples | None = No
         _leaving(run, leaving),
         with_charts("cost", "Time and traffic", "Cost", charts.cost(run)),
         _replies(run),
-        _samples(samples),
+        _samples(run),
         _settings(run),
         _glossary(heads),
     ]
@@ -225,11 +217,11 @@ def _replies(run: Run) -> Section | None:
     return Section("replies", "Refused and missing replies", f"<p>{text}</p>{rows}", short="Replies")
 
 
-def _samples(samples: Samples | None) -> Section | None:
-    if samples is None:
-        return None
-    body = '<p class="note">Drawn by a program: these people do not exist.</p>'
-    return Section("samples", "Sample pictures", body + sample_sheets(samples), short="Samples")
+def _samples(run: Run) -> Section | None:
+    """The `samples.npy` that a run on synthetic faces leaves in its folder; pictures of real faces are never shown."""
+    sheet = sample_sheet(run.folder / "samples.npy") if run.synthetic else ""
+    note = '<p class="note">Drawn by a program: these people do not exist.</p>'
+    return Section("samples", "Sample pictures", note + sheet, short="Samples") if sheet else None
 
 
 def _settings(run: Run) -> Section | None:

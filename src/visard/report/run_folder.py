@@ -8,18 +8,19 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.metrics import brief
 from visard.files import mapping, number, plain, whole
 
 Event = dict[str, Any]
+T = TypeVar("T")
 PARTS = ("events.jsonl", "metrics.json")  # at least one of them makes a folder a run
 
 
@@ -224,7 +225,8 @@ class Run:
     @cached_property
     def ledger(self) -> dict[str, Any] | None:
         """`ledger.json`, or the rows that an unfinished run has written so far; None if there are none."""
-        return _ledger(self.folder)
+        found = _read(self.folder / "ledger.json", _object)
+        return _read(self.folder / "checkpoint" / "ledger.jsonl", _rows) if found is None else found
 
     @cached_property
     def rounds(self) -> list[Round]:
@@ -343,56 +345,33 @@ def read_run(folder: Path | str) -> Run:
         raise UsageError(f"{folder}: not a run folder but a file")
     if not any((folder / part).is_file() for part in PARTS):
         raise UsageError(f"{folder}: not a run folder (it has neither {' nor '.join(PARTS)})")
-    log = folder / "events.jsonl"
-    text = _text(folder / "config.toml") or ""
-    try:
-        config = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise VisardError(f"{folder / 'config.toml'}: not valid TOML: {_one_line(error)}") from None
+    log, config = folder / "events.jsonl", folder / "config.toml"
     return Run(
         folder=folder,
         events=read_events(log) if log.is_file() else [],
-        metrics=_object(folder / "metrics.json") or {},
-        config=config,
-        config_text=text,
+        metrics=_read(folder / "metrics.json", _object) or {},
+        config=_read(config, tomllib.loads) or {},
+        config_text=_read(config, str) or "",
     )
 
 
-def _ledger(folder: Path) -> dict[str, Any] | None:
-    rows = folder / "checkpoint" / "ledger.jsonl"
-    if (folder / "ledger.json").is_file() or not rows.is_file():
-        return _object(folder / "ledger.json")
-    lines = (_text(rows) or "").split("\n")[:-1]  # what follows the last line end is unfinished
-    try:
-        return {"rows": [json.loads(line) for line in lines]}
-    except (ValueError, RecursionError) as error:
-        raise VisardError(f"{rows}: not valid JSON: {_one_line(error)}") from None
-
-
-def _text(path: Path) -> str | None:
+def _read(path: Path, parse: Callable[[str], T]) -> T | None:
+    """The parsed text of a file; None if there is no file. One that is broken is an error of one line."""
     if not path.is_file():
         return None
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise VisardError(f"{path}: not UTF-8 text (byte {error.start})") from None
-    except OSError as error:
-        raise VisardError(f"{path}: cannot be read: {error.strerror}") from None
+        return parse(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise VisardError(f"{path}: cannot be read: {one_line(error)}") from None
 
 
-def _object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if there is no file."""
-    text = _text(path)
-    if text is None:
-        return None
-    try:
-        value = json.loads(text, parse_constant=lambda _: None)
-    except (ValueError, RecursionError) as error:
-        raise VisardError(f"{path}: not valid JSON: {_one_line(error)}") from None
+def _object(text: str) -> dict[str, Any]:
+    value = json.loads(text, parse_constant=lambda _: None)
     if not isinstance(value, dict):
-        raise VisardError(f"{path}: not a JSON object but a {type(value).__name__}")
+        raise ValueError(f"not a JSON object but a {type(value).__name__}")
     return value
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def _rows(text: str) -> dict[str, Any]:
+    """The rows of a ledger, one a line; what follows the last line end is unfinished."""
+    return {"rows": [json.loads(line) for line in text.split("\n")[:-1]]}

@@ -7,18 +7,9 @@ from importlib import import_module, resources
 from typing import Any
 
 from visard.errors import UsageError, did_you_mean
-from visard.studies.plan import SCALES, Column, Curves, Figure, Plan, Row, Table, check
+from visard.studies.plan import SCALES, Plan, check
 
-__all__ = ["BENCHES", "Column", "Curves", "Figure", "Plan", "Row", "Table", "find", "paper", "titles"]
-
-BENCHES = (
-    "baselines",
-    "fedface",
-    "fedfr-joint",
-    "fedfr-da",
-    "hf-maml",
-    "encrypted-mmd",
-)  # fmt: skip
+BENCHES = ("baselines", "fedface", "fedfr-joint", "fedfr-da", "hf-maml", "encrypted-mmd")
 
 
 def titles() -> dict[str, str]:

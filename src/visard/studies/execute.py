@@ -178,15 +178,6 @@ class Show(Protocol):
     def ended(self, outcome: Outcome) -> None: ...
 
 
-class Quiet:
-    """Shows nothing."""
-
-    def begun(self, job: Job) -> Watcher:
-        return Silent()
-
-    def ended(self, outcome: Outcome) -> None: ...
-
-
 def check_settings(jobs: Sequence[Job], overwrite: bool = False) -> None:
     """Before anything is run: every setting is right, and no folder holds another run (unless it may be replaced)."""
     for job in jobs:
@@ -201,7 +192,7 @@ def execute(
     if side_by_side < 1:
         raise UsageError(f"--jobs {side_by_side}: must be at least 1")
     check_settings(jobs, overwrite)
-    bench = _Bench(overwrite, show or Quiet())
+    bench = _Bench(overwrite, show)
     if side_by_side == 1:
         for job in jobs:
             bench.done(bench.one(job, alone=True))
@@ -213,7 +204,7 @@ def execute(
 class _Bench:
     """What is known so far."""
 
-    def __init__(self, overwrite: bool, show: Show) -> None:
+    def __init__(self, overwrite: bool, show: Show | None) -> None:
         self.overwrite, self.show = overwrite, show
         self.outcomes: dict[tuple[str, int], Outcome] = {}
         self.children: set[Child] = set()
@@ -221,7 +212,8 @@ class _Bench:
 
     def done(self, outcome: Outcome) -> None:
         self.outcomes[outcome.job.row.name, outcome.job.seed] = outcome
-        self.show.ended(outcome)
+        if self.show is not None:
+            self.show.ended(outcome)
 
     def ready(self, job: Job) -> bool:
         """Whether all that the job starts from has ended."""
@@ -252,10 +244,10 @@ class _Bench:
         from visard.runs.run import run
 
         run(job.row.preset, overrides=job.overrides(), out=job.folder, resume=resume, overwrite=overwrite,
-            watcher=self.show.begun(job))  # fmt: skip
+            watcher=self.show.begun(job) if self.show else None)  # fmt: skip
 
     def _apart(self, job: Job, resume: bool, overwrite: bool) -> None:
-        watcher = self.show.begun(job)
+        watcher = self.show.begun(job) if self.show else Silent()
         child = Child(
             "visard.studies.execute:run_one", quiet=True, preset=job.row.preset,
             overrides=[*job.overrides(), "engine.kind=local"], out=str(job.folder), resume=resume, overwrite=overwrite,

@@ -11,8 +11,8 @@ import numpy as np
 
 from visard.data.faces import FaceView
 from visard.errors import UsageError
+from visard.evaluation.arrays import Floats
 from visard.evaluation.identification import identify
-from visard.evaluation.protocols import Features
 from visard.files import read_json, write_json
 from visard.inference.model import embed, evaluate, load_model, open_data
 from visard.studies import paper
@@ -59,7 +59,7 @@ def tested(folder: Path) -> dict[str, Any]:
     return found
 
 
-def rfw_metrics(features: Features, view: FaceView) -> dict[str, dict[str, float | None]]:
+def rfw_metrics(features: Floats, view: FaceView) -> dict[str, dict[str, float | None]]:
     """From the features of all pictures of the set."""
     groups = evaluate(features, view, protocols=("rfw",))["rfw"]["groups"]
     found = {}
@@ -70,7 +70,7 @@ def rfw_metrics(features: Features, view: FaceView) -> dict[str, dict[str, float
     return found
 
 
-def rank_1(features: Features, identity: Any) -> float | None:
+def rank_1(features: Floats, identity: Any) -> float | None:
     """Share of queries, one picture of everybody who has two or more, whose nearest picture of the rest is a mate."""
     _, first, counts = np.unique(identity, return_index=True, return_counts=True)
     query = np.zeros(len(identity), bool)

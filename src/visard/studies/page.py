@@ -12,7 +12,6 @@ from visard.report.html import Chart, Json, Section, esc, facts, fold, grid, not
 from visard.studies.results import Cell, Compared, CurvesOf, FigureOf, Results, RunOf, Spread, TableOf, by_row, spread
 from visard.text import NO_VALUE, duration, plain, plural
 
-FAILED = "failed"
 BAND = "Band: one standard deviation over seeds."
 
 
@@ -31,7 +30,7 @@ def printed(value: float | None) -> str:
 def cell_text(cell: Cell, percent: bool) -> str:
     """Mean ± standard deviation; the mean alone with one seed; how many seeds, if the runs of some failed."""
     if cell.failed:
-        return FAILED
+        return "failed"
     text = number_text(cell.summary.mean, percent)
     if cell.summary.std is not None:
         text += f" ± {number_text(cell.summary.std, percent)}"
@@ -115,7 +114,8 @@ def markdown(results: Results) -> str:
         percent = fig.column["percent"]
         head = [fig.x, *fig.series, *(f"{label} (paper)" for label in fig.paper)]
         rows = []
-        for x in sorted({x for points in fig.series.values() for x, *_ in points} | _xs(fig.paper)):
+        ours_at = {x for points in fig.series.values() for x, *_ in points}
+        for x in sorted(ours_at | {x for points in fig.paper.values() for x, _ in points}):
             ours = [{p[0]: p[2] for p in points}.get(x) for points in fig.series.values()]
             cells = [NO_VALUE if c is None else cell_text(c, percent) for c in ours]
             rows.append([f"{x:g}", *cells, *(printed(dict(points).get(x)) for points in fig.paper.values())])
@@ -136,10 +136,6 @@ def runs(results: Results) -> tuple[list[str], list[list[str]]]:
         times = [r.seconds for r in found if r.seconds is not None]
         rows.append([name, f"`{found[0].command}`", duration(sum(times)) if times else NO_VALUE])
     return ["row", "command (first seed)", "time, all seeds"], rows
-
-
-def _xs(paper: dict[str, list[tuple[float, float]]]) -> set[float]:
-    return {x for points in paper.values() for x, _ in points}
 
 
 def _pipe(head: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1) -> str:

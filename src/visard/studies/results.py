@@ -6,6 +6,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -311,20 +312,14 @@ def _first_key(rest: str, found: dict[str, Any], in_list: bool) -> tuple[str, st
     parts = rest.split(".")
     for n in range(len(parts), 0, -1):
         head = ".".join(parts[:n])
-        if head in found:
-            return head, head
+        key = head
         if in_list:
-            for key in found:
-                if _float(key) is not None and _float(key) == _float(head):
-                    return head, key
+            with suppress(ValueError):
+                key = f"{float(head):g}"
+        for known in (head, key):
+            if known in found:
+                return head, known
     return None
-
-
-def _float(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _number(value: Any, path: str) -> float | None:
