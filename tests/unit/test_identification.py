@@ -124,7 +124,7 @@ EYE, IDS = np.eye(4, dtype=np.float32), np.arange(4)
 @pytest.mark.parametrize(
     ("call", "message", "kind"),
     [
-        (lambda: identify(EYE, IDS, EYE, IDS + 10), "no probe shows a person of the gallery", VisardError),
+        (lambda: identify(EYE, IDS, EYE, IDS + 10), "no probe shows an identity of the gallery", VisardError),
         (lambda: identify(EYE, IDS, EYE[:, :3] + 1, IDS), "probe features: 3 dimensions", VisardError),
         (lambda: identify(EYE, IDS, EYE * 0, IDS), "probe features: row 0 is all zeros", VisardError),
         (lambda: identify(EYE * np.nan, IDS, EYE, IDS), "gallery features: row 0 is not finite", VisardError),
@@ -137,7 +137,7 @@ EYE, IDS = np.eye(4, dtype=np.float32), np.arange(4)
         (lambda: identify(EYE, IDS, EYE, IDS, template="median"), "template: 'median'", UsageError),
         (lambda: identify(EYE, IDS, EYE, IDS, ranks=(0,)), "ranks: 0", UsageError),
         (lambda: identify(EYE, IDS, EYE, IDS, fpir=(2.0,)), "fpir: 2.0", VisardError),
-        (lambda: split_gallery(IDS), "no enrolled person has more than 1", VisardError),
+        (lambda: split_gallery(IDS), "no enrolled identity has more than 1", VisardError),
         (lambda: split_gallery(IDS, unmated=1.0), "unmated: 1.0", UsageError),
         (lambda: split_gallery(IDS, gallery_images=0), "gallery_images: 0", UsageError),
     ],

@@ -1,7 +1,7 @@
 """1:N identification: closed-set rank-k and open-set TPIR at FPIR, as NIST and the IJB protocols define them.
 
-A mated probe is one whose person is in the gallery. The score of a person is that of its template.
-Rank of a probe = 1 + the other persons whose score is >= that of its mate: ties count against the method.
+A mated probe is one whose identity is in the gallery. The score of an identity is that of its template.
+Rank of a probe = 1 + the other identities whose score is >= that of its mate: ties count against the method.
 FPIR(τ) = share of non-mated probes whose largest score is >= τ.
 TPIR(τ) = share of mated probes whose mate is rank 1 (so strictly above all others) and scores >= τ.
 """
@@ -41,7 +41,7 @@ class FpirPoint(Result):
 class Identification(Result):
     """Metrics of a search test; `rank[k]`: share of mated probes whose mate is among the first k."""
 
-    gallery: int  # persons
+    gallery: int  # identities
     mated: int
     unmated: int
     template: str
@@ -61,8 +61,8 @@ def identify(
 ) -> Identification:
     """Search every probe in the gallery.
 
-    `template`: "mean" = normalised mean of a person's unit features, "max" = best score over its pictures.
-    A rank beyond the number of persons counts every mated probe.
+    `template`: "mean" = normalised mean of an identity's unit features, "max" = best score over its pictures.
+    A rank beyond the number of identities counts every mated probe.
     """
     if template not in TEMPLATES:
         raise UsageError(f"template: {template!r} is not one of {', '.join(TEMPLATES)}")
@@ -77,7 +77,7 @@ def identify(
     place = np.minimum(np.searchsorted(names, wanted), len(names) - 1)
     mated = names[place] == wanted
     if not mated.any():
-        raise VisardError("probe identity: no probe shows a person of the gallery")
+        raise VisardError("probe identity: no probe shows an identity of the gallery")
     mate, rank, top = _search(columns, starts, probe_features, place)
     found = np.where(rank[mated] == 1, mate[mated], -np.inf)
     return Identification(
@@ -91,7 +91,7 @@ def identify(
 
 
 def _gallery(features: Any, identity: Any, template: str) -> tuple[Ints, Floats, Ints]:
-    """Persons (sorted), their template rows, and the first row of each person."""
+    """Identities (sorted), their template rows, and the first row of each identity."""
     count = len(matrix(features, "gallery features"))
     ids = labels(identity, count, "gallery identity")
     order = np.argsort(ids, kind="stable")
@@ -107,7 +107,7 @@ def _gallery(features: Any, identity: Any, template: str) -> tuple[Ints, Floats,
 
 
 def _search(columns: Floats, starts: Ints, features: Any, place: Ints) -> tuple[Floats, Ints, Floats]:
-    """Score of the person at `place`, its rank, and the largest score, for each probe."""
+    """Score of the identity at `place`, its rank, and the largest score, for each probe."""
     given, total = np.asarray(features), len(place)
     mate, top = np.empty(total, np.float32), np.empty(total, np.float32)
     rank = np.empty(total, np.int64)
@@ -121,10 +121,10 @@ def _search(columns: Floats, starts: Ints, features: Any, place: Ints) -> tuple[
         size = part.stop - start
         rows = unit_rows(given, "probe features", np.arange(start, part.stop), PAD)
         scores = (torch.from_numpy(rows) @ right).numpy()[:size, : len(columns)]
-        persons = np.maximum.reduceat(scores, starts, axis=1) if several else scores
-        mate[part] = persons[np.arange(size), place[part]]
-        rank[part] = (persons >= mate[part, None]).sum(axis=1)  # the mate itself is the 1 of the rank
-        top[part] = persons.max(axis=1)
+        identities = np.maximum.reduceat(scores, starts, axis=1) if several else scores
+        mate[part] = identities[np.arange(size), place[part]]
+        rank[part] = (identities >= mate[part, None]).sum(axis=1)  # the mate itself is the 1 of the rank
+        top[part] = identities.max(axis=1)
 
     with one_thread_each() as threads, ThreadPoolExecutor(threads) as pool:
         for job in [pool.submit(work, start) for start in range(0, total, block)]:
@@ -150,7 +150,7 @@ def _open_set(found: Floats, top: Floats, target: float) -> FpirPoint:
 
 @dataclass(frozen=True)
 class GallerySplit(Result):
-    """Row numbers of gallery and probes; `unmated`: persons left out of the gallery."""
+    """Row numbers of gallery and probes; `unmated`: identities left out of the gallery."""
 
     gallery: Ints
     probe: Ints
@@ -158,10 +158,10 @@ class GallerySplit(Result):
 
 
 def split_gallery(identity: Any, seed: int = 0, gallery_images: int = 1, unmated: float = 0.2) -> GallerySplit:
-    """Gallery and probes from a plain set: `gallery_images` random pictures of each person, the rest probes.
+    """Gallery and probes from a plain set: `gallery_images` random pictures of each identity, the rest probes.
 
-    A share `unmated` of the persons stays out of the gallery, and all their pictures are non-mated probes. A
-    person with no picture to spare is enrolled and never searched for.
+    A share `unmated` of the identities stays out of the gallery, and all their pictures are non-mated probes. An
+    identity with no picture to spare is enrolled and never searched for.
     """
     given = np.asarray(identity)
     ids = labels(given, given.size)
@@ -175,11 +175,11 @@ def split_gallery(identity: Any, seed: int = 0, gallery_images: int = 1, unmated
     shuffled = rng.permutation(len(ids))
     ordered = shuffled[np.argsort(ids[shuffled], kind="stable")]
     _, starts, sizes = np.unique(ids[ordered], return_index=True, return_counts=True)
-    turn = np.arange(len(ids)) - np.repeat(starts, sizes)  # 0, 1, ... within each person
+    turn = np.arange(len(ids)) - np.repeat(starts, sizes)  # 0, 1, ... within each identity
     outside = np.isin(ids[ordered], strangers)
     enrolled = (turn < gallery_images) & ~outside
     if not (~enrolled & ~outside).any():
         raise VisardError(
-            f"identity: no enrolled person has more than {gallery_images} picture(s): nothing to search for"
+            f"identity: no enrolled identity has more than {gallery_images} picture(s): nothing to search for"
         )
     return GallerySplit(np.sort(ordered[enrolled]), np.sort(ordered[~enrolled]), strangers)

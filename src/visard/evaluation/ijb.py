@@ -259,8 +259,8 @@ def search_galleries(
         known = [value for value in each if value is not None]
         tpir[rate] = sum(known) / len(known) if len(known) == len(each) else None
     rank = {k: sum(result.rank[k] for result in found.values()) / len(found) for k in ranks}
-    people = np.concatenate([_subjects(gallery, "gallery") for gallery in galleries.values()])
-    once = len(np.unique(people)) == len(people)
+    subjects = np.concatenate([_subjects(gallery, "gallery") for gallery in galleries.values()])
+    once = len(np.unique(subjects)) == len(subjects)
     old = search_legacy(pooled, galleries, probes, ranks=ranks, fpir=fpir) if legacy and once else None
     return Search(found, rank, tpir, old)
 
@@ -284,8 +284,8 @@ def search_legacy(
     than the standard FPIR in one way and, without the rank, laxer in another.
     """
     template = np.concatenate([np.asarray(g[0]) for g in galleries.values()])
-    people = np.concatenate([_subjects(g, f"gallery {name}") for name, g in galleries.items()])
-    names, index, count = np.unique(people, return_index=True, return_counts=True)
+    subjects = np.concatenate([_subjects(g, f"gallery {name}") for name, g in galleries.items()])
+    names, index, count = np.unique(subjects, return_index=True, return_counts=True)
     if (count > 1).any():
         raise VisardError(f"galleries: subject {names[count > 1][0]} has several templates, {LEGACY} allows one")
     gallery = pooled.rows[pooled.place(template[index], "galleries")]
@@ -303,7 +303,7 @@ def legacy_rule(
     ranks: tuple[int, ...] = RANKS,
     fpir: tuple[float, ...] = FPIR,
 ) -> Legacy:
-    """The rule of `search_legacy` for gallery rows (K, E) of the people `names` (rising), and probe rows of `wanted`.
+    """The rule of `search_legacy` for gallery rows (K, E) of identities `names` (rising), and probe rows of `wanted`.
 
     Scores are inner products of the rows as they are; `place` picks probe rows (default all, in order).
     """
@@ -312,7 +312,7 @@ def legacy_rule(
     column = np.minimum(np.searchsorted(names, wanted), len(names) - 1)
     mated = names[column] == wanted
     if not mated.any():
-        raise VisardError("probes: none shows a person of the galleries")
+        raise VisardError("probes: none shows an identity of the galleries")
     sizes = [math.ceil(len(wanted) * rate) for rate in shares(fpir, "fpir")]
     mate, rank = np.full(len(wanted), -np.inf, np.float32), np.zeros(len(wanted), np.int64)
     largest = np.empty(0, np.float32)

@@ -25,9 +25,9 @@ VARIANTS = {
     ALONE: ("method.spread.weight=0",),
     FEDFACE: (),
 }
-PHONES = {"smoke": 40, "small": 1000, "paper": 1000}
-# Figure 4: the same people over ever more clients, from scratch; the last has one person on each
-PEOPLE = {"smoke": 24, "small": 300, "paper": 10000}
+TUNED_CLIENTS = {"smoke": 40, "small": 1000, "paper": 1000}
+# Figure 4: the same identities over ever more clients, from scratch; the last has one identity on each
+IDENTITIES = {"smoke": 24, "small": 300, "paper": 10000}
 CLIENTS: dict[Scale, tuple[int, ...]] = {
     "smoke": (1, 4, 24),
     "small": (1, 4, 15, 60, 300),
@@ -122,7 +122,9 @@ def plan(scale: Scale) -> Plan:
     )
     series = {"FedAvg": tuple((float(n), _fedavg_name(n)) for n in CLIENTS[scale])}
     figures = (
-        Figure(f"Figure 4: FedAvg with {PEOPLE[scale]:,} people over ever more clients", "clients", UNSEEN[0], series),
+        Figure(
+            f"Figure 4: FedAvg with {IDENTITIES[scale]:,} people over ever more clients", "clients", UNSEEN[0], series
+        ),
     )
     return Plan(
         TITLE, _rows(scale), tables, figures,
@@ -136,26 +138,26 @@ def plan(scale: Scale) -> Plan:
 
 
 def _rows(scale: Scale) -> tuple[Row, ...]:
-    phones = (f"partition.clients={PHONES[scale]}", "partition.kind=one_identity")
+    clients = (f"partition.clients={TUNED_CLIENTS[scale]}", "partition.kind=one_identity")
     small = scale == "small"
     pretrain = Row("pretrain", "celeba-pretrain" if small else "pretrain", PRETRAIN[scale])
     tuned = Row(
         CENTRAL,
         "celeba-fedface-central" if small else "central",
-        (*EVERY[scale], *phones, *FINE_TUNING[scale], WEIGHTS),
+        (*EVERY[scale], *clients, *FINE_TUNING[scale], WEIGHTS),
     )
     federated = [
-        Row(name, "celeba-fedface" if small else "fedface", (*EVERY[scale], *phones, *WORK[scale], *more, WEIGHTS))
+        Row(name, "celeba-fedface" if small else "fedface", (*EVERY[scale], *clients, *WORK[scale], *more, WEIGHTS))
         for name, more in VARIANTS.items()
     ]
     return pretrain, tuned, *federated, *(_fedavg(scale, n) for n in CLIENTS[scale])
 
 
 def _fedavg(scale: Scale, clients: int) -> Row:
-    people = PEOPLE[scale]
-    kind = "one_identity" if clients == people else "equal"
-    dealt = (f"partition.kind={kind}", f"partition.clients={clients}", f"partition.identities={people}")
-    return Row(_fedavg_name(clients), "fedavg-one-identity", (*EVERY[scale], *FEDAVG[scale], *dealt))
+    identities = IDENTITIES[scale]
+    kind = "one_identity" if clients == identities else "equal"
+    split = (f"partition.kind={kind}", f"partition.clients={clients}", f"partition.identities={identities}")
+    return Row(_fedavg_name(clients), "fedavg-one-identity", (*EVERY[scale], *FEDAVG[scale], *split))
 
 
 def _fedavg_name(clients: int) -> str:

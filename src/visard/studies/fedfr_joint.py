@@ -39,7 +39,7 @@ class Size:
     thresholds: tuple[float, ...]  # of Figure 3, beside that of the preset
     threshold: float
     clients: int  # of Figure 4
-    people: tuple[int, ...]  # of a client in Figure 4
+    identities: tuple[int, ...]  # of a client in Figure 4
 
 
 SYNTHETIC = (
@@ -158,10 +158,10 @@ def _rows(size: Size) -> tuple[Row, ...]:
     rows += [
         row(_threshold(t), f"method.public.threshold={t}", OFF["contrast"], OFF["branch"]) for t in size.thresholds
     ]
-    for people in size.people:
-        who = (f"partition.clients={size.clients}", f"partition.identities={size.clients * people}")
-        rows.append(row(f"FedFR, {people} each", *who, "method.frozen_norm=true"))
-        rows.append(Row(f"FedFace, {people} each", fedface, (*size.every, *size.fedface, weights, *who)))
+    for count in size.identities:
+        who = (f"partition.clients={size.clients}", f"partition.identities={size.clients * count}")
+        rows.append(row(f"FedFR, {count} each", *who, "method.frozen_norm=true"))
+        rows.append(Row(f"FedFace, {count} each", fedface, (*size.every, *size.fedface, weights, *who)))
     return tuple(rows)
 
 
@@ -203,9 +203,9 @@ def _figures(size: Size) -> tuple[Figure, ...]:
     steps = Column("steps of an epoch", "training.steps", percent=False)
     sweep = tuple(sorted([(size.threshold, HARD), *((t, _threshold(t)) for t in size.thresholds)]))
     series = {
-        name: tuple((float(p), f"{name}, {p} each") for p in sorted(size.people)) for name in ("FedFR", "FedFace")
+        name: tuple((float(p), f"{name}, {p} each") for p in sorted(size.identities)) for name in ("FedFR", "FedFace")
     }
-    flat = tuple((float(p), PRE) for p in sorted(size.people))
+    flat = tuple((float(p), PRE) for p in sorted(size.identities))
     return (
         Figure("Figure 3: generic model by threshold", "threshold of hard negatives", tar, {"hard negatives": sweep}),
         Figure("Figure 3: work by threshold", "threshold of hard negatives", steps, {"hard negatives": sweep}),
