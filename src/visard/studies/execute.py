@@ -244,7 +244,7 @@ class _Bench:
         from visard.runs.run import run
 
         run(job.row.preset, overrides=job.overrides(), out=job.folder, resume=resume, overwrite=overwrite,
-            watcher=self.show.begun(job) if self.show else None)  # fmt: skip
+            watcher=self.show.begun(job) if self.show else Silent())  # fmt: skip
 
     def _apart(self, job: Job, resume: bool, overwrite: bool) -> None:
         watcher = self.show.begun(job) if self.show else Silent()
