@@ -256,7 +256,7 @@ POOLED = Pooled(np.array([1, 3]), np.eye(2, 4, dtype=np.float32))
         (lambda: verify_templates(POOLED, [1], [3], [1]), "booleans"),
         (lambda: search_galleries(POOLED, {}, ([1], [1])), "none given"),
         (lambda: search_legacy(POOLED, {"a": ([1], [7]), "b": ([3], [7])}, ([1], [7])), "several templates"),
-        (lambda: search_legacy(POOLED, {"a": ([1], [7])}, ([3], [8])), "none shows a person"),
+        (lambda: search_legacy(POOLED, {"a": ([1], [7])}, ([3], [8])), "none shows an identity"),
     ],
 )
 def test_arrays_that_make_no_sense(call, says: str) -> None:
