@@ -7,14 +7,14 @@ import shlex
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from visard import plugins
 from visard.cli import options
-from visard.cli.console import LINES_EVERY, console, mark, table
+from visard.cli.console import LINES_EVERY, RunWatcher, console, mark, say, table
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically, write_json
 
@@ -59,36 +59,24 @@ class Bars:
         self.say(f"{self.done}/{self.total} {outcome.job.label}: {what} {outcome.reason}".rstrip())
 
     def say(self, text: str) -> None:
-        console.print(text, highlight=False, soft_wrap=True)
+        say(text)
 
 
-class Watch:
-    """Watches one run of several; see `engines.loop.Watcher`."""
+class Watch(RunWatcher):
+    """Watches one run of several, with a bar among theirs."""
 
     def __init__(self, bars: Bars, job: Job) -> None:
-        self._bars, self._job, self._last, self._note = bars, job, time.monotonic(), ""
-
-    def rendering(self, done: int, total: int) -> None:
-        self._show(done, total, "drawing synthetic faces")
-
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-        loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
-        self._show(step, steps, f"{stage}  {loss}  {self._note}".strip())
-
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        found = [
-            f"{k} accuracy {v['accuracy']:.3f}" for k, v in figures.get("generic", {}).items() if v.get("accuracy")
-        ]
-        self._note = "  ".join(found)
+        super().__init__()
+        self._bars, self._job, self._last = bars, job, time.monotonic()
 
     def problem(self, text: str) -> None:
         self._bars.say(f"warning: {self._job.label}: {text}")
 
-    def _show(self, done: int, total: int, note: str) -> None:
-        self._bars.update(self._job, done, total, note)
+    def show(self, text: str, done: int, total: int, note: str = "") -> None:
+        self._bars.update(self._job, done, total, note or text)
         if not console.is_terminal and time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()
-            self._bars.say(f"{self._job.label}: {done}/{total} {note}")
+            self._bars.say(f"{self._job.label}: {done}/{total} {note or text}")
 
 
 def bench(
@@ -141,7 +129,7 @@ def bench(
     )  # fmt: skip
     _write(results, folder)
     show(results)
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True)
+    say(f"report: {folder / 'report.html'}")
     if results.failed:
         first = results.failed[0]
         more = f" (and {len(results.failed) - 1} more)" if len(results.failed) > 1 else ""
@@ -168,9 +156,9 @@ def show(results: Results) -> None:
         table(t.title, *table_grid(t))
         if t.compared:
             table("Differences, paired by seed", *differences(t), text=2)
-    console.print(seeds_line(results), highlight=False)
+    say(seeds_line(results))
     for note in results.notes:
-        console.print(note, highlight=False)
+        say(note)
     for run in results.failed:
         mark("failed", f"{run.row}, seed {run.seed}: {run.reason}", "red")
     for text in results.problems:

@@ -33,9 +33,22 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     console.print(t)
 
 
+def say(text: str) -> None:
+    """Print a line as it is, without wrapping or colours."""
+    console.print(text, highlight=False, soft_wrap=True)
+
+
 def mark(word: str, text: str, colour: str = "yellow") -> None:
     """Print a line that begins with a coloured word."""
     console.print(Text.assemble((word, colour), " ", text), soft_wrap=True)
+
+
+def list_skipped(skipped: Sequence[tuple[str, str]]) -> None:
+    """Print the first of the files that could not be used, each with the reason."""
+    for file, reason in skipped[:10]:
+        mark("skipped", f"{file}: {reason}")
+    if len(skipped) > 10:
+        mark("skipped", f"{len(skipped) - 10} more")
 
 
 class Bar:
@@ -58,13 +71,14 @@ class Bar:
             self._bar.update(self._task, completed=done, note=note)
         elif done >= self.total or time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()
-            console.print(f"{self.text}: {done}/{self.total} {note}".rstrip(), highlight=False)
+            say(f"{self.text}: {done}/{self.total} {note}".rstrip())
 
-    def resize(self, total: int) -> None:
-        """Correct the total once it is known."""
+    def progress(self, done: int, total: int) -> None:
+        """Show that `done` of `total` are done, where the total was not known before."""
         self.total = total
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, total=total)
+        self.update(done)
 
     def close(self) -> None:
         """Leave the bar as it stands."""
@@ -90,33 +104,31 @@ class RunWatcher:
         self._note = ""
 
     def rendering(self, done: int, total: int) -> None:
-        self._show("drawing synthetic faces", done, total)
+        self.show("drawing synthetic faces", done, total)
 
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
         loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
-        self._show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip())
+        self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip())
 
     def evaluation(self, figures: dict[str, Any]) -> None:
-        parts = []
-        for name, values in figures.get("generic", {}).items():
-            if values.get("accuracy") is not None:
-                parts.append(f"{name} accuracy {values['accuracy']:.3f}")
-        self._note = "  ".join(parts)
+        tests = {k: v["accuracy"] for k, v in figures.get("generic", {}).items() if v.get("accuracy") is not None}
+        self._note = "  ".join(f"{name} accuracy {value:.3f}" for name, value in tests.items())
 
     def problem(self, text: str) -> None:
         mark("warning", text)
+
+    def show(self, text: str, done: int, total: int, note: str = "") -> None:
+        """Move the bar of what is going on."""
+        if self._bar is None or self._bar.text != text:
+            self.close()
+            self._bar = Bar(text, total)
+        self._bar.update(done, note)
 
     def close(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()
         self._bar = None
-
-    def _show(self, text: str, done: int, total: int, note: str = "") -> None:
-        if self._bar is None or self._bar.text != text:
-            self.close()
-            self._bar = Bar(text, total)
-        self._bar.update(done, note)
 
 
 def size(count: float) -> str:

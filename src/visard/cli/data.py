@@ -10,7 +10,7 @@ import typer
 from PIL import Image
 
 from visard.cli import options
-from visard.cli.console import bar, console, mark, table
+from visard.cli.console import bar, list_skipped, say, table
 from visard.data.catalog import data_folder, export, find_set
 from visard.data.faces import FaceSet, describe, list_sets
 from visard.data.importing import import_faces
@@ -42,7 +42,7 @@ def make_set(
     folder = out or data_folder() / f"synthetic-{identities}x{images}-{size}-{domains.replace(',', '+')}-{seed}"
     with bar("drawing faces", identities * images) as shown:
         made = make(spec, folder, progress=shown.update)
-    console.print(f"face set: {made}", highlight=False, soft_wrap=True)
+    say(f"face set: {made}")
 
 
 @app.command("import")
@@ -84,27 +84,19 @@ def import_set(
     folder = out or data_folder() / (kind if kind != "folder" else source.resolve().name)
     if kind in READERS:
         path, count = import_readings(kind, source, folder, overwrite)
-        console.print(f"{count} rows of readings: {path}", highlight=False, soft_wrap=True)
+        say(f"{count} rows of readings: {path}")
         return
     given: dict[str, Any] = {"crop": crop, "domains": domains or None, "landmarks": landmarks, "pairs": pairs}
     given |= {"image": image, "label": label, "split": split}
     with bar(f"importing {kind}", 1) as shown:
-
-        def progress(done: int, total: int) -> None:
-            shown.resize(total)
-            shown.update(done)
-
         report = import_faces(
             kind, source, folder, size=size, min_images=min_images, limit_identities=limit, align=align,
-            cascade=cascade, progress=progress, overwrite=overwrite,
+            cascade=cascade, progress=shown.progress, overwrite=overwrite,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
-    console.print(f"{report.pictures} pictures of {report.identities} people", highlight=False)
-    for file, reason in report.skipped[:10]:
-        mark("skipped", f"{file}: {reason}")
-    if len(report.skipped) > 10:
-        mark("skipped", f"{len(report.skipped) - 10} more")
-    console.print(f"face set: {report.path}", highlight=False, soft_wrap=True)
+    say(f"{report.pictures} pictures of {report.identities} people")
+    list_skipped(report.skipped)
+    say(f"face set: {report.path}")
 
 
 @app.command("export")
@@ -119,7 +111,7 @@ def export_set(
     Example: visard data export faces faces.bin --pairs 600
     """
     count = export(FaceSet.open(find_set(name)), file, pairs=pairs, seed=seed)
-    console.print(f"{count} pictures in {file}", highlight=False, soft_wrap=True)
+    say(f"{count} pictures in {file}")
 
 
 @app.command("list")
@@ -135,7 +127,7 @@ def list_all(
         raise UsageError(f"{folder} is not a folder")
     sets = [describe(FaceSet.open(path)) for path in list_sets(where)]
     if not sets:
-        console.print(f"no face sets in {where} (make one: visard data make)", highlight=False, soft_wrap=True)
+        say(f"no face sets in {where} (make one: visard data make)")
         return
     rows = [(Path(s["path"]).name, s["kind"], s["pictures"], s["identities"], s["size"]) for s in sets]
     table(f"Face sets in {where}", ("name", "kind", "pictures", "people", "size"), rows)
@@ -160,4 +152,4 @@ def show(
     if sheet is not None:
         step = max(1, len(faces) // 60)
         Image.fromarray(contact_sheet(faces.pixels[::step][:60])).save(sheet, format="PNG")
-        console.print(f"contact sheet: {sheet}", highlight=False, soft_wrap=True)
+        say(f"contact sheet: {sheet}")

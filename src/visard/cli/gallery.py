@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from visard.cli import options
-from visard.cli.console import bar, console, mark, table
+from visard.cli.console import bar, list_skipped, say, table
 from visard.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,20 +50,12 @@ def enroll(
         raise UsageError(f"no gallery at {gallery} to add people to")
     loaded = options.open_model(model, input, size, order, mean, std, plugin)
     with bar("enrolling", 1) as shown:
-
-        def progress(done: int, total: int) -> None:
-            shown.resize(total)
-            shown.update(done)
-
-        made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, progress=progress)
+        made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, progress=shown.progress)
     whole = before.with_more(made) if add else made
     whole.save(gallery)
-    for file, reason in skipped[:10]:
-        mark("skipped", f"{file}: {reason}")
-    if len(skipped) > 10:
-        mark("skipped", f"{len(skipped) - 10} more")
+    list_skipped(skipped)
     text = f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}"
-    console.print(text, highlight=False, soft_wrap=True)
+    say(text)
 
 
 def identify(
@@ -152,9 +144,9 @@ def verify(
         print(json.dumps(answer, indent=1))
         return
     verdict = {None: "", True: "the same person", False: "different people"}[same]
-    console.print(f"score {score:.4f} {verdict}".rstrip(), highlight=False)
+    say(f"score {score:.4f} {verdict}".rstrip())
     if limit is None:
-        console.print("no decision without a threshold: --threshold, or --gallery and --far", highlight=False)
+        say("no decision without a threshold: --threshold, or --gallery and --far")
     else:
         _say(limit)
 
@@ -179,4 +171,4 @@ def _say(limit: Threshold) -> None:
         text += f", reached by at most {limit.rate:g} of {limit.comparisons} comparisons with strangers"
     if limit.unreliable:
         text += " (too few for this rate: enrol more people, or allow a larger one)"
-    console.print(text, highlight=False, soft_wrap=True)
+    say(text)

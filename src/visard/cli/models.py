@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from visard.cli import options
-from visard.cli.console import bar, console, share, size, table
+from visard.cli.console import bar, say, share, size, table
 from visard.errors import UsageError
 from visard.evaluation.metrics import FAR
 
@@ -169,7 +169,7 @@ def embed(
     with bar("embedding", len(view)) as shown:
         manifest = write_features(loaded, view, out, flip=flip, unit=unit, progress=shown.update)
     text = f"{manifest['rows']} x {manifest['dimensions']} features: {out} and {manifest_path(out).name}"
-    console.print(text, highlight=False, soft_wrap=True)
+    say(text)
 
 
 class Between(StrEnum):
@@ -246,7 +246,7 @@ def cluster(
         print(json.dumps(report, indent=1))
         return
     table(f"{method} of {source}", ("figure", "value", "note"), rows_of(report), text=1)
-    console.print(f"labels: {out} and {beside.name}", highlight=False, soft_wrap=True)
+    say(f"labels: {out} and {beside.name}")
 
 
 def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -311,13 +311,13 @@ def export(
     made, loss = write(
         loaded, onnx, int8=int8, data=faces, static=static, dynamic_batch=not fixed_batch, opset=opset
     )  # fmt: skip
-    console.print(f"{made.path}: {size(made.bytes)}", highlight=False, soft_wrap=True)
+    say(f"{made.path}: {size(made.bytes)}")
     if loss is None:
-        console.print(f"largest difference from PyTorch: {made.difference:.1e}", highlight=False)
+        say(f"largest difference from PyTorch: {made.difference:.1e}")
         return
     rows = [(k, share(v), share(loss.after[k])) for k, v in loss.before.items() if v is not None]
     table(f"On {loss.pictures} pictures of {data}", ("figure", "before", "int8"), rows)
-    console.print(f"mean cosine of features before and after: {loss.cosine:.4f}", highlight=False)
+    say(f"mean cosine of features before and after: {loss.cosine:.4f}")
 
 
 SOME = 10.0  # epsilon above which nobody speaks of protection
@@ -356,7 +356,7 @@ def audit(
         return
     title = f"From what it decrypts for one batch (n = {samples}, L = {length}), a party computes of {peers} other(s)"
     table(title, ("what", "dimensions determined", "relative error of the guess"), lines(report))
-    console.print(verdict(report), highlight=False, soft_wrap=True)
+    say(verdict(report))
 
 
 def lines(report: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from visard.cli import options
-from visard.cli.console import RunWatcher, console, mark, share, size, table
+from visard.cli.console import RunWatcher, mark, say, share, size, table
 from visard.errors import UsageError
 from visard.methods import METHODS
 from visard.plugins import BUILT_IN
@@ -92,14 +92,13 @@ def show(result: Run) -> None:
             [(k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"]) for k, v in summary.items()],
         )
     traffic = metrics["communication"]
-    console.print(
+    say(
         f"{traffic['rounds']} rounds, {size(traffic['bytes_up'])} left the clients, "
-        f"{size(traffic['bytes_down'])} went to them",
-        highlight=False,
+        f"{size(traffic['bytes_down'])} went to them"
     )
     if traffic["bytes_pooled"]:
         mark("pooled", f"{size(traffic['bytes_pooled'])} of the clients' data in one place")
-    console.print(f"report: {result.report}", highlight=False, soft_wrap=True)
+    say(f"report: {result.report}")
 
 
 def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -120,7 +119,7 @@ def report(
     """
     from visard.report.page import build_report
 
-    console.print(f"report: {build_report(runs, out)}", highlight=False, soft_wrap=True)
+    say(f"report: {build_report(runs, out)}")
 
 
 def methods(
