@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.e2e.smoke import SMOKE
 
@@ -259,12 +260,14 @@ def test_a_model_file_does_not_choose_what_is_imported(canary: Path, tmp_path: P
 
 
 def test_every_kind_of_thing_can_be_a_plug_in(file: Path) -> None:
+    from visard.clustering.cluster import Clustering, cluster
     from visard.data.importing import import_faces
     from visard.data.partition_kinds import PartitionSettings
     from visard.evaluation.metrics import describe
 
     file.write_text(
         """
+from visard.clustering.cluster import Found
 from visard.data.partition_kinds import Equal
 from visard.errors import UsageError
 from visard.evaluation.metrics import Metric
@@ -280,11 +283,18 @@ def read(source, colour="red"):
     raise UsageError(f"read {source.name} in {colour}")
 
 
+@register("clusterings", "mine")
+def alike(x, settings, identities):
+    return Found((x[:, 0] > 0).astype("int64"))
+
+
 register("metrics", "mine")(Metric("A metric of my own", higher_is_better=True))
 """
     )
     plugins.load([file])
     assert PartitionSettings(kind="mine", clients=2).kind == "mine"
+    found = cluster(np.array([[1, 0], [1, 1], [-1, 0], [-1, 1]], np.float32), Clustering(method="mine", centre=False))
+    assert found.labels.tolist() == [0, 0, 1, 1]
     assert describe("mine").label == "A metric of my own"
     with pytest.raises(UsageError, match="read photos in blue"):
         import_faces("mine", "photos", file.parent / "out", colour="blue")

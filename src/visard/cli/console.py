@@ -131,15 +131,6 @@ class RunWatcher:
         self._bar = None
 
 
-def size(count: float) -> str:
-    """Bytes for people: 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def share(value: float | None) -> str:
     """A share as a figure with four digits, or a dash."""
     return "-" if value is None else f"{value:.4f}"

@@ -11,9 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from visard.cli import options
-from visard.cli.console import bar, say, share, size, table
+from visard.cli.console import bar, say, share, table
 from visard.errors import UsageError
 from visard.evaluation.metrics import FAR
+from visard.text import size
 
 Rows = list[tuple[str, str, str]]
 
@@ -215,6 +216,7 @@ def cluster(
     from visard.config import checked
     from visard.inference.features import check_out, label, read_vectors, vectors_of, write_labels
 
+    options.load_plugins(plugin)
     try:
         distance = d if d == "auto" else float(d)
     except ValueError:

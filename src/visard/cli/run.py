@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from visard.cli import options
-from visard.cli.console import RunWatcher, mark, say, share, size, table
+from visard.cli.console import RunWatcher, mark, say, share, table
 from visard.errors import UsageError
 from visard.methods import METHODS
 from visard.plugins import BUILT_IN
 from visard.presets import presets as all_presets
+from visard.text import size
 
 if TYPE_CHECKING:
     from visard.core import Method

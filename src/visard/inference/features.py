@@ -107,17 +107,11 @@ def read_features(path: Path, view: FaceView) -> npt.NDArray[np.float32]:
         raise VisardError(f"{manifest_path(path)} is no manifest of features") from None
     if made_of != view.faces.fingerprint():
         raise UsageError(f"{path} holds features of {manifest['data'].get('name')}, not of {view.faces.path.name}")
-    try:
-        features: npt.NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise VisardError(f"{path} is damaged or cut short: {' '.join(str(error).split())[:120]}") from None
+    features = _map_array(path)
     if features.shape != rows or features.dtype != np.float32 or len(features) != len(view):
         raise VisardError(f"{path} does not fit its manifest: {features.dtype} {features.shape}")
     return features
 
-
-# ----------
-# Cluster the features of a face set or of a file: labels as CSV, and how good they are.
 
 PAPER_D = {"FedFR-S": 1.2, "FedFR-L": 0.9}  # of C-FINCH in Zhuang et al. 2021, on other features
 
@@ -131,14 +125,19 @@ class Vectors:
     files: tuple[str, ...] = ()
 
 
-def read_vectors(path: Path) -> Vectors:
-    """Features from a `.npy` file; identities from the manifest that `visard embed` put beside it, if there is one."""
+def _map_array(path: Path) -> npt.NDArray[Any]:
     try:
-        features = np.load(path, mmap_mode="r", allow_pickle=False)
+        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
     except FileNotFoundError:
         raise UsageError(f"no features at {path}") from None
     except (ValueError, OSError, EOFError) as error:
-        raise VisardError(f"{path} is no readable .npy file: {' '.join(str(error).split())[:120]}") from None
+        reason = " ".join(str(error).split())[:120]
+        raise VisardError(f"{path} is no readable .npy file, damaged or cut short: {reason}") from None
+
+
+def read_vectors(path: Path) -> Vectors:
+    """Features from a `.npy` file; identities from the manifest that `visard embed` put beside it, if there is one."""
+    features = _map_array(path)
     if features.ndim != 2 or features.dtype.kind != "f" or len(features) < 2:
         raise UsageError(f"{path} holds {features.dtype} {features.shape}: needs two rows of numbers or more")
     return Vectors(np.asarray(features, np.float32), _identities(manifest_path(path), len(features)))
