@@ -225,7 +225,6 @@ def cluster(
         "method": method, "metric": metric.value, "d": distance, "centre": centre, "min_size": min_size,
         "partition": partition, "clusters": clusters, "min_samples": min_samples, "seed": seed,
     }  # fmt: skip
-    options.load_plugins(plugin)
     settings = checked(Clustering, given, "", "visard cluster")
     check_out(out, source)
     if source.endswith(".npy"):
