@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from tests.e2e.smoke import SMOKE
 
 import visard
 from visard.cli import main
+from visard.config import load
+from visard.errors import UsageError
 from visard.models import build
 from visard.models.files import save_model
 
@@ -273,3 +276,21 @@ def test_a_folder_without_permission(
     (here / "locked").mkdir(mode=0o500)
     code, text = visard_says(["run", "fedavg", *sets(), "--out", "locked/run"], capsys, monkeypatch)
     assert (code, "locked/run" in text) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("preset", "setting"),
+    [
+        ("fedface", "method.training.lr=-1"),
+        ("fedface", "method.margin=-1"),
+        ("fedfr-joint", "method.training.batch_size=0"),
+        ("hf-maml", "method.rounds=0"),
+        ("dann", "method.hidden=0"),
+        ("fedfr-da", "method.dcl=-0.1"),
+        ("fedavg", "method.participation=1.5"),
+        ("encrypted-mmd", "method.exchanges=0"),
+    ],
+)
+def test_bounds_hold_in_every_method(preset: str, setting: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(setting.partition("=")[0])):
+        load(preset, [setting])

@@ -19,7 +19,7 @@ from visard.learning.features import class_means
 from visard.learning.heads import build_head
 from visard.learning.positive import (
     OneStep,
-    Positive,
+    PositiveHead,
     SpreadOut,
     distance,
     gradient,
@@ -60,7 +60,7 @@ def test_equation_2_and_7_with_literal_numbers() -> None:
     w = torch.tensor([[0.6, 0.8]])
     each = squared_hinge(features, w.expand(3, 2), 0.9)
     torch.testing.assert_close(each, torch.tensor([0.09, 0.01, 0.0]), rtol=1e-5, atol=1e-6)
-    loss = Positive(w, 0.9).loss(features, torch.zeros(3, dtype=torch.int64))
+    loss = PositiveHead(w, 0.9).loss(features, torch.zeros(3, dtype=torch.int64))
     assert float(loss.detach()) == pytest.approx((0.09 + 0.01) / 3, rel=1e-5)
 
 

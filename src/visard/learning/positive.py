@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.core import Weights
-from visard.core.method import AtLeastOne, NotNegative
+from visard.core.method import AtLeastOne, NotNegative, Positive
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import input_batch
@@ -27,13 +27,13 @@ from visard.numerics import Numerics
 class OneStep(Training):
     """Training of Algorithm 1: one plain gradient step a round on all pictures of a client (up to `batch_size`)."""
 
-    lr: float = 0.001
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    batch_size: int = 256
+    lr: Positive = 0.001
+    momentum: NotNegative = 0.0
+    weight_decay: NotNegative = 0.0
+    batch_size: AtLeastOne = 256
     unit: Literal["epochs", "iterations"] = "iterations"
     schedule: Literal["constant", "cosine"] = "constant"
-    clip: float = 0.0
+    clip: NotNegative = 0.0
 
     @property
     def is_one_step(self) -> bool:
@@ -47,7 +47,7 @@ def squared_hinge(features: Tensor, w: Tensor, margin: float) -> Tensor:
     return (margin - cos).clamp_min(0) ** 2
 
 
-class Positive(Head):
+class PositiveHead(Head):
     """The class vectors of one client as a head; its loss is the mean of `squared_hinge`, and nothing repels."""
 
     def __init__(self, w: Tensor, margin: float, trained: bool = True) -> None:

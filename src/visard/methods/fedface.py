@@ -34,7 +34,7 @@ from visard.learning.heads import HeadSettings, direction
 from visard.learning.positive import (
     Member,
     OneStep,
-    Positive,
+    PositiveHead,
     SpreadOut,
     check_frozen,
     check_not_alone,
@@ -130,7 +130,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         load_weights(model, msg.theta)
         if not frozen:
             check_not_alone(msg.theta, client.data.n_classes)
-        head = Positive(self.own(client, msg), self.margin, self.train_vectors)
+        head = PositiveHead(self.own(client, msg), self.margin, self.train_vectors)
         done = train(  # line 6, Eqs. 2 to 4 and 7
             model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, frozen_norm=frozen
         )

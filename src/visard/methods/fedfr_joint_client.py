@@ -151,9 +151,9 @@ class PublicSettings:
 class JointTraining(Training):
     """Local training with the paper's settings; the paper does not give the batch size, its code has 256."""
 
-    lr: float = 0.001
-    batch_size: int = 256
-    amount: int = 4  # E
+    lr: Positive = 0.001
+    batch_size: AtLeastOne = 256
+    amount: AtLeastOne = 4  # E
     schedule: Literal["constant", "cosine"] = "constant"
 
 

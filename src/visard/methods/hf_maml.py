@@ -77,7 +77,7 @@ class HFMaml(Averaging):
     title = "Hessian-free meta-learning: a model that any client makes its own in a few batches"
     paper = "Gansekoele, Hess and Bhulai 2024"
 
-    rounds: int = 30
+    rounds: AtLeastOne = 30
     head: HeadSettings = HeadSettings("arcface", 8.0, 0.5)
     training: MetaTraining = MetaTraining()
 
