@@ -13,13 +13,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import Client, Disclosure, Method, Network, Setup, Stage, Weights, client_step
+from visard.core import (
+    BoundStep,
+    Client,
+    ClientId,
+    Disclosure,
+    M,
+    Method,
+    Network,
+    R,
+    Setup,
+    Stage,
+    State,
+    Weights,
+    client_step,
+)
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.local import LocalNetwork
+from visard.engines.local import LocalNetwork, perform
+from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError
 from visard.numerics import Numerics
@@ -76,6 +91,25 @@ def toy_engine(folder: Path, world: World) -> LocalNetwork:
     """A network with its checkpoint and ledger in `folder`."""
     states = Checkpoint(folder / "checkpoint", "toy")
     return LocalNetwork(world, states, Ledger(states.ledger))
+
+
+class Kept:
+    """The state that a step left, for tests of single steps."""
+
+    state: State
+
+    def read(self, request: Request) -> State:
+        return {}
+
+    def write(self, request: Request, state: State) -> None:
+        self.state = state
+
+
+def first_step(world: World, step: BoundStep[M, R], client: ClientId, message: M) -> tuple[R, State]:
+    """What the first step of a round gives at one client, and the state that it leaves."""
+    kept = Kept()
+    reply = perform(world, step, Request(client=client, stage="federate", ask=1, message=message), kept)
+    return reply.value, kept.state
 
 
 @dataclass(frozen=True)

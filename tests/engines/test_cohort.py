@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.local import LocalNetwork
-from visard.engines.network import EngineNetwork, Outcome, cohorts
+from visard.engines.local import LocalNetwork, cohorts
+from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
-from visard.engines.world import Place, World
+from visard.engines.request import Reply, Request
+from visard.engines.world import World
 from visard.errors import UsageError, VisardError
 from visard.learning.positive import OneStep, SpreadOut
 from visard.methods.fedface import Down, FedFace, Server
@@ -41,7 +42,7 @@ def phones(folder: str, people: int = 14) -> World:
     )
     federation = partition(faces, settings, 0).federation(faces)
     assert federation.public is not None
-    from visard.engines.build import _parties
+    from visard.engines.world import _parties
 
     world = World(
         seed=0, clients=_parties(federation), training=tuple(federation.training), benchmarks={},
@@ -59,7 +60,7 @@ def phones_and_method(folder: str, training: dict[str, Any] | None = None) -> tu
 class OneByOne(LocalNetwork):
     """As a deployment does it: every client alone."""
 
-    outcomes_together = EngineNetwork.outcomes_together
+    replies_together = EngineNetwork.replies_together
 
 
 def engine(folder: Path, world: World, kind: type[LocalNetwork] = LocalNetwork) -> LocalNetwork:
@@ -87,7 +88,7 @@ def assert_close(a: Server, b: Server) -> None:
 @pytest.fixture
 def small_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several cohorts of a few clients, so that their average matters."""
-    monkeypatch.setattr("visard.engines.network.cohorts.__defaults__", (15,))
+    monkeypatch.setattr("visard.engines.local.cohorts.__defaults__", (15,))
 
 
 @pytest.mark.usefixtures("small_cohorts")
@@ -103,7 +104,7 @@ def small_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_cohort_equals_its_clients_one_by_one(tmp_path: Path, method: FedFace) -> None:
     world = phones(str(tmp_path))
-    assert len(list(cohorts(world, world.training))) > 3
+    assert len(list(cohorts(world, [Request(client=c) for c in world.training]))) > 3
     together, alone = engine(tmp_path, world), engine(tmp_path, world, OneByOne)
     a, b = run(together, method), run(alone, method)
     assert_close(a, b)
@@ -184,15 +185,13 @@ class Watched(LocalNetwork):
         super().__init__(*parts)
         self.sent: list[tuple[ClientId, Any]] = []
 
-    def outcomes(
-        self, step: BoundStep[Any, Any], messages: Mapping[ClientId, Any], place: Place, timeout: float
-    ) -> Iterator[Outcome]:
-        self.sent += messages.items()
-        return super().outcomes(step, messages, place, timeout)
+    def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
+        self.sent += [(request.client, request.message) for request in requests]
+        return super().replies(step, requests)
 
-    def outcomes_together(self, step, messages, place, timeout, mean):  # type: ignore[no-untyped-def]
-        self.sent += messages.items()
-        return super().outcomes_together(step, messages, place, timeout, mean)
+    def replies_together(self, step: BoundStep[Any, Any], requests: Sequence[Request], mean: str) -> Iterator[Reply]:
+        self.sent += [(request.client, request.message) for request in requests]
+        return super().replies_together(step, requests, mean)
 
 
 def test_client_i_never_gets_another_row(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.server import MOST, fleet_only, serve
 from visard.deployment.keys import Roles, ServerKeys, make_keys, tell_nodes
-from visard.deployment.remote import Link, Reply
-from visard.deployment.wire import Answer, Request, pack, unpack
+from visard.deployment.remote import Link, Parts
 from visard.engines.pool import Recipe
+from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
@@ -101,7 +101,7 @@ class Nodes(driver.DeploymentLink):
         self.say = self.said.append
         self._hello, self._roles, self._pending, self._again, self._said = b"", {}, {}, {}, set()
         self._begun = False
-        self.answer: Answer | None = None
+        self.answer: Reply | None = None
         self.grid = self  # type: ignore[assignment]
 
     def get_node_ids(self) -> list[int]:
@@ -111,8 +111,8 @@ class Nodes(driver.DeploymentLink):
         self.hellos += 1
         return str(self.hellos)
 
-    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
-        return {n: Reply(pack(self.answer)) for n in numbers} if self.answer else {}
+    def receive(self, numbers: Collection[str]) -> dict[str, Parts | str]:
+        return {n: (pack(self.answer), b"") for n in numbers} if self.answer else {}
 
 
 @pytest.fixture
@@ -124,12 +124,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_a_node_that_could_not_take_part_is_asked_again(tmp_path: Path, clock: list[float]) -> None:
     link = Nodes(tmp_path)
-    link.answer = Answer(RUN, "", "", 0, 0, failure="its data is not there yet")
+    link.answer = Reply(RUN, "", "", 0, 0, failure="its data is not there yet")
     for _ in range(3):
         link._look()
         clock[0] += driver.HELLO_AGAIN + 1
     assert link.said == ["node-1 cannot take part: its data is not there yet"], "said once"
-    link.answer = Answer(RUN, "", "", 0, 0, roles={"house-1": {}})
+    link.answer = Reply(RUN, "", "", 0, 0, roles={"house-1": {}})
     link._look()
     assert link._placed() == {"house-1"}
     hellos = link.hellos
@@ -145,14 +145,14 @@ def test_a_lost_hello_is_sent_again_and_late_answers_do_no_harm(tmp_path: Path, 
         link._look()
         clock[0] += driver.HELLO_AGAIN + 1
     assert link.hellos == 3
-    link.answer = Answer(RUN, "", "", 0, 0, roles={"house-1": {}})
+    link.answer = Reply(RUN, "", "", 0, 0, roles={"house-1": {}})
     link._look()
     assert (link._placed(), link._pending, link.said) == ({"house-1"}, {}, [])
 
 
 def test_a_role_with_a_name_that_no_terminal_should_see_is_refused(tmp_path: Path, clock: list[float]) -> None:
     link = Nodes(tmp_path)
-    link.answer = Answer(RUN, "", "", 0, 0, roles={"house\x1b[2J": {}, "house-1": {}})
+    link.answer = Reply(RUN, "", "", 0, 0, roles={"house\x1b[2J": {}, "house-1": {}})
     link._look()
     assert link._placed() == {"house-1"}
     assert link.said == ["refused: node-1 claims a role with an impossible name: house[2J"]
@@ -246,13 +246,13 @@ class Turn(Fleet):
         metadata = SimpleNamespace(run_id=1, message_id="1")
         taken = SimpleNamespace(messages_list=[SimpleNamespace(metadata=metadata)], message_object_trees=[None])
         self._client = SimpleNamespace(PullMessages=lambda _: taken)  # type: ignore[assignment]
-        self.pushed: list[Answer] = []
+        self.pushed: list[Reply] = []
 
     def _pull(self, *_: Any) -> Message:
         return self.message
 
     def _push(self, reply: Message, *_: Any) -> None:
-        self.pushed.append(unpack(parts(reply)[0], Answer))
+        self.pushed.append(unpack(parts(reply)[0], Reply))
 
 
 def raising(error: Exception) -> Any:

@@ -14,8 +14,8 @@ from tests.toys import ToyDown, ToyUp, toy_world
 
 from visard.config import load
 from visard.deployment.front import Front, Plan
-from visard.deployment.wire import Answer, Request, pack, unpack
 from visard.engines.codec import decode, encode
+from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError, VisardError
 
 CLIENT = "client-000"
@@ -34,12 +34,12 @@ def front(folder: Path) -> Iterator[Front]:
         made.close()
 
 
-def ask(of: Front, fault: str = "", timeout: float = 60.0) -> tuple[Answer, bytes]:
+def ask(of: Front, fault: str = "", timeout: float = 60.0) -> tuple[Reply, bytes]:
     told = {"method": "toy", "clients": 3, "faults": {CLIENT: fault} if fault else {}}
     name = "clients/client-000-000001-1.bin"
     request = Request("ab" * 16, told, CLIENT, "add", "add", 0, 1, new_state=name, timeout=timeout)
     header, payload = of.do(pack(request), MESSAGE)
-    return unpack(header, Answer), payload
+    return unpack(header, Reply), payload
 
 
 def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,9 @@ from visard.config import load
 from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.remote import PartyLink
-from visard.deployment.wire import Answer, Request, pack, unpack
 from visard.engines.codec import decode, encode
 from visard.engines.loop import Silent
+from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError, VisardError
 from visard.methods.scoring import Scores
 
@@ -39,7 +39,7 @@ class OwnLink(DictLink, PartyLink):
     def parties(self, count: int) -> dict[str, dict[str, int]]:  # type: ignore[override]
         found: dict[str, dict[str, int]] = {}
         for party in self.at.values():
-            answer = unpack(party.do(self.hello, b"")[0], Answer)
+            answer = unpack(party.do(self.hello, b"")[0], Reply)
             if answer.failure:
                 raise VisardError(answer.failure)
             found |= answer.roles
@@ -161,7 +161,7 @@ def answer(faces: str, /, **changes: Any) -> str:
     party = Party(
         partial(world_of_party, data=faces, file=None, roles=["house-1"]), OwnStates(Path(faces).parent / "at")
     )
-    return unpack(party.do(pack(Request("ab" * 16, run)), b"")[0], Answer).failure or ""
+    return unpack(party.do(pack(Request("ab" * 16, run)), b"")[0], Reply).failure or ""
 
 
 def test_no_path_of_a_party_reaches_the_server(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

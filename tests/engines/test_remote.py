@@ -14,11 +14,11 @@ import torch
 from tests.toys import Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
 
 from visard.deployment.party import OwnStates, Party
-from visard.deployment.remote import Link, RemoteNetwork, Reply
-from visard.deployment.wire import Answer, Request, WireError, check_names, pack, step_of, unpack
+from visard.deployment.remote import Link, Parts, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import encode
 from visard.engines.ledger import Ledger
+from visard.engines.request import Reply, Request, WireError, check_names, pack, step_of, unpack
 from visard.errors import VisardError
 
 CLIENTS = ("client-000", "client-001", "client-002")
@@ -34,7 +34,7 @@ class DictLink(Link):
 
     def __init__(self, parties: dict[str, Party], forge: Forge | None = None) -> None:
         self.at, self.forge = parties, forge
-        self.answers: dict[str, Reply] = {}
+        self.answers: dict[str, Parts | str] = {}
         self.count = 0
 
     def gather(self, clients: Collection[str], needed: int) -> None: ...
@@ -49,10 +49,10 @@ class DictLink(Link):
         if self.forge and answer:
             answer = self.forge(unpack(header, Request), *answer)
         if answer is not None:
-            self.answers[str(self.count)] = Reply(*answer)
+            self.answers[str(self.count)] = answer
         return str(self.count)
 
-    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+    def receive(self, numbers: Collection[str]) -> dict[str, Parts | str]:
         return {n: self.answers.pop(n) for n in reversed(list(numbers)) if n in self.answers}
 
 
@@ -112,7 +112,7 @@ def test_a_resumed_run_and_restarted_parties_continue_bit_for_bit(tmp_path: Path
     assert torch.equal(server.w, expected(tmp_path, 3).w)
     states = OwnStates(tmp_path / "at" / CLIENTS[0])
     file = again.states.committed.clients[CLIENTS[0]]
-    request = Request(RUN, {}, CLIENTS[0], state=file.place, committed=file.name, new_state=file.name)
+    request = Request(RUN, {}, CLIENTS[0], state=file, committed=file.name, new_state=file.name)
     assert states.read(request) == {"steps": 3}
 
 
@@ -134,8 +134,8 @@ def test_a_party_with_two_roles_sweeps_each_alone(tmp_path: Path) -> None:
     own = states.write(request("paris", 1), {"x": 2})
     assert own is not None
     assert other is not None
-    assert states.read(request("paris", 2, own.place, own.name)) == {"x": 2}
-    assert states.read(request("paris-2", 2, other.place, other.name)) == {"x": 1}, "the state of another role"
+    assert states.read(request("paris", 2, own, own.name)) == {"x": 2}
+    assert states.read(request("paris-2", 2, other, other.name)) == {"x": 1}, "the state of another role"
 
 
 @pytest.mark.parametrize("name", ["my run", "x" * 300, "a+b/../c", "données"])
@@ -219,11 +219,11 @@ def test_a_bad_client_loses_only_itself(tmp_path: Path, fault: str, event: str, 
     assert sorted(net.states.committed.clients) == [CLIENTS[0], CLIENTS[2]]
 
 
-def forged(change: Callable[[Answer], Answer]) -> Forge:
+def forged(change: Callable[[Reply], Reply]) -> Forge:
     def forge(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         if request.client != CLIENTS[1]:
             return header, payload
-        return pack(change(unpack(header, Answer))), payload
+        return pack(change(unpack(header, Reply))), payload
 
     return forge
 
@@ -252,7 +252,7 @@ def resent(old: bytes, new: bytes) -> Forge:
         (forged(lambda a: replace(a, state=("clients/x-000001-1.bin", "00", 0, 0))), "its state has another name"),
         (forged(lambda a: replace(a, failure="bad\x1b[31m news\n")), "bad[31m news"),
         (forged(lambda a: replace(a, seconds=1e9)), "over the limit"),
-        (lambda r, h, p: (b"\xff", p) if r.client == CLIENTS[1] else (h, p), "reply refused: malformed answer"),
+        (lambda r, h, p: (b"\xff", p) if r.client == CLIENTS[1] else (h, p), "reply refused: malformed reply"),
         (lambda r, h, p: (h, p[:40]) if r.client == CLIENTS[1] else (h, p), "reply refused: message"),
         (resent(b'"F32"', b'"I32"'), "has dtype torch.int32, expected torch.float32"),
         (resent(b'"F32"', b'"F9Z"'), "reply refused: message cannot be read"),
@@ -323,7 +323,7 @@ def test_a_party_refuses_roles_steps_and_settings_that_are_not_its_own(tmp_path:
     message = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 
     def failure(request: Request, payload: bytes = message) -> str:
-        return unpack(own.do(pack(request), payload)[0], Answer).failure or ""
+        return unpack(own.do(pack(request), payload)[0], Reply).failure or ""
 
     assert failure(good) == ""
     assert "is not a role of this party" in failure(replace(good, client=CLIENTS[1]))
@@ -356,9 +356,9 @@ def test_small_states_cannot_be_guessed_from_their_digests(tmp_path: Path) -> No
 
 
 def test_headers_of_another_format_say_so() -> None:
-    header = json.loads(pack(Answer(RUN, "c", "s", 0, 1)))
+    header = json.loads(pack(Reply(RUN, "c", "s", 0, 1)))
     with pytest.raises(WireError, match="wire format 1 is not format 2"):
-        unpack(json.dumps(header | {"version": 1}).encode(), Answer)
+        unpack(json.dumps(header | {"version": 1}).encode(), Reply)
     check_names(Request(RUN, {}))
 
 

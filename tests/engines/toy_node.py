@@ -12,8 +12,8 @@ require()
 
 from visard.cli.deploy import take_part  # noqa: E402
 from visard.deployment import front  # noqa: E402
-from visard.deployment.wire import Request, unpack  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
+from visard.engines.request import Request, unpack  # noqa: E402
 
 
 class Forger(front.Front):

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.toys import toy_engine, toy_network, toy_world
+from tests.toys import first_step, toy_engine, toy_network, toy_world
 from torch import Tensor, nn
 
 from visard.core import Client, sample_clients
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
-from visard.engines.world import Place, derive, generator, perform
+from visard.engines.world import derive, generator
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, batches
 from visard.methods.fedavg import Down, FedAvg, Server
@@ -95,10 +95,11 @@ def test_absent_classes_of_a_global_head_feel_only_weight_decay(tmp_path: Path) 
     s = method.start(net.world.setup())
     assert s.W is not None
     message = Down(s.theta, s.fixed, s.W, 0.05)
-    done = perform(net.world, method.local, net.clients[0], message, {}, Place("federate", 0, 1))
+    up, _ = first_step(net.world, method.local, net.clients[0], message)
+    assert up.W is not None
     present = set(net.world.clients[net.clients[0]].train.classes.tolist())
     for row in range(len(s.W)):
-        moved = not torch.equal(done.reply.W[row], s.W[row])
+        moved = not torch.equal(up.W[row], s.W[row])
         assert moved == (row in present)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.toys import toy_engine, toy_world
+from tests.toys import first_step, toy_engine, toy_world
 from torch import Tensor, nn
 
 from visard.core import Client
 from visard.data.augment import Augment, to_float
-from visard.engines.local import LocalNetwork
-from visard.engines.world import Place, World, enter, perform
+from visard.engines.local import LocalNetwork, enter
+from visard.engines.request import Request
+from visard.engines.world import World
 from visard.learning.features import class_means
 from visard.learning.heads import build_head
 from visard.learning.positive import (
@@ -183,7 +184,7 @@ def test_algorithm_1_line_by_line(tmp_path: Path, together: bool) -> None:
     """Two clients, two rounds, against a loop that follows the box."""
     net = toy_engine(tmp_path, linear_world(tmp_path))
     if not together:
-        net.outcomes_together = lambda *asked: LocalNetwork.outcomes(net, *asked[:4])  # type: ignore[method-assign]
+        net.replies_together = lambda step, requests, _: LocalNetwork.replies(net, step, requests)  # type: ignore[method-assign]
     method = FedFace(rounds=2, training=STILL, margin=1.0, spread=SpreadOut(weight=0.3, margin=1.2, reduction="sum"))
     s = method.start(net.world.setup())
     theta, W = s.theta["A.weight"].double(), dict[str, Tensor]()  # line 1
@@ -192,7 +193,7 @@ def test_algorithm_1_line_by_line(tmp_path: Path, together: bool) -> None:
         s = method.round(s, net)
         sizes, thetas, losses = {}, {}, {}
         for c in net.clients:  # lines 4 to 8
-            party = enter(net.world, c, {}, Place("federate", r, 1))
+            party = enter(net.world, Request(client=c, stage="federate", round=r, ask=1), {})
             thetas[c], W[c], losses[c] = slow_client(party, theta, W.get(c), 1.0, 0.2)
             sizes[c] = len(party.data.train)
         n = sum(sizes.values())
@@ -230,10 +231,7 @@ def test_two_clients_with_literal_numbers(tmp_path: Path) -> None:
         net.world.clients[c] = replace(data, train=data.train.take(list(range(sizes[c]))))
     method = FedFace(rounds=1, training=STILL, margin=1.0)
     s = method.start(net.world.setup())
-    alone = {
-        c: perform(net.world, method.local, c, Down(s.theta, None, 0.2), {}, Place("federate", 0, 1)).reply
-        for c in net.clients
-    }
+    alone = {c: first_step(net.world, method.local, c, Down(s.theta, None, 0.2))[0] for c in net.clients}
     assert [alone[c].n for c in net.clients] == [3, 1]
     net.begin("federate", 0)
     after: Server = method.round(s, net)

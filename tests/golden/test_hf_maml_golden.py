@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.toys import toy_engine, toy_network, toy_world
+from tests.toys import first_step, toy_engine, toy_network, toy_world
 from torch import Tensor, nn
 
 from visard.config import load
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
-from visard.engines.world import Place, derive, generator, perform
+from visard.engines.world import derive, generator
 from visard.errors import UsageError
 from visard.learning.heads import CosFace, HeadSettings
 from visard.learning.objective import Drift, still_statistics
@@ -246,13 +246,12 @@ def test_absent_classes_of_a_global_head_do_not_move(tmp_path: Path) -> None:
     method = HFMaml(training=MetaTraining(steps=2, batch_size=4), share_head=True)
     s = method.start(net.world.setup())
     assert s.W is not None
-    place = Place("federate", 0, 1)
-    done = perform(net.world, method.local, net.clients[0], Down(s.theta, s.fixed, s.W, 0.1), {}, place)
+    up, state = first_step(net.world, method.local, net.clients[0], Down(s.theta, s.fixed, s.W, 0.1))
     present = set(net.world.clients[net.clients[0]].train.classes.tolist())
-    assert done.reply.W is not None
+    assert up.W is not None
     for row in range(len(s.W)):
-        assert torch.equal(done.reply.W[row], s.W[row]) == (row not in present)
-    assert "head" not in done.state
+        assert torch.equal(up.W[row], s.W[row]) == (row not in present)
+    assert "head" not in state
 
 
 @pytest.mark.parametrize(
@@ -264,10 +263,10 @@ def test_one_pass_a_step_writes_statistics(tmp_path: Path, order: Order, alpha: 
     training = MetaTraining(alpha=alpha, steps=5, batch_size=4, order=order)
     method = HFMaml(training=training, head=HeadSettings("cosface", 8.0, 0.1))
     s = method.start(net.world.setup())
-    done = perform(net.world, method.local, net.clients[0], Down(s.theta, {}, None, 0.1), {}, Place("federate", 0, 1))
-    assert done.reply.theta["1.num_batches_tracked"] == 5
-    assert done.reply.gradients == 5 * gradients
-    assert done.reply.samples == 5 * 4 * (3 if gradients == 4 else 2)
+    up, _ = first_step(net.world, method.local, net.clients[0], Down(s.theta, {}, None, 0.1))
+    assert up.theta["1.num_batches_tracked"] == 5
+    assert up.gradients == 5 * gradients
+    assert up.samples == 5 * 4 * (3 if gradients == 4 else 2)
     assert all(m.track_running_stats for m in net.world.network().modules() if isinstance(m, nn.BatchNorm2d))
 
 

@@ -14,9 +14,9 @@ pytest.importorskip("gmpy2", reason="needs the extra crypto")
 from visard.crypto.paillier import generate, key_to_bytes, load_key, save_key
 from visard.crypto.session import Session
 from visard.deployment.party import OwnStates
-from visard.deployment.wire import Request
 from visard.engines.checkpoint import Packs
 from visard.engines.codec import encode
+from visard.engines.request import Request
 from visard.errors import UsageError, VisardError
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from visard.engines.pool import AHEAD, MOST, Line, Pace, Task
+from visard.engines.pool import AHEAD, MOST, Line, Pace
+from visard.engines.request import Request
+from visard.engines.worker import Work
 
 
-def tasks(sizes: list[int]) -> list[Task]:
-    return [Task([f"c{i}"], i, size, {}) for i, size in enumerate(sizes)]
+def tasks(sizes: list[int]) -> list[Work]:
+    return [Work([Request(client=f"c{i}")], i, size) for i, size in enumerate(sizes)]
 
 
 def pace(seconds: float, size: int = 1000) -> Pace:
@@ -16,7 +18,7 @@ def pace(seconds: float, size: int = 1000) -> Pace:
     return made
 
 
-def positions(given: list[Task]) -> list[int]:
+def positions(given: list[Work]) -> list[int]:
     return [t.position for t in given]
 
 

@@ -14,7 +14,7 @@ from visard.config import load
 from visard.deployment.join import settings_of, told, world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.requirements import Requirements
-from visard.deployment.wire import Answer, Request, pack, unpack
+from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import PublicError, UsageError
 
 FILE = """
@@ -147,7 +147,7 @@ def test_a_party_refuses_before_it_says_anything(tmp_path: Path) -> None:
     make = partial(world_of_party, data="synthetic", file=None, roles=["user-1"], required=floors)
     party = Party(make, OwnStates(tmp_path))
     header, payload = party.do(pack(Request("0" * 32, run(**{"method.noise": "0"}))), b"")
-    answer = unpack(header, Answer)
+    answer = unpack(header, Reply)
     assert answer.failure == "this party requires method.noise at least 2.0, the run has 0.0"
     assert not answer.roles
     assert payload == b""

@@ -16,7 +16,8 @@ from visard.config import load
 from visard.core import Client, Method, Weights
 from visard.data.augment import Augment, augment, to_float
 from visard.data.faces import FaceSet, FaceView
-from visard.engines.world import Place, enter
+from visard.engines.local import enter
+from visard.engines.request import Request
 from visard.errors import UsageError
 from visard.learning.features import embed
 from visard.learning.heads import HeadSettings
@@ -60,7 +61,7 @@ def test_no_pairs_without_two_pictures_or_two_people(faces: FaceSet) -> None:
 def client_and_weights(folder: Path, state: dict[str, object] | None = None) -> tuple[Client, Weights]:
     world = toy_world(folder)
     theta = world.new_weights()
-    client = enter(world, world.training[0], dict(state or {}), Place("final", 0, 1))
+    client = enter(world, Request(client=world.training[0], stage="final", ask=1), dict(state or {}))
     return client, theta
 
 

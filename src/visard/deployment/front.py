@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from visard.deployment.wire import Answer, Request, pack, unpack
+from visard.engines.request import DIED, LATE, Request, pack, unpack
 from visard.errors import VisardError
 from visard.processes import Child, ChildError, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
-DIED = "its worker process died"
-LATE = "no reply before the time limit"
 STOPPED = "the party was stopped"
 NO_START = "the worker process did not start"
 
@@ -63,7 +61,7 @@ class Front:
             worker.kill()
 
     def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
-        """The answer to a request, from the worker or, if that fails, from here."""
+        """Header and payload of the reply to a request, from the worker or, if that fails, from here."""
         request = unpack(header, Request)
         deadline = time.monotonic() + request.timeout
         failure = DIED
@@ -89,7 +87,7 @@ class Front:
                 self.say(f"{request.client}: {failure}")
             if failure == LATE:
                 break
-        return pack(Answer(*request.place, failure=STOPPED if self._stopped else failure)), b""
+        return pack(request.reply(failure=STOPPED if self._stopped else failure)), b""
 
 
 def _receive(worker: Child, deadline: float) -> bytes:

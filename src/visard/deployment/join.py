@@ -14,10 +14,9 @@ from visard.data.partition import Manifest, partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.deployment.remote import PartyLink
 from visard.deployment.requirements import Requirements, without_folders
-from visard.engines.build import make_world
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.world import World, centralised
+from visard.engines.world import World, centralised, make_world
 from visard.errors import PublicError, UsageError, VisardError
 from visard.files import read_json, write_json
 
@@ -40,7 +39,7 @@ class Presence:
         return cls(**counts)
 
 
-def told(settings: Settings, manifest: Manifest, size: int, embedding: int) -> dict[str, Any]:
+def run_spec(settings: Settings, manifest: Manifest, size: int, embedding: int) -> dict[str, Any]:
     """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
     plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine")}
     plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
@@ -65,15 +64,15 @@ def join(
     ledger: Ledger,
 ) -> tuple[World, dict[str, Any]]:
     """Introduce the run to the parties; those that bring their own pictures say how many, and become the clients."""
-    run_told = told(settings, manifest, size, world.embedding)
+    spec = run_spec(settings, manifest, size, world.embedding)
     if files := [plugin for plugin in settings.plugins if "#" in plugin]:
         raise UsageError(
             f"plug-in {files[0].partition('#')[0]}: parties import no files of the server; install it as a package at "
             "every party, name it package.module:Name in the settings, and let the parties allow it (--require)"
         )
-    link.introduce(run, run_told)
+    link.introduce(run, spec)
     if settings.partition.kind != "parties":
-        return world, run_told
+        return world, spec
     if settings.method.centralises:
         raise UsageError(f"{settings.method.name} pools pictures: it cannot run where the parties keep theirs")
     refuse_oracle(settings.method)
@@ -90,8 +89,8 @@ def join(
     if not states.committed.ledger_bytes:
         for role, counts in present.items():
             ledger.record("join", 0, role, counts)
-    classes, told_pictures = sum(p.identities for p in present.values()), {r: p.pictures for r, p in present.items()}
-    return replace(world, training=tuple(present), classes=classes, told=told_pictures, _network=None), run_told
+    classes, pictures = sum(p.identities for p in present.values()), {c: p.pictures for c, p in present.items()}
+    return replace(world, training=tuple(present), classes=classes, announced=pictures, _network=None), spec
 
 
 def refuse_oracle(method: Method[Any]) -> None:

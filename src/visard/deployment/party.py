@@ -10,20 +10,20 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import torch
 
-from visard.core import Method, State
-from visard.deployment.wire import Answer, Request, check_names, owner_of, pack, step_of, unpack
-from visard.engines.checkpoint import Packs, StateFile
+from visard.core import ClientId, Method, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
-from visard.engines.world import Place, World, perform
-from visard.errors import PublicError, VisardError
+from visard.engines.local import States, perform
+from visard.engines.request import Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
+from visard.engines.world import World
+from visard.errors import PublicError, VisardError, one_line
 from visard.files import PRIVATE, flush_to_disk, write_atomically, write_durably
 from visard.methods.scoring import steps_of
 from visard.processes import receive, resolve, send
@@ -31,38 +31,11 @@ from visard.processes import receive, resolve, send
 MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
 
 
-class States(Protocol):
-    """Where the states of a party's clients live."""
-
-    def read(self, request: Request) -> State: ...
-
-    def write(self, request: Request, state: State) -> StateFile | None: ...
-
-
-class SharedStates:
-    """States in the checkpoint folder of the run itself, where server and clients share a file system.
-
-    Packs are closed after every step: over a network file system others see what was written only then.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.packs = Packs(folder)
-
-    def read(self, request: Request) -> State:
-        return self.packs.read(StateFile(*request.state) if request.state else None)
-
-    def write(self, request: Request, state: State) -> StateFile | None:
-        try:
-            return self.packs.write(request.new_state, state, StateFile(*request.state) if request.state else None)
-        finally:
-            self.packs.close()
-
-
 class OwnStates:
     """States on the party's own disk: the server knows their names and a keyed digest, never their content.
 
     The request names the present state and the one of the last committed round. A state is written before the
-    answer leaves and nothing names it until the server commits, so a lost or refused reply moves nothing.
+    reply leaves and nothing names it until the server commits, so a lost or refused reply moves nothing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,13 +58,12 @@ class OwnStates:
         self.sweep(request)
         if request.state is None:
             return {}
-        name, digest = request.state[:2]
-        path = self.home(request.run) / name
+        name = request.state.name
         try:
-            data = path.read_bytes()
+            data = (self.home(request.run) / name).read_bytes()
         except OSError:
             raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
-        if not hmac.compare_digest(self.digest(data), digest):
+        if not hmac.compare_digest(self.digest(data), request.state.digest):
             raise PublicError(f"its state {name} of run {request.run[:8]} is damaged")
         state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state
@@ -101,7 +73,7 @@ class OwnStates:
             return None
         data = encode(state)
         digest = self.digest(data)
-        if request.state is not None and digest == request.state[1]:
+        if request.state is not None and digest == request.state.digest:
             return None
         path = self.home(request.run) / request.new_state
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +88,7 @@ class OwnStates:
             return
         client = quote(request.client, safe="")
         mine = [name for p in folder.iterdir() if owner_of(name := f"clients/{p.name}") == client]
-        kept = {request.committed, request.state[0] if request.state else ""}
+        kept = {request.committed, request.state.name if request.state else ""}
         older = [n for n in mine if step_of(n) < step_of(request.committed)]
         kept |= set(sorted(older, key=step_of)[-1:])
         for name in set(mine) - kept:
@@ -134,19 +106,18 @@ class Party:
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
 
     def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
-        """Header and payload of the answer to a request."""
-        request = unpack(header, Request)  # a malformed request has no place to answer to: it raises
+        """Header and payload of the reply to a request."""
+        request = unpack(header, Request)  # a malformed request has no place to reply to: it raises
         try:
             check_names(request)
             world, method = self.world(request.settings)
             if not request.client:
-                return pack(Answer(*request.place, roles=presence(world, bool(request.settings.get("own"))))), b""
+                return pack(request.reply(roles=presence(world, bool(request.settings.get("own"))))), b""
             if request.client not in world.clients:
                 raise PublicError(f"{request.client!r} is not a role of this party")
             if request.keep:
                 return pack(self.keep(request, method, payload)), b""
-            answer, reply = self.step(request, world, method, payload)
-            return pack(answer), reply
+            return self.step(request, world, method, payload)
         except Exception as error:
             return pack(failed(request, error, self.all_local)), b""
 
@@ -158,19 +129,16 @@ class Party:
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 
-    def step(self, request: Request, world: World, method: Method[Any], payload: bytes) -> tuple[Answer, bytes]:
+    def step(self, request: Request, world: World, method: Method[Any], payload: bytes) -> tuple[bytes, bytes]:
         """Do a step and write the state that it leaves."""
         step = steps_of(method).get(request.step)
         if step is None:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
-        place = Place(request.stage, request.round, request.ask)
-        done = perform(world, step, request.client, message, self.states.read(request), place)
-        reply = encode(done.reply)
-        after = self.states.write(request, done.state)
-        return Answer(*request.place, state=after.place if after else None, seconds=done.seconds), reply
+        reply = perform(world, step, replace(request, message=message), self.states, sent=True)
+        return pack(reply), encode(reply.value)
 
-    def keep(self, request: Request, method: Method[Any], payload: bytes) -> Answer:
+    def keep(self, request: Request, method: Method[Any], payload: bytes) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
         from visard.models.files import save_model
 
@@ -182,16 +150,16 @@ class Party:
             self.models.mkdir(parents=True, exist_ok=True)
             spec = {k: str(request.settings["spec"][k]) for k in ("model", "embedding", "size")}
             save_model(self.models / f"{request.keep}.safetensors", own, spec)
-        return Answer(*request.place)
+        return request.reply()
 
 
-def presence(world: World, own: bool) -> dict[str, dict[str, int]]:
-    """The roles of a party; what it says of its data only where the server cannot know it."""
+def presence(world: World, own: bool) -> dict[ClientId, dict[str, int]]:
+    """The clients at a party; what it says of its data only where the server cannot know it."""
     if not own:
-        return {role: {} for role in world.clients}
+        return {client: {} for client in world.clients}
     return {
-        role: {"identities": data.n_classes, "pictures": len(data.train) + len(data.val) + len(data.test)}
-        for role, data in world.clients.items()
+        client: {"identities": data.n_classes, "pictures": len(data.train) + len(data.val) + len(data.test)}
+        for client, data in world.clients.items()
     }
 
 
@@ -202,27 +170,22 @@ class Basis:
     theta: dict[str, torch.Tensor] | None
 
 
-def failed(request: Request, error: Exception, all_local: bool) -> Answer:
-    """The answer of a step that raised: one line. What could name local files stays in the log of the party."""
-    text = " ".join(str(error).splitlines()) or type(error).__name__
-    kind = type(error).__name__
-    if all_local and not isinstance(error, VisardError):
-        return Answer(*request.place, failure=f"{kind}: {text}", traceback=traceback.format_exc())
+def failed(request: Request, error: Exception, all_local: bool) -> Reply:
+    """The reply of a step that raised: one line. What could name local files stays in the log of the party."""
     if all_local or isinstance(error, PublicError):
-        return Answer(*request.place, failure=text)
+        return request.failed(error)
     if isinstance(error, VisardError):
-        print(f"{request.client or 'a new run'}: {text}", file=sys.stderr, flush=True)
+        print(f"{request.client or 'a new run'}: {one_line(error)}", file=sys.stderr, flush=True)
     else:
         traceback.print_exc()
-    return Answer(*request.place, failure=f"{kind}: the party's log says more")
-
-
-# ----------
-# The long-lived worker process of a party: it holds torch, the data and the client states.
+    return request.reply(failure=f"{type(error).__name__}: the party's log says more")
 
 
 def serve(channel: socket.socket, factory: str, arguments: dict[str, Any], state: str) -> None:
-    """Answer requests until the other side is gone; each is two frames, header and payload, and so is the answer."""
+    """The long-lived worker process of a party: it holds torch, the data and the client states.
+
+    It answers until its front is gone. A request is two frames, header and payload, and so is the reply.
+    """
     torch.set_num_threads(1)
     home = Path(state)
     party = Party(partial(resolve(factory), **arguments), OwnStates(home / "states"), models=home / "models")

@@ -22,6 +22,7 @@ from urllib.parse import quote
 
 from visard.core import ClientId, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
+from visard.engines.request import Request, StateFile
 from visard.errors import VisardError
 from visard.files import PRIVATE, flush_to_disk, read_json, write_atomically, write_durably
 
@@ -35,21 +36,6 @@ from visard.files import PRIVATE, flush_to_disk, read_json, write_atomically, wr
 
 MOST_PACKS = 64  # more than this many are merged, so that rounds with few clients do not leave thousands of files
 CHUNK = 1 << 24
-
-
-@dataclass(frozen=True)
-class StateFile:
-    """A client's state on disk: `length` bytes of a pack, or a whole file of its party where `length` is 0."""
-
-    name: str  # relative to the checkpoint folder
-    digest: str
-    offset: int = 0
-    length: int = 0
-
-    @property
-    def place(self) -> tuple[str, str, int, int]:
-        """For manifests and messages."""
-        return self.name, self.digest, self.offset, self.length
 
 
 class Packs:
@@ -170,6 +156,27 @@ class Packs:
         return moved
 
 
+class PackStates:
+    """The states that requests name, in packs.
+
+    Where they are `shared` over a network file system, packs are closed after every step: others see only then what
+    was written.
+    """
+
+    def __init__(self, packs: Packs, shared: bool = False) -> None:
+        self.packs, self._shared = packs, shared
+
+    def read(self, request: Request) -> State:
+        return self.packs.read(request.state)
+
+    def write(self, request: Request, state: State) -> StateFile | None:
+        try:
+            return self.packs.write(request.new_state, state, request.state)
+        finally:
+            if self._shared:
+                self.packs.close()
+
+
 T = TypeVar("T")
 VERSION = 2
 
@@ -250,8 +257,10 @@ class Checkpoint:
         """How the names of packs of the round at hand begin; nothing refers to them until they are adopted."""
         return f"clients/{self.committed.step + 1:06d}-{self._token}"
 
-    def new_state_name(self, client: ClientId) -> str:
-        """A file at a party that nothing refers to, for a client's state of the round at hand."""
+    def new_state(self, client: ClientId) -> str:
+        """Where a client's state of the round at hand goes: how the packs begin, or a new file at its party."""
+        if not self.remote:
+            return self.new_pack
         self._names += 1
         return f"clients/{quote(client, safe='')}-{self.committed.step + 1:06d}-{self._names}.bin"
 
@@ -284,8 +293,7 @@ class Checkpoint:
         self._sweep()
 
     def _write_manifest(self, position: Position) -> None:
-        places = {client: file.place for client, file in position.clients.items()}
-        fields = {"version": VERSION, "run": self.run_hash, "remote": self.remote, **vars(position), "clients": places}
+        fields = {"version": VERSION, "run": self.run_hash, "remote": self.remote, **vars(position)}
         write_atomically(self.folder / "manifest.json", json.dumps(fields, separators=(",", ":")))
 
     def _sweep(self) -> None:

@@ -1,54 +1,132 @@
-"""The in-process engine: one client after the other, each built anew for every step."""
+"""Client steps in this process: how every engine does one, and the engine that does one client after the other."""
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
 
-from visard.core import BoundStep, ClientId, M, R
-from visard.engines.network import EngineNetwork, Outcome, cohorts, perform_together, with_mean
-from visard.engines.world import Place, perform
+import torch
+
+from visard.core import BoundStep, Client, M, R, State, Weights
+from visard.engines.checkpoint import PackStates
+from visard.engines.codec import own
+from visard.engines.network import EngineNetwork, refusal
+from visard.engines.request import Reply, Request, StateFile
+from visard.engines.world import World, derive, generator, seed_default
 from visard.errors import VisardError
+
+PICTURES = 256  # of one pass at most, unless a single client has more: this bounds the memory
+
+
+class States(Protocol):
+    """Where the states of clients are kept."""
+
+    def read(self, request: Request) -> State:
+        """The client's state before the step; empty before its first one."""
+
+    def write(self, request: Request, state: State) -> StateFile | None:
+        """Keep the state after the step, without adopting it; None if nothing changed."""
+
+
+def perform(world: World, step: BoundStep[M, R], request: Request, states: States, sent: bool = False) -> Reply:
+    """Run `step` at the client; the reply and the state share no memory with anything that lives on.
+
+    A reply that is `sent` elsewhere before the next step is copied there, and not here.
+    """
+    client = enter(world, request, states.read(request))
+    begun = time.perf_counter()
+    value = step(client, own(request.message))
+    value = value if sent else own(value)
+    seconds = time.perf_counter() - begun
+    return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)
+
+
+def enter(world: World, request: Request, state: State) -> Client:
+    """The client of a step: built anew, with random streams of its own, nothing shared."""
+    path = (request.stage, request.round, request.ask, request.client)
+    seed_default(derive(world.seed, *path, "default"))  # for layers that draw by themselves
+    return Client(
+        id=request.client,
+        data=world.clients[request.client],
+        state=state,
+        rng=generator(world.seed, *path),
+        network=world.network,
+        embedding=world.embedding,
+        numerics=world.numerics,
+        benchmarks=world.benchmarks,
+        public=world.public,
+        others=world.others,
+    )
+
+
+def cohorts(world: World, requests: Iterable[Request], pictures: int = PICTURES) -> Iterator[list[Request]]:
+    """The requests in their order, cut into groups of clients with at most `pictures` training pictures.
+
+    Nothing but the clients' pictures decides, so every engine and every number of workers gives the same bits.
+    """
+    group: list[Request] = []
+    held = 0
+    for request in requests:
+        size = len(world.clients[request.client].train)
+        if group and held + size > pictures:
+            yield group
+            group, held = [], 0
+        group.append(request)
+        held += size
+    if group:
+        yield group
+
+
+def perform_together(
+    world: World, step: BoundStep[M, R], requests: Sequence[Request], states: States, mean: str
+) -> tuple[Weights, list[Reply]]:
+    """Run `step` at the clients of a cohort in one pass: the mean of the field `mean`, and the replies without it.
+
+    Anything wrong with one of them ends the pass: the engine then asks its clients one by one, to find out whose.
+    """
+    assert step.together is not None
+    copies: dict[int, torch.Tensor] = {}
+    clients = [enter(world, request, states.read(request)) for request in requests]
+    begun = time.perf_counter()
+    shared, values = step.together(step.owner, clients, [own(r.message, copies) for r in requests])
+    seconds = (time.perf_counter() - begun) / len(clients)
+    checked: tuple[str, ...] = ()
+    for request, value in zip(requests, values, strict=True):
+        whole, pictures = with_mean(value, mean, shared), world.pictures(request.client)
+        if wrong := refusal(step, request.message, whole, pictures, world.embedding, checked):
+            raise VisardError(f"{mean} of a cohort: {' '.join(wrong)}")
+        checked = (mean,)
+    return own(shared), [
+        request.reply(value=own(value), state=states.write(request, client.state), seconds=seconds)
+        for request, client, value in zip(requests, clients, values, strict=True)
+    ]
+
+
+def with_mean(value: R, mean: str, shared: Weights) -> R:
+    """A reply of a cohort with the average of all in place of its own: as many bytes, and the same average."""
+    return replace(value, **{mean: shared})  # type: ignore[type-var]
 
 
 class LocalNetwork(EngineNetwork):
     """Runs client steps in this process."""
 
-    def outcomes(
-        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
-    ) -> Iterator[Outcome]:
-        for client, message in messages.items():
+    def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
+        states = PackStates(self.states.packs)
+        for request in requests:
             try:
-                done = perform(self.world, step, client, message, self.states.client_state(client), place)
-                state = self.states.write_client_state(client, done.state)
+                yield perform(self.world, step, request, states)
             except Exception as error:  # one client's failure must not end the round
-                yield failed(client, error)
-                continue
-            yield Outcome(client, done.reply, state, done.seconds)
+                yield request.failed(error)
 
-    def outcomes_together(
-        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float, mean: str
-    ) -> Iterator[Outcome]:
-        for group in cohorts(self.world, messages):
-            part = {c: messages[c] for c in group}
-            states = {c: self.states.client_state(c) for c in group}
+    def replies_together(self, step: BoundStep[Any, Any], requests: Sequence[Request], mean: str) -> Iterator[Reply]:
+        states = PackStates(self.states.packs)
+        for group in cohorts(self.world, requests):
             try:
-                value, done = perform_together(self.world, step, part, states, place, mean)
+                shared, replies = perform_together(self.world, step, group, states, mean)
             except Exception:
-                yield from self.outcomes(step, part, place, timeout)
+                yield from self.replies(step, group)
                 continue
-            for client, one in zip(group, done, strict=True):
-                state = self.states.write_client_state(client, one.state)
-                yield Outcome(client, with_mean(one.reply, mean, value), state, one.seconds)
-
-
-def failed(client: ClientId, error: Exception) -> Outcome:
-    """The outcome of a step that raised: one line, and the traceback for the event log if it is a bug."""
-    if isinstance(error, VisardError):
-        return Outcome(client, failure=" ".join(str(error).splitlines()))
-    first = (str(error).splitlines() or [""])[0]
-    return Outcome(
-        client,
-        failure=f"{type(error).__name__}: {first}",
-        traceback="".join(traceback.format_exception(error)),
-    )
+            for reply in replies:
+                yield replace(reply, value=with_mean(reply.value, mean, shared))

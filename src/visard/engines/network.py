@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -16,11 +15,12 @@ import torch
 from torch import Tensor
 
 from visard.aggregation.rules import Reduction, Weighing
-from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, State, Weights, declared_kinds
-from visard.engines.checkpoint import Checkpoint, StateFile
-from visard.engines.codec import own, sizes_of
+from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, declared_kinds
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.codec import sizes_of
 from visard.engines.ledger import Ledger
-from visard.engines.world import POOL, Done, Place, World, enter, generator
+from visard.engines.request import Reply, Request
+from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
 
 # ----------
@@ -140,62 +140,6 @@ def _differs(sent: Any, back: Any) -> str | None:
     return None
 
 
-# ----------
-# Many clients in one pass, for engines that simulate them: the average is the same, up to rounding.
-#
-# A cohort is cut by the clients' pictures alone, so every engine and every number of workers gives the same bits.
-
-PICTURES = 256  # of one pass at most, unless a single client has more: this bounds the memory
-
-
-def cohorts(world: World, clients: Iterable[ClientId], pictures: int = PICTURES) -> Iterator[list[ClientId]]:
-    """The clients in their order, cut into groups of at most `pictures` training pictures."""
-    group: list[ClientId] = []
-    held = 0
-    for client in clients:
-        size = len(world.clients[client].train)
-        if group and held + size > pictures:
-            yield group
-            group, held = [], 0
-        group.append(client)
-        held += size
-    if group:
-        yield group
-
-
-def perform_together(
-    world: World,
-    step: BoundStep[M, R],
-    messages: Mapping[ClientId, M],
-    states: Mapping[ClientId, State],
-    place: Place,
-    mean: str,
-) -> tuple[Weights, list[Done[R]]]:
-    """Run `step` at all clients of `messages` in one pass: the mean, and what each client gave without it.
-
-    Anything wrong with one of them ends the pass: the engine then asks its clients one by one, to find out whose.
-    """
-    assert step.together is not None
-    copies: dict[int, torch.Tensor] = {}
-    parties = [enter(world, c, states[c], place) for c in messages]
-    begun = time.perf_counter()
-    value, replies = step.together(step.owner, parties, [own(m, copies) for m in messages.values()])
-    each = (time.perf_counter() - begun) / len(parties)
-    checked: tuple[str, ...] = ()
-    for (client, message), reply in zip(messages.items(), replies, strict=True):
-        if wrong := refusal(
-            step, message, with_mean(reply, mean, value), world.pictures(client), world.embedding, checked
-        ):
-            raise VisardError(f"{mean} of a cohort: {' '.join(wrong)}")
-        checked = (mean,)
-    return own(value), [Done(own(r), p.state, each) for p, r in zip(parties, replies, strict=True)]
-
-
-def with_mean(reply: R, mean: str, value: Weights) -> R:
-    """A reply of a cohort with the average of all in place of its own: as many bytes, and the same average."""
-    return dataclasses.replace(reply, **{mean: value})  # type: ignore[type-var]
-
-
 LONGEST_TRACEBACK = 20_000
 
 
@@ -218,20 +162,8 @@ def plain(text: str) -> str:
     return "".join(c for c in " ".join(text[:2000].split()) if c.isprintable())[:500]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A client's answer as an engine hands it over: a reply with the new state, or a failure."""
-
-    client: ClientId
-    reply: Any = None
-    state: StateFile | None = None  # None: unchanged
-    seconds: float = 0.0
-    failure: str | None = None
-    traceback: str | None = None
-
-
 class EngineNetwork(ABC):
-    """`Network` for the engines: they only say how outcomes come about."""
+    """`Network` for the engines: they only say how replies come about."""
 
     def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
         self.world = world
@@ -242,16 +174,19 @@ class EngineNetwork(ABC):
         self.begin("start", 0)
 
     @abstractmethod
-    def outcomes(
-        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
-    ) -> Iterator[Outcome]:
-        """One outcome for each message, in the order of `messages`."""
+    def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
+        """One reply to each request, in their order."""
 
-    def outcomes_together(
-        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float, mean: str
-    ) -> Iterator[Outcome]:
-        """As `outcomes`, but the field `mean` of a reply may be the average over a cohort; here everyone is alone."""
-        return self.outcomes(step, messages, place, timeout)
+    def replies_together(self, step: BoundStep[Any, Any], requests: Sequence[Request], mean: str) -> Iterator[Reply]:
+        """As `replies`, but the field `mean` of a value may be the average over a cohort; here everyone is alone."""
+        return self.replies(step, requests)
+
+    def request(self, client: ClientId, step: str, message: Any, timeout: float) -> Request:
+        """The request for a step, with the state that the run stands at."""
+        return Request(
+            client=client, step=step, stage=self.stage, round=self.round, ask=self.asks, timeout=timeout,
+            state=self.states.state_file(client), new_state=self.states.new_state(client), message=message,
+        )  # fmt: skip
 
     def reach(self, clients: Collection[ClientId], needed: int) -> None:  # noqa: B027 (simulated clients are there)
         """Wait until so many of the clients can be asked."""
@@ -330,38 +265,36 @@ class EngineNetwork(ABC):
         self.reach(messages.keys(), needed)
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sizes_of([m for c, m in messages.items() if c != POOL])  # which is at the server
-        place = Place(self.stage, self.round, self.asks)
+        requests = [self.request(client, step.name, message, timeout) for client, message in messages.items()]
         if reduction is not None and self._grouped(step, reduction):
-            outcomes = self.outcomes_together(step, messages, place, timeout, reduction.fields[0])
+            replies = self.replies_together(step, requests, reduction.fields[0])
         else:
-            outcomes = self.outcomes(step, messages, place, timeout)
+            replies = self.replies(step, requests)
         with self._only(step.name):
-            for outcome in outcomes:
-                client, reply = outcome.client, outcome.reply
-                failure = outcome.failure
-                if failure is None and outcome.seconds > timeout:
-                    failure = f"took {outcome.seconds:.1f} s, over the limit of {timeout:g} s"
+            for reply in replies:
+                client, value, failure = reply.client, reply.value, reply.failure
+                if failure is None and reply.seconds > timeout:
+                    failure = f"took {reply.seconds:.1f} s, over the limit of {timeout:g} s"
                 if failure is not None:
                     missing[client] = plain(failure)
-                    self._problem("missing", client, reason=failure, traceback=outcome.traceback)
+                    self._problem("missing", client, reason=failure, traceback=reply.traceback)
                     continue
-                checked = reduction.known(reply) if reduction else ()
-                if wrong := refusal(
-                    step, messages[client], reply, self.world.pictures(client), self.world.embedding, checked
-                ):
+                checked = reduction.known(value) if reduction else ()
+                pictures = self.world.pictures(client)
+                if wrong := refusal(step, messages[client], value, pictures, self.world.embedding, checked):
                     name, reason = wrong
-                    kind = type(reply).__name__
+                    kind = type(value).__name__
                     missing[client] = plain(f"reply refused: {kind}{name and '.' + name} {reason}")
                     self._problem("refused", client, message=kind, field=name, reason=reason)
                     continue
                 if self.ledger is not None and client != POOL:
-                    self.traffic.bytes_up += self.ledger.record(self.stage, self.round, client, reply)
-                if outcome.state is not None:
-                    self.states.adopt(client, outcome.state)
+                    self.traffic.bytes_up += self.ledger.record(self.stage, self.round, client, value)
+                if reply.state is not None:
+                    self.states.adopt(client, reply.state)
                 self.traffic.replied += 1
-                self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + outcome.seconds
+                self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + reply.seconds
                 good += 1
-                yield client, reply
+                yield client, value
         if good < needed:
             why = "".join(f"; {c}: {reason}" for c, reason in list(missing.items())[:1])
             raise VisardError(
@@ -374,7 +307,7 @@ class EngineNetwork(ABC):
 
     @contextmanager
     def _only(self, name: str) -> Iterator[None]:
-        """One ask at a time: workers and nodes keep the order of what they are asked."""
+        """One ask at a time: workers and parties keep the order of what they are asked."""
         if self._streaming:
             raise VisardError(f"step {name} is asked for while replies of another ask are still to come")
         self._streaming = True
@@ -384,6 +317,6 @@ class EngineNetwork(ABC):
             self._streaming = False
 
     def _problem(self, event: str, client: ClientId, traceback: str | None = None, **fields: str) -> None:
-        told = {k: plain(v) for k, v in fields.items()}
-        told |= {} if traceback is None else {"traceback": traceback[:LONGEST_TRACEBACK]}
-        self.traffic.problems.append({"event": event, "client": client, **told})
+        known = {k: plain(v) for k, v in fields.items()}
+        known |= {} if traceback is None else {"traceback": traceback[:LONGEST_TRACEBACK]}
+        self.traffic.problems.append({"event": event, "client": client, **known})

@@ -6,125 +6,52 @@ memory grows with the workers, not with the clients.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import selectors
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from visard.core import BoundStep, ClientId, M, R
-from visard.engines.checkpoint import Checkpoint, StateFile
-from visard.engines.codec import CodecError, build, size_of
+from visard.core import BoundStep
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.codec import size_of
 from visard.engines.ledger import Ledger
-from visard.engines.network import EngineNetwork, Outcome, cohorts, with_mean
+from visard.engines.local import cohorts
+from visard.engines.network import EngineNetwork
+from visard.engines.request import DIED, LATE, Reply, Request
 from visard.engines.shared_memory import Bundle, Mapped, memory_folder, remove_folder
-from visard.engines.world import Place, World
+from visard.engines.worker import Work, pack_work, read_replies
+from visard.engines.world import World
 from visard.errors import VisardError
 from visard.processes import Child, ChildError, receive, send
 
 # ----------
-# The pool's tasks: a client's step or that of a cohort on its way to a worker, and the answer on its way back.
-
-
-@dataclass
-class Task:
-    """A client's step on its way, or that of a whole cohort."""
-
-    clients: list[ClientId]
-    position: int
-    size: int
-    request: dict[str, Any] = field(repr=False)
-    tries: int = 0
-    area: int = 0  # of its worker's two areas for replies
-
-
-def together(tasks: list[Task], position: int, mean: str) -> Task:
-    """One task for a cohort, whose replies have the average of the field `mean`."""
-    request = {"cohort": [task.request for task in tasks], "mean": mean}
-    return Task([c for task in tasks for c in task.clients], position, sum(task.size for task in tasks), request)
-
-
-def pack_tasks(tasks: list[Task], area: int) -> bytes:
-    """A hand-over: the tasks, with each message's header once however many of them share it."""
-    numbers: dict[int, int] = {}
-    trees: list[Any] = []
-
-    def numbered(request: dict[str, Any]) -> dict[str, Any]:
-        if "cohort" in request:
-            return {**request, "cohort": [numbered(one) for one in request["cohort"]]}
-        if id(tree := request["message"]) not in numbers:
-            numbers[id(tree)] = len(trees)
-            trees.append(tree)
-        return {**request, "message": numbers[id(tree)]}
-
-    requests = [numbered(task.request) for task in tasks]
-    return json.dumps({"tasks": requests, "messages": trees, "area": area}, separators=(",", ":")).encode()
-
-
-def read_outcomes(step: BoundStep[Any, Any], task: Task, answer: dict[str, Any], tensors: Mapped) -> list[Outcome]:
-    """What came back for a task, one outcome for each of its clients."""
-    tensors.forget()
-    if "mean" in answer:
-        return _together(step, task, answer, tensors)
-    if "alone" in answer:  # something was wrong with one of a cohort: each has its own answer
-        each = zip(task.clients, answer["alone"], strict=True)
-        return [_alone(step, client, one, tensors) for client, one in each]
-    return [_alone(step, task.clients[0], answer, tensors)]
-
-
-def _alone(step: BoundStep[Any, Any], client: ClientId, answer: dict[str, Any], tensors: Mapped) -> Outcome:
-    if "failure" in answer:
-        return Outcome(client, failure=answer["failure"], traceback=answer.get("traceback"))
-    try:
-        reply = build(answer["reply"], step.types[1], tensors)
-    except CodecError as error:
-        return Outcome(client, failure=f"reply refused: {error}")
-    return Outcome(client, reply, _state(answer), answer["seconds"])
-
-
-def _together(step: BoundStep[Any, Any], task: Task, answer: dict[str, Any], tensors: Mapped) -> list[Outcome]:
-    try:
-        value = build(answer["mean"], dict, tensors)
-        replies = [build(one["reply"], step.types[1], tensors) for one in answer["replies"]]
-    except CodecError as error:
-        return [Outcome(c, failure=f"reply refused: {error}") for c in task.clients]
-    each = zip(task.clients, replies, answer["replies"], strict=True)
-    mean = task.request["mean"]
-    return [Outcome(c, with_mean(reply, mean, value), _state(a), a["seconds"]) for c, reply, a in each]
-
-
-def _state(answer: dict[str, Any]) -> StateFile | None:
-    return StateFile(*answer["state"]) if answer["state"] else None
-
-
-# ----------
-# Who is next in a pool: tasks waiting for a worker, and how many of them one hand-over takes.
+# Who is next in a pool: works waiting for a worker, and how many of them one hand-over takes.
 #
-# A hand-over costs two context switches, so light tasks go out several at a time. Heavy ones go out one by one, of the
+# A hand-over costs two context switches, so light works go out several at a time. Heavy ones go out one by one, of the
 # next in line the largest first, so that the workers finish together.
 
-AHEAD = 8  # tasks for each worker that may overtake one another: this bounds the replies that wait for their turn
+AHEAD = 8  # works for each worker that may overtake one another: this bounds the replies that wait for their turn
 SECONDS = 0.1  # of work in one hand-over
 BYTES = 1 << 24  # of replies of one hand-over
 MOST = 64
 
 
 class Pace:
-    """How long a task of one kind takes and how much it replies, from those seen."""
+    """How long a work of one kind takes and how much it replies, from those seen."""
 
     def __init__(self) -> None:
         self.seconds = math.inf
         self.bytes = 0
 
     def heard(self, seconds: float) -> None:
-        """A task took so long."""
+        """A work took so long."""
         self.seconds = seconds if math.isinf(self.seconds) else 0.8 * self.seconds + 0.2 * seconds
 
     def batch(self) -> int:
@@ -134,15 +61,15 @@ class Pace:
 
 
 class Line:
-    """The tasks of one ask that no worker has at the moment."""
+    """The works of one ask that no worker has at the moment."""
 
-    def __init__(self, tasks: Iterable[Task], pace: Pace, workers: int) -> None:
-        self._waiting = deque(tasks)
-        self._again: list[Task] = []
+    def __init__(self, works: Iterable[Work], pace: Pace, workers: int) -> None:
+        self._waiting = deque(works)
+        self._again: list[Work] = []
         self.pace, self._workers = pace, max(1, workers)
 
-    def next(self, given: int) -> list[Task]:
-        """What a free worker gets, when `given` tasks have been handed on in order; nothing if it has to wait."""
+    def next(self, given: int) -> list[Work]:
+        """What a free worker gets, when `given` works have been handed on in order; nothing if it has to wait."""
         if self._again:
             return [self._again.pop()]
         # towards the end hand-overs get smaller, so that no worker sits on much while others are done
@@ -155,13 +82,13 @@ class Line:
             return [largest]
         return [self._waiting.popleft() for _ in near[:batch]]
 
-    def back(self, tasks: list[Task]) -> None:
+    def back(self, works: list[Work]) -> None:
         """Tasks that a lost worker had not begun."""
-        self._waiting.extendleft(reversed(tasks))
+        self._waiting.extendleft(reversed(works))
 
-    def once_more(self, task: Task) -> None:
-        """A task whose worker died gets another worker, and that one nothing else."""
-        self._again.append(task)
+    def once_more(self, work: Work) -> None:
+        """A work whose worker died gets another worker, and that one nothing else."""
+        self._again.append(work)
 
 
 # ----------
@@ -189,8 +116,6 @@ def wait_in_turn(policy: int | None = None) -> int | None:
     return now if now == os.SCHED_OTHER else None
 
 
-DIED = "its worker process died"
-LATE = "no reply before the time limit"
 AGAIN = 2  # workers in a row that may end while starting, where one has started before
 START_SECONDS = 120.0
 SMALL = 1 << 15  # bytes that a busy worker's socket takes for certain: sending more could wait for it, and it for us
@@ -215,7 +140,7 @@ class Worker(Child):
         self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
         self.area = 0  # of the last hand-over
         self.ready = False
-        self.tasks: deque[Task] = deque()  # in the order in which it does them
+        self.works: deque[Work] = deque()  # in the order in which it does them
         self.deadline = time.monotonic() + START_SECONDS
 
     def takes_more(self, batch: int) -> bool:
@@ -223,7 +148,7 @@ class Worker(Child):
 
         The hand-over after that writes its replies where those of the one before were, which have been read by then.
         """
-        return not self.tasks or (len(self.tasks) <= batch // 2 and self.tasks[0].area == self.area)
+        return not self.works or (len(self.works) <= batch // 2 and self.works[0].area == self.area)
 
 
 class PoolNetwork(EngineNetwork):
@@ -262,93 +187,72 @@ class PoolNetwork(EngineNetwork):
         for area in worker.areas:
             area.unlink(missing_ok=True)
 
-    def outcomes(
-        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float
-    ) -> Iterator[Outcome]:
-        bundle, line = self._line(step, messages, place)
-        for outcomes in self._work(step, line, bundle, timeout):
-            yield from outcomes
+    def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
+        return self._work(step, [[request] for request in requests])
 
-    def outcomes_together(
-        self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place, timeout: float, mean: str
-    ) -> Iterator[Outcome]:
-        bundle, alone = self._line(step, messages, place)
-        by_client = {task.clients[0]: task for task in alone}
-        line = [
-            together([by_client[c] for c in group], position, mean)
-            for position, group in enumerate(cohorts(self.world, messages))
-        ]
-        for outcomes in self._work(step, line, bundle, timeout):
-            yield from outcomes
+    def replies_together(self, step: BoundStep[Any, Any], requests: Sequence[Request], mean: str) -> Iterator[Reply]:
+        return self._work(step, list(cohorts(self.world, requests)), mean)
 
-    def _line(self, step: BoundStep[M, R], messages: Mapping[ClientId, M], place: Place) -> tuple[Path, list[Task]]:
-        """The messages in shared memory, and a task for each."""
+    def _shared(self, groups: list[list[Request]], mean: str) -> tuple[Path, list[Work]]:
+        """The messages in shared memory, and what is to be done."""
         self._asks += 1
         bundle = Bundle(self.memory / f"ask-{self._asks}")
-        trees = {client: bundle.tree(message) for client, message in messages.items()}
+        works = []
+        for position, group in enumerate(groups):
+            size = sum(len(self.world.clients[request.client].train) for request in group)
+            there = [replace(request, message=bundle.tree(request.message)) for request in group]
+            works.append(Work(there, position, size, mean))
         bundle.close()
-        return bundle.path, [self._task(c, i, step, trees[c], bundle.path, place) for i, c in enumerate(messages)]
+        return bundle.path, works
 
-    def _work(self, step: BoundStep[M, R], tasks: list[Task], bundle: Path, timeout: float) -> Iterator[list[Outcome]]:
-        """The outcomes of each task, in their order."""
-        line = Line(tasks, self._paces.setdefault(step.name, Pace()), len(self.workers))
-        finished: dict[int, list[Outcome]] = {}
-        given = 0
+    def _work(self, step: BoundStep[Any, Any], groups: list[list[Request]], mean: str = "") -> Iterator[Reply]:
+        """The replies of each group, in their order."""
+        if not groups:
+            return
+        bundle, works = self._shared(groups, mean)
+        line = Line(works, self._paces.setdefault(step.name, Pace()), len(self.workers))
+        finished: dict[int, list[Reply]] = {}
+        given, timeout = 0, groups[0][0].timeout
         before = wait_in_turn()
         try:
-            while given < len(tasks):
-                self._hand_out(line, given, timeout)
+            while given < len(works):
+                self._hand_out(line, bundle, given, timeout)
                 finished.update(self._wait(step, line, timeout))
-                self._hand_out(line, given, timeout)  # workers go on while the method takes the replies
+                self._hand_out(line, bundle, given, timeout)  # workers go on while the method takes the replies
                 while given in finished:
-                    yield finished.pop(given)
+                    yield from finished.pop(given)
                     given += 1
         finally:
             wait_in_turn(before)
             bundle.unlink(missing_ok=True)
-            for worker in [w for w in self.workers if w.tasks]:  # the method stopped listening
+            for worker in [w for w in self.workers if w.works]:  # the method stopped listening
                 self._fire(worker)
                 self._hire()
 
-    def _task(
-        self, client: ClientId, position: int, step: BoundStep[M, R], tree: Any, bundle: Path, place: Place
-    ) -> Task:
-        before = self.states.state_file(client)
-        request = {
-            "step": step.name,
-            "client": client,
-            "message": tree,
-            "bundle": str(bundle),
-            "place": [place.stage, place.round, place.ask],
-            "state": before.place if before else None,
-            "pack": self.states.new_pack,
-        }
-        return Task([client], position, len(self.world.clients[client].train), request)
-
-    def _hand_out(self, line: Line, given: int, timeout: float) -> None:
-        """Give something to do to every worker that is free, or through with most of a hand-over of light tasks."""
+    def _hand_out(self, line: Line, bundle: Path, given: int, timeout: float) -> None:
+        """Give something to do to every worker that is free, or through with most of a hand-over of light works."""
         for worker in self.workers:
             if not worker.ready or not worker.takes_more(line.pace.batch()):
                 continue
-            if not (tasks := line.next(given)):
+            if not (works := line.next(given)):
                 return
-            area = 1 - worker.area if worker.tasks else 0
-            frame = pack_tasks(tasks, area)
-            if worker.tasks and len(frame) > SMALL:
-                line.back(tasks)
+            area = 1 - worker.area if worker.works else 0
+            frame = pack_work(works, bundle, area)
+            if worker.works and len(frame) > SMALL:
+                line.back(works)
                 continue
-            if not worker.tasks:
+            if not worker.works:
                 worker.deadline = time.monotonic() + timeout
-            for task in tasks:
-                task.tries, task.area = task.tries + 1, area
-            worker.tasks.extend(tasks)
+            for work in works:
+                work.tries, work.area = work.tries + 1, area
+            worker.works.extend(works)
             worker.area = area
             try:
                 send(worker.channel, frame)
             except OSError:
                 continue  # it is dead: noticed when its channel is read
 
-    def _wait(self, step: BoundStep[M, R], line: Line, timeout: float) -> Iterator[tuple[int, list[Outcome]]]:
+    def _wait(self, step: BoundStep[Any, Any], line: Line, timeout: float) -> Iterator[tuple[int, list[Reply]]]:
         """Answers that have come in, by the position of their task; dead and late workers are replaced."""
         soonest = min(w.deadline for w in self.workers)
         for key, _ in self.selector.select(max(0.0, min(soonest - time.monotonic(), 1.0))):
@@ -364,33 +268,33 @@ class PoolNetwork(EngineNetwork):
             elif not worker.ready:
                 worker.ready, worker.deadline = True, float("inf")
                 self._begun, self._failed = True, 0
-            elif worker.tasks:
-                task = worker.tasks.popleft()
-                worker.deadline = time.monotonic() + timeout if worker.tasks else float("inf")
-                outcomes = read_outcomes(step, task, json.loads(frame), worker.replies[task.area])
-                line.pace.heard(sum(o.seconds for o in outcomes))
-                line.pace.bytes = line.pace.bytes or size_of(outcomes[0].reply)
-                yield task.position, outcomes
+            elif worker.works:
+                work = worker.works.popleft()
+                worker.deadline = time.monotonic() + timeout if worker.works else float("inf")
+                replies = read_replies(step, work, frame, worker.replies[work.area])
+                line.pace.heard(sum(reply.seconds for reply in replies))
+                line.pace.bytes = line.pace.bytes or size_of(replies[0].value)
+                yield work.position, replies
         for worker in [w for w in self.workers if time.monotonic() > w.deadline]:
             if not worker.ready:
                 raise VisardError(f"a worker process did not start within {START_SECONDS:g} s")
             yield from self._lost(worker, line, LATE)
 
-    def _lost(self, worker: Worker, line: Line, why: str) -> Iterator[tuple[int, list[Outcome]]]:
-        """Replace a worker; the task that it was at is tried once more if the worker just died."""
+    def _lost(self, worker: Worker, line: Line, why: str) -> Iterator[tuple[int, list[Reply]]]:
+        """Replace a worker; the work that it was at is tried once more if the worker just died."""
         if not worker.ready:
             self._failed += 1
             if not self._begun or self._failed > AGAIN:
                 code = worker.process.wait()
                 raise VisardError(f"a worker process ended while starting (exit code {code})")
-        tasks = list(worker.tasks)
-        worker.tasks.clear()
+        works = list(worker.works)
+        worker.works.clear()
         self._fire(worker)
         self._hire()
-        for task in tasks[1:]:
-            task.tries -= 1
-        line.back(tasks[1:])
-        if tasks and tasks[0].tries == 1 and why == DIED:
-            line.once_more(tasks[0])
-        elif tasks:
-            yield tasks[0].position, [Outcome(c, failure=why) for c in tasks[0].clients]
+        for work in works[1:]:
+            work.tries -= 1
+        line.back(works[1:])
+        if works and works[0].tries == 1 and why == DIED:
+            line.once_more(works[0])
+        elif works:
+            yield works[0].position, [request.reply(failure=why) for request in works[0].requests]

@@ -1,24 +1,86 @@
-"""A long-lived worker process of the pool (see `visard.processes`): one network, any client's steps."""
+"""A long-lived worker process of the pool (see `visard.processes`): one network, any client's steps.
+
+A frame to a worker holds several pieces of work; each has an answer of its own. Tensors are in shared memory: those of
+messages in a bundle of the ask, those of replies in an area of the worker, until a frame names that area again.
+"""
 
 from __future__ import annotations
 
 import json
 import socket
-import traceback
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from visard.core import Method
-from visard.engines.checkpoint import Packs, StateFile
-from visard.engines.codec import build
-from visard.engines.network import perform_together
+from visard.core import BoundStep, ClientId, Method
+from visard.engines.checkpoint import Packs, PackStates
+from visard.engines.codec import CodecError, build
+from visard.engines.local import perform, perform_together, with_mean
+from visard.engines.request import Reply, Request, StateFile
 from visard.engines.shared_memory import Bundle, Mapped
-from visard.engines.world import Place, World, perform
-from visard.errors import VisardError
+from visard.engines.world import World
 from visard.methods.scoring import steps_of
 from visard.processes import receive, resolve, send
+
+
+@dataclass
+class Work:
+    """What a worker does in one go: a client's step, or that of a cohort whose field `mean` is averaged.
+
+    The message of a request here is the header of its tree in shared memory.
+    """
+
+    requests: list[Request]
+    position: int  # in the ask
+    size: int  # training pictures
+    mean: str = ""
+    tries: int = 0
+    area: int = field(default=0, compare=False)  # of its worker's two areas for replies
+
+    @property
+    def clients(self) -> list[ClientId]:
+        return [request.client for request in self.requests]
+
+
+def pack_work(works: list[Work], bundle: Path, area: int) -> bytes:
+    """A frame to a worker, with each message's header once however many requests share it."""
+    numbers: dict[int, int] = {}
+    trees: list[Any] = []
+
+    def packed(request: Request) -> dict[str, Any]:
+        if id(tree := request.message) not in numbers:
+            numbers[id(tree)] = len(trees)
+            trees.append(tree)
+        return {k: v for k, v in vars(request).items() if v} | {"message": numbers[id(tree)]}
+
+    each = [{"requests": [packed(request) for request in work.requests], "mean": work.mean} for work in works]
+    return json.dumps(
+        {"works": each, "messages": trees, "bundle": str(bundle), "area": area}, separators=(",", ":")
+    ).encode()
+
+
+def read_replies(step: BoundStep[Any, Any], work: Work, frame: bytes, tensors: Mapped) -> list[Reply]:
+    """What came back for some work, one reply for each of its requests."""
+    tensors.forget()
+    answer = json.loads(frame)
+    try:
+        shared = build(answer["mean"], dict, tensors) if "mean" in answer else None
+    except CodecError as error:
+        return [request.reply(failure=f"reply refused: {error}") for request in work.requests]
+    replies = []
+    for request, fields in zip(work.requests, answer["replies"], strict=True):
+        try:
+            if "value" in fields:
+                value = build(fields["value"], step.types[1], tensors)
+                fields["value"] = value if shared is None else with_mean(value, work.mean, shared)
+                fields["state"] = StateFile(*fields["state"]) if fields["state"] else None
+            replies.append(request.reply(**fields))
+        except CodecError as error:
+            replies.append(request.reply(failure=f"reply refused: {error}"))
+    return replies
 
 
 class Desk:
@@ -26,86 +88,58 @@ class Desk:
 
     def __init__(self, made: tuple[World, Method[Any]], states: Path, replies: list[str]) -> None:
         self.world, self.method = made
-        self.packs = Packs(states)
+        self.states = PackStates(Packs(states))
         self._areas = [Bundle(Path(path), once=False) for path in replies]
-        self.replies = self._areas[0]
+        self._replies = self._areas[0]
         self._tensors = "", Mapped(Path())
         self._trees: list[Any] = []
         self._messages: dict[int, Any] = {}
 
-    def clear(self, trees: list[Any], area: int) -> None:
-        """A new hand-over with the headers of its messages; what its area for replies held was read."""
-        self.replies = self._areas[area]
-        self.replies.clear()
-        self._trees, self._messages = trees, {}
+    def clear(self, frame: dict[str, Any]) -> None:
+        """A new frame with the headers of its messages; what its area for replies held was read."""
+        self._replies = self._areas[frame["area"]]
+        self._replies.clear()
+        self._trees, self._messages = frame["messages"], {}
+        if self._tensors[0] != frame["bundle"]:
+            self._tensors = frame["bundle"], Mapped(Path(frame["bundle"]))
 
-    def message(self, task: dict[str, Any], kind: type) -> Any:
-        """The message of a task, made once for all tasks that share it: who may write on it gets a copy."""
-        number, path = task["message"], task["bundle"]
-        if self._tensors[0] != path:
-            self._tensors = path, Mapped(Path(path))
+    def do(self, work: dict[str, Any]) -> dict[str, Any]:
+        """The answer to some work; a cohort in which anything is wrong is done one by one."""
+        step = steps_of(self.method)[work["requests"][0]["step"]]
+        with suppress(Exception):
+            if work["mean"]:
+                requests = [self._request(fields, step) for fields in work["requests"]]
+                shared, replies = perform_together(self.world, step, requests, self.states, work["mean"])
+                return {"mean": self._replies.tree(shared), "replies": [self._packed(reply) for reply in replies]}
+        return {"replies": [self._alone(fields, step) for fields in work["requests"]]}
+
+    def _alone(self, fields: dict[str, Any], step: BoundStep[Any, Any]) -> dict[str, Any]:
+        try:
+            return self._packed(perform(self.world, step, self._request(fields, step), self.states, sent=True))
+        except Exception as error:
+            failed = Request().failed(error)
+            return {"failure": failed.failure, "traceback": failed.traceback}
+
+    def _request(self, fields: dict[str, Any], step: BoundStep[Any, Any]) -> Request:
+        """A request; its message is made once for all that share it: who may write on it gets a copy."""
+        number, state = fields["message"], fields.get("state")
         if number not in self._messages:
-            self._messages[number] = build(self._trees[number], kind, self._tensors[1])
-        return self._messages[number]
+            self._messages[number] = build(self._trees[number], step.types[0], self._tensors[1])
+        return Request(**fields | {"message": self._messages[number], "state": StateFile(*state) if state else None})
+
+    def _packed(self, reply: Reply) -> dict[str, Any]:
+        return {"value": self._replies.tree(reply.value), "state": reply.state, "seconds": reply.seconds}
 
 
 def serve(channel: socket.socket, factory: str, arguments: dict[str, Any], states: str, replies: list[str]) -> None:
-    """Build the world that `factory` names, then do steps until the other side is gone.
-
-    A frame holds several tasks; each has an answer of its own, whose tensors stay until a frame names their area again.
-    """
+    """Build the world that `factory` names, then do steps until the other side is gone."""
     torch.set_num_threads(1)
     desk = Desk(resolve(factory)(**arguments), Path(states), replies)
     torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
         given = json.loads(frame)
-        desk.clear(given["messages"], given["area"])
-        for task in given["tasks"]:
-            reply = answer_together(desk, task) if "cohort" in task else answer(desk, task)
-            send(channel, json.dumps(reply).encode())
-        desk.packs.let_go()
-
-
-def answer(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
-    """Do one step; failures come back as one line."""
-    try:
-        step = steps_of(desk.method)[task["step"]]
-        before = StateFile(*task["state"]) if task["state"] else None
-        message = desk.message(task, step.types[0])
-        state, place = desk.packs.read(before), Place(*task["place"])
-        done = perform(desk.world, step, task["client"], message, state, place, sent=True)
-        after = desk.packs.write(task["pack"], done.state, before)
-        tree = desk.replies.tree(done.reply)
-    except Exception as error:
-        text = " ".join(str(error).splitlines()) or type(error).__name__
-        if isinstance(error, VisardError):
-            return {"failure": text}
-        return {"failure": f"{type(error).__name__}: {text}", "traceback": traceback.format_exc()}
-    return {
-        "reply": tree,
-        "type": type(done.reply).__name__,
-        "state": after.place if after else None,
-        "seconds": done.seconds,
-    }
-
-
-def answer_together(desk: Desk, task: dict[str, Any]) -> dict[str, Any]:
-    """Do the steps of a cohort in one pass; if anything is wrong, one by one."""
-    tasks: list[dict[str, Any]] = task["cohort"]
-    try:
-        step, place = steps_of(desk.method)[tasks[0]["step"]], Place(*tasks[0]["place"])
-        before = {one["client"]: StateFile(*one["state"]) if one["state"] else None for one in tasks}
-        messages = [desk.message(one, step.types[0]) for one in tasks]
-        states = {client: desk.packs.read(file) for client, file in before.items()}
-        asked = dict(zip(before, messages, strict=True))
-        value, done = perform_together(desk.world, step, asked, states, place, task["mean"])
-        after = [desk.packs.write(tasks[0]["pack"], d.state, b) for d, b in zip(done, before.values(), strict=True)]
-        mean, trees = desk.replies.tree(value), [desk.replies.tree(one.reply) for one in done]
-    except Exception:
-        return {"alone": [answer(desk, one) for one in tasks]}
-    replies = [
-        {"reply": tree, "state": state.place if state else None, "seconds": one.seconds}
-        for tree, state, one in zip(trees, after, done, strict=True)
-    ]
-    return {"mean": mean, "replies": replies}
+        desk.clear(given)
+        for work in given["works"]:
+            send(channel, json.dumps(desk.do(work)).encode())
+        desk.states.packs.let_go()

@@ -1,23 +1,28 @@
-"""What an engine needs to build clients: their data, the network, the seed and the limits of a run."""
+"""The world of a run: the clients with their data, the network, the seed and the limits, built from its settings."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visard import models
 from visard.aggregation.rules import Mean, Rule
-from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, M, Method, R, Setup, State, Weights
-from visard.data.faces import ClientData, FaceView
-from visard.engines.codec import own
+from visard.config import Settings, load
+from visard.core import PUBLIC, ClientId, Disclosure, Method, Setup, Weights
+from visard.data.catalog import open_faces
+from visard.data.faces import ClientData, FaceSet, FaceView, Federation
+from visard.data.partition import Manifest
 from visard.errors import UsageError
+from visard.models.files import read_model, start_weights
 from visard.numerics import Numerics
 
 # ----------
@@ -65,7 +70,7 @@ class World:
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     aggregation: Rule = Mean()  # how replies become one
-    told: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties said that they bring
+    announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
     _network: nn.Module | None = field(default=None, repr=False)
 
     def network(self) -> nn.Module:
@@ -98,7 +103,7 @@ class World:
     def pictures(self, client: ClientId) -> int:
         """How many pictures a client has, as far as the server knows."""
         data = self.clients.get(client)
-        return self.told.get(client, 0) if data is None else len(data.train) + len(data.val) + len(data.test)
+        return self.announced.get(client, 0) if data is None else len(data.train) + len(data.val) + len(data.test)
 
     def replies_needed(self, asked: int) -> int:
         """The smallest number of good replies with which a round counts."""
@@ -136,54 +141,58 @@ def centralised_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Di
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}
 
 
-# ----------
-# One client step, the same on every engine: a fresh client, its own random streams, nothing shared.
+CLASS_VECTORS, BIASES = "class_vectors", "biases"
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where in a run a step stands; its random streams depend on this and on nothing else."""
-
-    stage: str
-    round: int
-    ask: int
-
-
-@dataclass(frozen=True)
-class Done(Generic[R]):
-    """What a step gave."""
-
-    reply: R
-    state: State
-    seconds: float
-
-
-def perform(
-    world: World, step: BoundStep[M, R], client: ClientId, message: M, state: State, place: Place, sent: bool = False
-) -> Done[R]:
-    """Run `step` at `client`; reply and state share no memory with anything that lives on.
-
-    A reply that is `sent` elsewhere before the next step is copied there, and not here.
-    """
-    party = enter(world, client, state, place)
-    begun = time.perf_counter()
-    reply = step(party, own(message))
-    return Done(reply if sent else own(reply), party.state, time.perf_counter() - begun)
-
-
-def enter(world: World, client: ClientId, state: State, place: Place) -> Client:
-    """The client of a step, with random streams of its own."""
-    path = (place.stage, place.round, place.ask, client)
-    seed_default(derive(world.seed, *path, "default"))  # for layers that draw by themselves
-    return Client(
-        id=client,
-        data=world.clients[client],
-        state=state,
-        rng=generator(world.seed, *path),
-        network=world.network,
-        embedding=world.embedding,
-        numerics=world.numerics,
-        benchmarks=world.benchmarks,
-        public=world.public,
-        others=world.others,
+def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> World:
+    """The parties and rules of a run."""
+    embedding = settings.model.embedding or models.default_embedding(settings.model.name)
+    build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
+    vectors, biases = _class_vectors(settings.model.class_vectors, embedding)
+    return World(
+        seed=settings.seed,
+        clients=_parties(federation),
+        training=tuple(federation.training),
+        benchmarks=federation.unseen,
+        classes=federation.identities,
+        embedding=embedding,
+        build=build,
+        numerics=settings.numerics,
+        timeout=settings.engine.timeout,
+        min_replies=settings.engine.min_replies,
+        held_out=federation.hold_out,
+        public=federation.public,
+        others=federation.everyone() if settings.evaluation.impostors == "all" else None,
+        class_vectors=vectors,
+        biases=biases,
+        aggregation=settings.aggregation,
+        start_from=start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
+
+
+def _parties(federation: Federation) -> dict[str, ClientData]:
+    """The clients, and the party with the public pictures where there are some."""
+    if federation.public is None:
+        return federation.clients
+    none = federation.public.take([])
+    return federation.clients | {PUBLIC: ClientData(federation.public, none, none)}
+
+
+def _class_vectors(file: str | None, embedding: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    if file is None:
+        return None, None
+    held = read_model(file)[0]
+    vectors, biases = held.get(CLASS_VECTORS), held.get(BIASES)
+    if vectors is None or vectors.ndim != 2 or vectors.shape[1] != embedding:
+        raise UsageError(f"model.class_vectors = {file}: holds no class vectors of length {embedding}")
+    if biases is not None and biases.shape not in (vectors.shape[:1], (1,)):
+        raise UsageError(f"model.class_vectors = {file}: {len(vectors)} class vectors, biases {tuple(biases.shape)}")
+    return vectors, biases
+
+
+def world_of_run(folder: str) -> tuple[World, Method[Any]]:
+    """The world of a run folder, built anew in a worker process of the pool."""
+    settings = load(Path(folder) / "config.toml")
+    faces = open_faces(settings.data)
+    federation = Manifest.load(Path(folder) / "partition.json").federation(faces)
+    return centralised(make_world(settings, faces, federation), settings.method)[0], settings.method

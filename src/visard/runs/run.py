@@ -22,14 +22,13 @@ from visard.data.catalog import open_faces
 from visard.data.faces import FaceSet, describe
 from visard.data.partition import partition
 from visard.deployment.remote import PartyLink, RemoteNetwork
-from visard.engines.build import BIASES, CLASS_VECTORS, make_world
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.loop import Silent, Watcher, asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
-from visard.engines.world import World, centralised
+from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
 from visard.errors import Interrupted, UsageError, VisardError
 from visard.files import only_user, write_atomically, write_json
 from visard.models.files import save_model
@@ -53,15 +52,15 @@ def make_network(
     states: Checkpoint,
     ledger: Ledger | None,
     link: PartyLink | None = None,
-    told: dict[str, Any] | None = None,
+    run_spec: dict[str, Any] | None = None,
 ) -> EngineNetwork:
-    """The engine of a run; a deployment brings its `link`, and `told` is what its parties are told of the run."""
+    """The engine of a run; a deployment brings its `link`, and `run_spec` is what its parties learn about the run."""
     engine = settings.engine
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = engine.workers or max(1, cores // settings.numerics.threads_per_step)
-    recipe = Recipe("visard.engines.build:world_of_run", {"folder": str(folder.absolute())})
+    recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(folder.absolute())})
     if link is not None:
-        return RemoteNetwork(world, states, ledger, link, run_id(states.folder), told)
+        return RemoteNetwork(world, states, ledger, link, run_id(states.folder), run_spec)
     if engine.kind == "flower":
         from visard.deployment import flower
 
@@ -189,13 +188,13 @@ def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher:
     if not states.committed.ledger_bytes:
         for client, sizes in left.items():
             ledger.record_pooled(client, sizes)
-    told = None
+    spec = None
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
     if link is not None:
         from visard.deployment.join import join
 
-        world, told = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
+        world, spec = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
     events.write(
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
         machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
@@ -214,7 +213,7 @@ def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher:
         return metrics_of_round(settings, method, world, server, net)
 
     pooled_bytes = sum(size for sizes in left.values() for size in sizes.values())
-    network = make_network(settings, folder, world, states, ledger, link, told)
+    network = make_network(settings, folder, world, states, ledger, link, spec)
     try:
         with stop_on_interrupt(watcher.problem) as stop:
             server = run_rounds(

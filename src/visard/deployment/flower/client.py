@@ -47,7 +47,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.deployment.flower.link import parts, record
-from visard.deployment.wire import Answer, pack
+from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
 
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
@@ -165,7 +165,7 @@ class Fleet:
         except Exception as error:  # whatever a request asks for, this node goes on, and the run does not wait
             why = str(error) if isinstance(error, PublicError) else type(error).__name__
             self.say(f"a request was refused: {error}")
-            answer = pack(Answer("", "", "", 0, 0, failure=f"request refused: {why}")), b""
+            answer = pack(Reply(failure=f"request refused: {why}")), b""
         try:
             self._push(Message(record(*answer), reply_to=message), run, time.monotonic() - begun)
         except httpx.HTTPStatusError as error:

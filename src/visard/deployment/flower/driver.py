@@ -44,9 +44,9 @@ from visard.core import ClientId
 from visard.deployment.flower.link import GridLink
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import NAME, read_nodes
-from visard.deployment.remote import Link, PartyLink, Reply
-from visard.deployment.wire import Answer, Request, WireError, pack, unpack
+from visard.deployment.remote import Link, Parts, PartyLink
 from visard.engines.network import plain
+from visard.engines.request import Reply, Request, WireError, pack, unpack
 from visard.errors import UsageError, VisardError
 
 # ----------
@@ -177,14 +177,14 @@ class DeploymentLink(GridLink, PartyLink):
             raise VisardError("the server gave this run no task")
         token = RuntimeTokenHttpInterceptor(token=task.token)
         self._runtime = self._open(RuntimeHttpClient("http://visard", interceptors=[version, token]))
-        told = self._runtime.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id = told.task_id
-        TaskIdentity.run_id = told.run.run_id
-        TaskIdentity.node_id = told.context.node_id
+        given = self._runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id = given.task_id
+        TaskIdentity.run_id = given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
         self.grid: HttpGrid = HttpGrid(token=task.token)
         self.grid._client = self._runtime
-        self.grid.set_run(run_from_proto(told.run))
-        self._fetcher = Fetcher(self._runtime, told.run.run_id)
+        self.grid.set_run(run_from_proto(given.run))
+        self._fetcher = Fetcher(self._runtime, given.run.run_id)
         self._beat = HeartbeatSender(self._heartbeat)
         self._beat.start()
 
@@ -209,9 +209,8 @@ class DeploymentLink(GridLink, PartyLink):
         except httpx.HTTPError as error:
             raise VisardError(f"the server at {self.where} does not answer ({type(error).__name__})") from None
 
-    def introduce(self, run: str, told: dict[str, Any]) -> None:
-        """Set what nodes are told when they are asked for their roles."""
-        self._hello = pack(Request(run=run, settings=told, timeout=HELLO_SECONDS))
+    def introduce(self, run: str, run_spec: dict[str, Any]) -> None:
+        self._hello = pack(Request(run=run, settings=run_spec, timeout=HELLO_SECONDS))
 
     def gather(self, clients: Collection[ClientId], needed: int) -> None:
         """Wait for nodes; at the run's first request for all of them, later only for as many as are needed."""
@@ -263,26 +262,25 @@ class DeploymentLink(GridLink, PartyLink):
                 if number := self.push(node, self._hello, b"", HELLO_SECONDS):
                     self._pending[number] = node
         self._pending = {number: node for number, node in self._pending.items() if node in online}
-        for number, reply in self.receive(list(self._pending)).items():
+        for number, parts in self.receive(list(self._pending)).items():
             if number in self._pending:  # a node's first answer; those to later hellos say the same
                 node = self._pending[number]
                 self._pending = {other: to for other, to in self._pending.items() if to != node}
-                self._roles[node] = self._greeted(node, reply)
+                self._roles[node] = self._greeted(node, parts)
         self.queue = max([1, *(len(roles) for roles in self._roles.values())])
 
-    def _greeted(self, node: int, reply: Reply) -> dict[ClientId, dict[str, int]]:
+    def _greeted(self, node: int, parts: Parts | str) -> dict[ClientId, dict[str, int]]:
         """The roles in a node's answer that are its own; one that cannot take part gets none."""
         names, roles = read_nodes(self.where)
         name = names.get(node, "an unknown node")
         try:
-            answer = unpack(reply.header, Answer) if reply.failure is None else None
+            reply = Reply(failure=parts) if isinstance(parts, str) else unpack(parts[0], Reply)
         except WireError as error:
             return self._left_out(f"{name} cannot take part: {error}")
-        failure = reply.failure if answer is None else answer.failure
-        if answer is None or failure:
-            return self._left_out(f"{name} cannot take part: {failure or 'no reason given'}")
+        if reply.failure is not None:
+            return self._left_out(f"{name} cannot take part: {reply.failure or 'no reason given'}")
         own = {}
-        for role, counts in answer.roles.items():
+        for role, counts in reply.roles.items():
             if not NAME.fullmatch(role):
                 self._left_out(f"refused: {name} claims a role with an impossible name: {role}")
             elif refusal := roles.refusal(name, role):

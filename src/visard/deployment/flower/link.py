@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from visard.core import ClientId
-from visard.deployment.remote import Link, Reply
+from visard.deployment.remote import Link, Parts
 from visard.errors import PublicError, VisardError
 
 
@@ -19,7 +19,7 @@ def record(header: bytes, payload: bytes) -> RecordDict:
     return RecordDict({"header": ConfigRecord({"header": header}), "payload": ArrayRecord({"payload": array})})
 
 
-def parts(message: Message) -> tuple[bytes, bytes]:
+def parts(message: Message) -> Parts:
     """Header and payload of a message that may come from anyone."""
     try:
         header = message.content.config_records["header"]["header"]
@@ -32,7 +32,7 @@ def parts(message: Message) -> tuple[bytes, bytes]:
 
 
 # ----------
-# A link that carries requests and answers over a Flower grid.
+# A link that carries requests and replies over a Flower grid.
 
 TYPE = "query"  # of all messages: what is asked stands in the header
 
@@ -61,7 +61,7 @@ class GridLink(Link):
             self._asked[number] = node
         return number or None
 
-    def receive(self, numbers: Collection[str]) -> dict[str, Reply]:
+    def receive(self, numbers: Collection[str]) -> dict[str, Parts | str]:
         if not numbers:
             return {}
         return {n: self.read(n, m) for n, m in self.pull(numbers).items() if n in numbers}
@@ -70,17 +70,17 @@ class GridLink(Link):
         """Replies that have come, by the number of their request."""
         return {m.metadata.reply_to_message_id: m for m in self.grid.pull_messages(list(numbers))}
 
-    def read(self, number: str, message: Message | str) -> Reply:
-        """The parts of a reply, or why it has none."""
+    def read(self, number: str, message: Message | str) -> Parts | str:
+        """Header and payload of a reply, or why it has none."""
         node = self._asked.pop(number, None)
         if isinstance(message, str):
-            return Reply(failure=message)
+            return message
         if message.has_error():  # from Flower itself: a node that went away, a client app that raised
             reason = (message.error.reason or "no reason given").strip().splitlines()[-1]
-            return Reply(failure=f"Flower says: {reason}")
+            return f"Flower says: {reason}"
         if message.metadata.src_node_id != node:
-            return Reply(failure="reply refused: it came from another node")
+            return "reply refused: it came from another node"
         try:
-            return Reply(*parts(message))
+            return parts(message)
         except VisardError as error:
-            return Reply(failure=f"reply refused: {error}")
+            return f"reply refused: {error}"

@@ -21,7 +21,8 @@ from flwr.supercore.telemetry import EventType
 
 from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, parts, record
-from visard.deployment.party import Party, SharedStates
+from visard.deployment.party import Party
+from visard.engines.checkpoint import Packs, PackStates
 from visard.engines.pool import Recipe
 from visard.errors import VisardError
 from visard.processes import resolve
@@ -117,7 +118,7 @@ def _party(factory: str, arguments: dict[str, Any], states: str) -> Party:
     if key not in _parties:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         make_world = partial(resolve(factory), **arguments)
-        _parties[key] = Party(lambda _: make_world(), SharedStates(Path(states)), all_local=True)
+        _parties[key] = Party(lambda _: make_world(), PackStates(Packs(Path(states)), shared=True), all_local=True)
     return _parties[key]
 
 
