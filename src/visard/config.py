@@ -14,6 +14,7 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from visard import plugins
+from visard.aggregation.outgoing import POSTPROCESSORS, Postprocessor
 from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
 from visard.data.catalog import DataSettings
@@ -25,6 +26,8 @@ from visard.methods.scoring import Tuning
 from visard.numerics import Numerics
 from visard.plugins import Registry
 from visard.presets import presets
+
+CHOSEN = ("method", "aggregation", "outgoing")  # sections that name a class, whose settings are its fields
 
 
 class Section(BaseModel):
@@ -87,13 +90,16 @@ class Settings(Section):
     numerics: Numerics = Numerics()
     evaluation: EvaluationSettings = EvaluationSettings()
     aggregation: Rule = Mean()
+    outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is None (TOML has no word for it)."""
-        plain = self.model_dump(mode="json", exclude={"method", "aggregation"})
+        plain = self.model_dump(mode="json", exclude={"method", "aggregation", "outgoing"})
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
+        if self.outgoing:
+            plain["outgoing"] = [{"name": POSTPROCESSORS.name_of(p), **dataclasses.asdict(p)} for p in self.outgoing]
         if not self.plugins:
             del plain["plugins"]
         tidy: dict[str, Any] = _tidy({k: plain[k] for k in type(self).model_fields if k in plain})
@@ -134,10 +140,11 @@ def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
         raise UsageError(f"{where}: plugins = {str(named)[:60]}: must be a list of files or modules")
     tree = {**tree, "plugins": plugins.load(named)}
     method = _chosen(METHODS, tree, "method", "name", None, where)
-    _check_keys(Settings, {k: v for k, v in tree.items() if k not in ("method", "aggregation")}, "", where)
+    _check_keys(Settings, {k: v for k, v in tree.items() if k not in CHOSEN}, "", where)
     rule = _chosen(RULES, tree, "aggregation", "rule", Mean.name, where)
+    outgoing = _outgoing(tree.get("outgoing", []), where)
     try:
-        return Settings.model_validate({**tree, "method": method, "aggregation": rule})
+        return Settings.model_validate({**tree, "method": method, "aggregation": rule, "outgoing": outgoing})
     except ValidationError as error:
         raise UsageError(f"{where}: {_first_problem(error, '')}") from None
 
@@ -158,6 +165,14 @@ def checked(kind: Any, fields: dict[str, Any], path: str, where: str) -> Any:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         raise UsageError(f"{where}: {_first_problem(error, f'{path}.'.lstrip('.'))}") from None
+
+
+def _outgoing(listed: Any, where: str) -> tuple[Postprocessor, ...]:
+    """The postprocessors that a list of names, or of tables with a name and settings, asks for."""
+    if not isinstance(listed, list):
+        raise UsageError(f"{where}: outgoing = {str(listed)[:60]}: must be a list, for example [[outgoing]]")
+    entries = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
+    return tuple(_chosen(POSTPROCESSORS, {"outgoing": entry}, "outgoing", "name", None, where) for entry in entries)
 
 
 def _read(source: str) -> tuple[str, str]:

@@ -28,7 +28,8 @@ T = TypeVar("T")
 V = TypeVar("V")
 
 KINDS = (
-    "methods", "backbones", "heads", "partitions", "importers", "clusterings", "aggregations", "metrics", "watchers",
+    "methods", "backbones", "heads", "partitions", "importers", "clusterings", "aggregations", "metrics",
+    "postprocessors", "watchers",
 )  # fmt: skip
 BUILT_IN = "built in"
 

@@ -163,6 +163,14 @@ def test_deployment_gives_the_bits_of_local(
             assert kept.read_bytes() == (runs("local") / "clients" / f"client-00{number - 1}.safetensors").read_bytes()
 
 
+def test_parties_postprocess_what_leaves_them(tmp_path: Path, deployed: Deployment) -> None:
+    settings = ("partition.clients=3", "method.rounds=1", 'outgoing=[{name="clip", norm=0.01}]')
+    run("fedavg", tmp_path / "near", *settings, "engine.kind=local")
+    run("fedavg", tmp_path / "far", *settings, *far(deployed))
+    assert_same_run(tmp_path / "near", tmp_path / "far", personal=False)
+    assert json.loads((tmp_path / "far" / "ledger.json").read_text())["outgoing"]
+
+
 class AfterRound(Silent):
     """Does something once, after the first round."""
 

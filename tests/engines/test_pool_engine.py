@@ -12,7 +12,9 @@ from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.pool import AGAIN, DIED, LATE, Line, Pace, PoolNetwork, Recipe, Task, pack_tasks
+from visard.engines.pool import AGAIN, Line, Pace, PoolNetwork, Recipe
+from visard.engines.request import DIED, LATE
+from visard.engines.worker import Work, pack_work
 from visard.errors import VisardError
 
 CLIENTS = 5
@@ -157,7 +159,7 @@ def test_several_clients_at_once_give_the_same_bits(tmp_path: Path, monkeypatch:
     handed: list[int] = []
     real = Line.next
 
-    def counted(self: Line, given: int) -> list[Task]:
+    def counted(self: Line, given: int) -> list[Work]:
         handed.append(len(tasks := real(self, given)))
         return tasks
 
@@ -191,11 +193,11 @@ def test_light_tasks_are_handed_over_early_and_no_reply_is_overwritten(
 ) -> None:
     areas: list[int] = []
 
-    def noted(tasks: list[Task], area: int) -> bytes:
+    def noted(works: list[Work], bundle: Path, area: int) -> bytes:
         areas.append(area)
-        return pack_tasks(tasks, area)
+        return pack_work(works, bundle, area)
 
-    monkeypatch.setattr("visard.engines.pool.pack_tasks", noted)
+    monkeypatch.setattr("visard.engines.pool.pack_work", noted)
     noise_faces(tmp_path / "faces", identities=60)
     lost = {"client-020": fault} if fault else None
     local = toy_engine(tmp_path, toy_world(tmp_path, 48))

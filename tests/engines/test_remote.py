@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.toys import Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
 
+from visard.aggregation.outgoing import Clip
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.remote import Link, Parts, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
@@ -92,6 +93,20 @@ def test_same_bits_and_ledger_as_local_though_answers_come_in_another_order(tmp_
     net = network(tmp_path, DictLink(parties(tmp_path)))
     assert torch.equal(rounds(net, Toy(), 0, 3).w, expected(tmp_path, 3).w)
     assert net.states.ledger.read_bytes() == (tmp_path / "checkpoint" / "ledger.jsonl").read_bytes()
+
+
+def test_parties_postprocess_their_replies_as_local_clients_do(tmp_path: Path) -> None:
+    clip = (Clip(norm=0.5),)
+    theirs = parties(tmp_path)
+    for client, there in theirs.items():
+        world, method = party_world({"method": "toy", "clients": 3, "faults": {}}, str(tmp_path), [client])
+        made = replace(world, outgoing=clip), method
+        there.make_world = lambda run, made=made: made  # type: ignore[misc]
+    far = rounds(network(tmp_path, DictLink(theirs)), Toy(), 0, 2)
+    near = rounds(toy_engine(tmp_path, toy_world(tmp_path, outgoing=clip)), Toy(), 0, 2)
+    assert torch.equal(far.theta["a"], near.theta["a"])
+    assert torch.equal(near.theta["a"], torch.full((2, 2), 0.5)), "two rounds of an update of length 2, cut to 0.5"
+    assert torch.equal(far.w, near.w)
 
 
 def test_the_server_has_no_state_of_a_client(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,8 +49,8 @@ class Ledger:
             self._lines.clear()
             return file.tell()
 
-    def save(self, path: Path, pooled: frozenset[Disclosure]) -> None:
-        """`ledger.json`: the rows with their column names, and totals by kind."""
+    def save(self, path: Path, pooled: frozenset[Disclosure], outgoing: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`ledger.json`: the rows with their column names, totals by kind, and what happened to replies before."""
         self.flush()
         totals: dict[str, dict[str, Any]] = {}
         with self._path.open() as rows:
@@ -64,6 +64,8 @@ class Ledger:
             "totals": totals,
             "pooled": sorted(k.value for k in pooled),
         }
+        if outgoing:
+            head["outgoing"] = list(outgoing)
         text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
         # one row at a time: there may be millions
         with replacing(path) as beside, beside.open("w") as out, self._path.open() as rows:

@@ -14,7 +14,7 @@ from visard.engines.checkpoint import PackStates
 from visard.engines.codec import own
 from visard.engines.network import EngineNetwork, refusal
 from visard.engines.request import Reply, Request, StateFile
-from visard.engines.world import World, derive, generator, seed_default
+from visard.engines.world import POOL, World, derive, generator, seed_default
 from visard.errors import VisardError
 
 PICTURES = 256  # of one pass at most, unless a single client has more: this bounds the memory
@@ -31,13 +31,16 @@ class States(Protocol):
 
 
 def perform(world: World, step: BoundStep[M, R], request: Request, states: States, sent: bool = False) -> Reply:
-    """Run `step` at the client; the reply and the state share no memory with anything that lives on.
+    """Run `step` at the client, then what the run does to replies before they leave it.
 
-    A reply that is `sent` elsewhere before the next step is copied there, and not here.
+    The reply and the state share no memory with anything that lives on. A reply that is `sent` elsewhere before the
+    next step is copied there, and not here.
     """
     client = enter(world, request, states.read(request))
     begun = time.perf_counter()
     value = step(client, own(request.message))
+    for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
+        value = postprocess(client, request.message, value)
     value = value if sent else own(value)
     seconds = time.perf_counter() - begun
     return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Protocol, TypeVar, get_type_hints
@@ -14,6 +15,8 @@ from visard.core import Method, Network, Stage
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork, Traffic
+from visard.errors import Interrupted, one_line
+from visard.plugins import Registry
 
 # ----------
 # Ctrl-C: the first one lets the round end and be checkpointed, the second one stops at once.
@@ -82,6 +85,45 @@ class Silent:
     def evaluation(self, figures: dict[str, Any]) -> None: ...
 
     def problem(self, text: str) -> None: ...
+
+
+class Watchers:
+    """Forwards every event to all watchers, in their order.
+
+    What one of them raises never ends the run, unless it is the user's interrupt: the others hear of it, once.
+    """
+
+    def __init__(self, watchers: Watcher | Iterable[Watcher] | None = None) -> None:
+        alone = watchers is not None and not isinstance(watchers, Iterable)
+        self._all: list[Watcher] = [watchers] if alone else list(watchers or ())  # type: ignore[list-item,arg-type]
+        self._failed: set[int] = set()
+
+    def rendering(self, done: int, total: int) -> None:
+        self._tell("rendering", done, total)
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        self._tell("round", stage, step, steps, figures)
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        self._tell("evaluation", figures)
+
+    def problem(self, text: str) -> None:
+        self._tell("problem", text)
+
+    def _tell(self, event: str, *values: Any) -> None:
+        for number, watcher in enumerate(self._all):
+            try:
+                getattr(watcher, event)(*values)
+            except Interrupted:
+                raise
+            except Exception as error:
+                if number not in self._failed:
+                    self._failed.add(number)
+                    text = f"a watcher failed, the run goes on: {type(watcher).__name__}: {one_line(error)}"
+                    logging.getLogger("visard").warning(text)
+
+
+WATCHERS: Registry[Callable[[], Watcher]] = Registry("watchers", {})
 
 
 def rounds_of(method: Method[S]) -> list[tuple[Stage[S], int]]:

@@ -303,7 +303,8 @@ class EngineNetwork(ABC):
 
     def _grouped(self, step: BoundStep[Any, Any], reduction: Reduction) -> bool:
         """Whether clients may be done in one pass: the step can, and nothing but the mean of one field is wanted."""
-        return step.together is not None and self.world.aggregation.of_groups and len(reduction.fields) == 1
+        plain_mean = self.world.aggregation.of_groups and len(reduction.fields) == 1 and not self.world.outgoing
+        return step.together is not None and plain_mean
 
     @contextmanager
     def _only(self, name: str) -> Iterator[None]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from visard import models
+from visard.aggregation.outgoing import Postprocessor
 from visard.aggregation.rules import Mean, Rule
 from visard.config import Settings, load
 from visard.core import PUBLIC, ClientId, Disclosure, Method, Setup, Weights
@@ -70,6 +71,7 @@ class World:
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     aggregation: Rule = Mean()  # how replies become one
+    outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
     _network: nn.Module | None = field(default=None, repr=False)
 
@@ -166,6 +168,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         class_vectors=vectors,
         biases=biases,
         aggregation=settings.aggregation,
+        outgoing=settings.outgoing,
         start_from=start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
 

@@ -7,7 +7,7 @@ import platform
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -25,7 +25,7 @@ from visard.deployment.remote import PartyLink, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.loop import Silent, Watcher, asking, run_rounds, stop_on_interrupt
+from visard.engines.loop import Watcher, Watchers, asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork, Recipe
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
@@ -101,11 +101,12 @@ def run(
     overrides: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher | Iterable[Watcher] | None = None,
     plugins: Sequence[str | Path] = (),
 ) -> Run:
     """Run a preset, a TOML file or settings, and leave a complete run folder behind.
 
+    `watcher` is one watcher or several (see `engines.loop.Watcher`): they see the run go by, and never end it.
     `plugins` are files or modules with methods, heads and the like that the settings name.
 
     >>> import visard
@@ -117,12 +118,11 @@ def run(
     settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
     folder = Path(out) if out is not None else Path("runs") / settings.name
     _prepare(folder, settings, resume, overwrite)
-    watcher = watcher or Silent()
     with only_user(folder), _threads(settings.numerics.threads_per_step):
-        return _run(settings, folder, watcher)
+        return _run(settings, folder, Watchers(watcher))
 
 
-def resume(out: str | Path, watcher: Watcher | None = None) -> Run:
+def resume(out: str | Path, watcher: Watcher | Iterable[Watcher] | None = None) -> Run:
     """Continue the run in folder `out` with its own settings."""
     config = Path(out) / "config.toml"
     if not config.exists():
@@ -233,7 +233,8 @@ def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher:
     finally:
         network.close()
     _save_models(settings, folder, world, states, server, faces.size)
-    ledger.save(folder / "ledger.json", frozenset(kind for sizes in left.values() for kind in sizes))
+    pooled = frozenset(kind for sizes in left.values() for kind in sizes)
+    ledger.save(folder / "ledger.json", pooled, settings.to_dict().get("outgoing", ()))
     events.write("run_finished", seconds=time.perf_counter() - begun)
     write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes))
     if faces.synthetic:  # nobody's picture, so the report may show some
