@@ -40,7 +40,8 @@ def network(kind: str, folder: Path):  # type: ignore[no-untyped-def]
     from visard.deployment.remote import RemoteNetwork
     from visard.engines.checkpoint import Checkpoint
     from visard.engines.ledger import Ledger
-    from visard.engines.pool import PoolNetwork, Recipe
+    from visard.engines.pool import PoolNetwork
+    from visard.processes import Recipe
 
     world = toy_world(folder)
     if kind == "local":

@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,18 @@ def resolve(name: str) -> Any:
     """The object that "package.module:name" names."""
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a child makes what it works on: a function by name, and plain arguments."""
+
+    factory: str  # "module:function"
+    arguments: dict[str, Any]
+
+    def make(self, *given: Any) -> Any:
+        """Call the function with `given` and the arguments."""
+        return resolve(self.factory)(*given, **self.arguments)
 
 
 def send(channel: socket.socket, frame: bytes, flag: int = 0) -> None:

@@ -12,12 +12,12 @@ from tests.e2e.smoke import SMOKE
 from tests.e2e.test_methods import assert_same_results
 
 import visard
-from visard.engines.loop import Silent
+from visard.engines.loop import Watcher
 
 SETTINGS = [*SMOKE, "method.rounds=4"]
 
 
-class Impatient(Silent):
+class Impatient(Watcher):
     """Presses Ctrl-C in the second round."""
 
     def __init__(self) -> None:

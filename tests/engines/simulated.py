@@ -31,7 +31,7 @@ def toy(folder: Path) -> None:
     from visard.deployment.remote import RemoteNetwork
     from visard.engines.checkpoint import Checkpoint
     from visard.engines.ledger import Ledger
-    from visard.engines.pool import Recipe
+    from visard.processes import Recipe
 
     world = toy_world(folder, 5)
     states = Checkpoint(folder / "flower", "toy")

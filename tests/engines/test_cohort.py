@@ -21,13 +21,14 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork, cohorts
 from visard.engines.network import EngineNetwork
-from visard.engines.pool import PoolNetwork, Recipe
+from visard.engines.pool import PoolNetwork
 from visard.engines.request import Reply, Request
 from visard.engines.world import World
 from visard.errors import UsageError, VisardError
 from visard.learning.positive import OneStep, SpreadOut
 from visard.methods.fedface import Down, FedFace, Server
 from visard.numerics import Numerics
+from visard.processes import Recipe
 
 TRAINING = OneStep(lr=0.3, weight_decay=0.01, momentum=0.9)
 FEDFACE = FedFace(rounds=4, training=TRAINING, spread=SpreadOut(weight=1.0, margin=0.9))

@@ -46,7 +46,7 @@ from visard.deployment.keys import NodeKeys, make_keys
 from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.loop import Silent
+from visard.engines.loop import Watcher
 from visard.errors import VisardError
 
 pytestmark = [
@@ -171,7 +171,7 @@ def test_parties_postprocess_what_leaves_them(tmp_path: Path, deployed: Deployme
     assert json.loads((tmp_path / "far" / "ledger.json").read_text())["outgoing"]
 
 
-class AfterRound(Silent):
+class AfterRound(Watcher):
     """Does something once, after the first round."""
 
     def __init__(self, act: Callable[[], None]) -> None:

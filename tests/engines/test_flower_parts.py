@@ -27,9 +27,9 @@ from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.server import MOST, fleet_only, serve
 from visard.deployment.keys import Roles, ServerKeys, make_keys, tell_nodes
 from visard.deployment.remote import Link, Parts
-from visard.engines.pool import Recipe
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError
+from visard.processes import Recipe
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
 

@@ -13,10 +13,11 @@ import torch
 from tests.toys import ToyDown, ToyUp, toy_world
 
 from visard.config import load
-from visard.deployment.front import Front, Plan
+from visard.deployment.front import Front
 from visard.engines.codec import decode, encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError, VisardError
+from visard.processes import Recipe
 
 CLIENT = "client-000"
 MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
@@ -25,9 +26,8 @@ MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 @contextmanager
 def front(folder: Path) -> Iterator[Front]:
     toy_world(folder)
-    made = Front(
-        Plan("tests.toys:party_world", {"folder": str(folder), "roles": [CLIENT]}, folder / "state"), lambda _: None
-    )
+    recipe = Recipe("tests.toys:party_world", {"folder": str(folder), "roles": [CLIENT]})
+    made = Front(recipe, folder / "state", lambda _: None)
     try:
         yield made
     finally:
@@ -81,4 +81,4 @@ def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
 
 def test_a_worker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(VisardError, match="the worker process did not start"):
-        Front(Plan("tests.toys:no_such_function", {}, tmp_path), lambda _: None)
+        Front(Recipe("tests.toys:no_such_function", {}), tmp_path, lambda _: None)

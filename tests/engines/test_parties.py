@@ -20,7 +20,7 @@ from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.remote import PartyLink
 from visard.engines.codec import decode, encode
-from visard.engines.loop import Silent
+from visard.engines.loop import Watcher
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError, VisardError
 from visard.methods.scoring import Scores
@@ -46,7 +46,7 @@ class OwnLink(DictLink, PartyLink):
         return {role: self.counts or counts for role, counts in found.items()}
 
 
-class Heard(Silent):
+class Heard(Watcher):
     """Keeps what a run says."""
 
     def __init__(self) -> None:

@@ -12,10 +12,11 @@ from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.pool import AGAIN, Line, Pace, PoolNetwork, Recipe
+from visard.engines.pool import AGAIN, Line, Pace, PoolNetwork
 from visard.engines.request import DIED, LATE
-from visard.engines.worker import Work, pack_work
+from visard.engines.worker import Job, pack_jobs
 from visard.errors import VisardError
+from visard.processes import Recipe
 
 CLIENTS = 5
 
@@ -159,7 +160,7 @@ def test_several_clients_at_once_give_the_same_bits(tmp_path: Path, monkeypatch:
     handed: list[int] = []
     real = Line.next
 
-    def counted(self: Line, given: int) -> list[Work]:
+    def counted(self: Line, given: int) -> list[Job]:
         handed.append(len(tasks := real(self, given)))
         return tasks
 
@@ -193,11 +194,11 @@ def test_light_tasks_are_handed_over_early_and_no_reply_is_overwritten(
 ) -> None:
     areas: list[int] = []
 
-    def noted(works: list[Work], bundle: Path, area: int) -> bytes:
+    def noted(jobs: list[Job], bundle: Path, area: int) -> bytes:
         areas.append(area)
-        return pack_work(works, bundle, area)
+        return pack_jobs(jobs, bundle, area)
 
-    monkeypatch.setattr("visard.engines.pool.pack_work", noted)
+    monkeypatch.setattr("visard.engines.pool.pack_jobs", noted)
     noise_faces(tmp_path / "faces", identities=60)
     lost = {"client-020": fault} if fault else None
     local = toy_engine(tmp_path, toy_world(tmp_path, 48))

@@ -14,6 +14,7 @@ from visard.cli.deploy import take_part  # noqa: E402
 from visard.deployment import front  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
 from visard.engines.request import Request, unpack  # noqa: E402
+from visard.processes import Recipe  # noqa: E402
 
 
 class Forger(front.Front):
@@ -41,5 +42,5 @@ class Forger(front.Front):
 if __name__ == "__main__":
     server, keys, number, state, folder, roles = sys.argv[1:]
     front.Front = Forger  # type: ignore[misc]
-    plan = front.Plan("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)}, Path(state))
-    take_part(server, Path(keys), number, plan, 0.5)
+    recipe = Recipe("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)})
+    take_part(server, Path(keys), number, recipe, Path(state), 0.5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from visard.engines.pool import AHEAD, MOST, Line, Pace
 from visard.engines.request import Request
-from visard.engines.worker import Work
+from visard.engines.worker import Job
 
 
-def tasks(sizes: list[int]) -> list[Work]:
-    return [Work([Request(client=f"c{i}")], i, size) for i, size in enumerate(sizes)]
+def tasks(sizes: list[int]) -> list[Job]:
+    return [Job([Request(client=f"c{i}")], i, size) for i, size in enumerate(sizes)]
 
 
 def pace(seconds: float, size: int = 1000) -> Pace:
@@ -18,7 +18,7 @@ def pace(seconds: float, size: int = 1000) -> Pace:
     return made
 
 
-def positions(given: list[Work]) -> list[int]:
+def positions(given: list[Job]) -> list[int]:
     return [t.position for t in given]
 
 

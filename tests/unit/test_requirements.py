@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from visard.deployment.node import Plan
 
 from visard.cli import deploy
 from visard.config import load
@@ -16,6 +15,7 @@ from visard.deployment.party import OwnStates, Party
 from visard.deployment.requirements import Requirements
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import PublicError, UsageError
+from visard.processes import Recipe
 
 FILE = """
 [require.method]
@@ -132,12 +132,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.flower
 def test_the_client_hands_it_to_its_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("flwr", reason="needs the extra flower")
-    plans: list[Plan] = []
-    monkeypatch.setattr(deploy, "take_part", lambda server, keys, node, plan, poll: plans.append(plan))
+    recipes: list[Recipe] = []
+    monkeypatch.setattr(deploy, "take_part", lambda server, keys, node, recipe, *_: recipes.append(recipe))
     path = tmp_path / "require.toml"
     path.write_text(FILE)
     deploy.client("h:1", tmp_path, "1", ["a"], tmp_path / "mine", "synthetic", require=path)
-    given = plans[0].arguments["required"]
+    given = recipes[0].arguments["required"]
     assert Requirements(**given) == Requirements.load(path)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from visard.engines.loop import Silent, Watchers
+from visard.engines.loop import Watcher, Watchers
 from visard.errors import Interrupted
 
 
-class Heard(Silent):
+class Heard(Watcher):
     def __init__(self) -> None:
         self.events: list[Any] = []
 
@@ -22,7 +22,7 @@ class Heard(Silent):
         self.events.append(text)
 
 
-class Broken(Silent):
+class Broken(Watcher):
     def __init__(self, error: BaseException) -> None:
         self.error = error
 

@@ -13,6 +13,7 @@ import typer
 from visard.cli.console import console, table
 from visard.errors import UsageError
 from visard.files import only_user
+from visard.processes import Recipe
 
 if TYPE_CHECKING:
     from visard.deployment.flower.client import Fleet
@@ -111,7 +112,6 @@ def client(
     Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
     """
     _require()
-    from visard.deployment.front import Plan
     from visard.deployment.keys import NAME
     from visard.deployment.requirements import Requirements
 
@@ -124,24 +124,22 @@ def client(
         raise UsageError(f"no partition at {partition}")
     required = asdict(Requirements.load(require)) if require else None
     arguments = {"data": data, "file": file, "roles": role, "required": required}
-    plan = Plan("visard.deployment.join:world_of_party", arguments, _own_folder(state))
-    take_part(server, keys, node, plan, poll)
+    take_part(server, keys, node, Recipe("visard.deployment.join:world_of_party", arguments), _own_folder(state), poll)
 
 
-def take_part(server: str, keys: Path, node: str, plan: object, poll: float) -> None:
+def take_part(server: str, keys: Path, node: str, recipe: Recipe, state: Path, poll: float) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     from visard.deployment.flower.client import Fleet
-    from visard.deployment.front import Front, Plan
+    from visard.deployment.front import Front
     from visard.deployment.keys import NodeKeys
 
-    assert isinstance(plan, Plan)
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"--server {server}: must look like HOST:PORT")
     own = NodeKeys.load(keys, node)
     fleet = Fleet(server, own.ca, own.private, _say)
-    with only_user(plan.state):
-        _answer(fleet, Front(plan, _say), poll)
+    with only_user(state):
+        _answer(fleet, Front(recipe, state, _say), poll)
 
 
 def _answer(fleet: Fleet, front: Front, poll: float) -> None:

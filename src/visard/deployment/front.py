@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from visard.engines.request import DIED, LATE, Request, pack, unpack
 from visard.errors import VisardError
-from visard.processes import Child, ChildError, send
+from visard.processes import Child, ChildError, Recipe, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
@@ -18,29 +16,20 @@ STOPPED = "the party was stopped"
 NO_START = "the worker process did not start"
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a worker builds its worlds, and where it keeps its states."""
-
-    factory: str  # "module:function" -> (World, Method), called with the run's settings and the arguments
-    arguments: dict[str, Any]
-    state: Path
-
-
 class Front:
-    """Hands requests to the worker; a dead worker costs one retry, a late one its step."""
+    """Hands requests to the worker; a dead worker costs one retry, a late one its step.
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self.plan, self.say = plan, say
+    The recipe makes (World, Method) of the settings of a run; states are kept in the folder `state`.
+    """
+
+    def __init__(self, recipe: Recipe, state: Path, say: Callable[[str], None]) -> None:
+        self.recipe, self.state, self.say = recipe, state, say
         self._worker: Child | None = None
         self._stopped = False
         self._hire()
 
     def _hire(self) -> Child:
-        plan = self.plan
-        self._worker = worker = Child(
-            "visard.deployment.party:serve", factory=plan.factory, arguments=plan.arguments, state=str(plan.state)
-        )
+        self._worker = worker = Child("visard.deployment.party:serve", recipe=vars(self.recipe), state=str(self.state))
         try:
             _receive(worker, time.monotonic() + START_SECONDS)
         except (ChildError, OSError) as error:

@@ -11,7 +11,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -26,7 +25,7 @@ from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line
 from visard.files import PRIVATE, flush_to_disk, write_atomically, write_durably
 from visard.methods.scoring import steps_of
-from visard.processes import receive, resolve, send
+from visard.processes import Recipe, receive, send
 
 MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
 
@@ -181,14 +180,14 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
     return request.reply(failure=f"{type(error).__name__}: the party's log says more")
 
 
-def serve(channel: socket.socket, factory: str, arguments: dict[str, Any], state: str) -> None:
+def serve(channel: socket.socket, recipe: dict[str, Any], state: str) -> None:
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
     It answers until its front is gone. A request is two frames, header and payload, and so is the reply.
     """
     torch.set_num_threads(1)
     home = Path(state)
-    party = Party(partial(resolve(factory), **arguments), OwnStates(home / "states"), models=home / "models")
+    party = Party(Recipe(**recipe).make, OwnStates(home / "states"), models=home / "models")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         for part in party.do(header, payload):

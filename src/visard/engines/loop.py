@@ -14,77 +14,40 @@ from typing import Any, Protocol, TypeVar, get_type_hints
 from visard.core import Method, Network, Stage
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.network import EngineNetwork, Traffic
+from visard.engines.network import EngineNetwork
 from visard.errors import Interrupted, one_line
 from visard.plugins import Registry
-
-# ----------
-# Ctrl-C: the first one lets the round end and be checkpointed, the second one stops at once.
-
-
-class Stop:
-    """Whether somebody asked for the run to end after this round."""
-
-    wanted = False
-
-    def check(self) -> None:
-        """Stop here if that was asked for: the round is safe on disk."""
-        if self.wanted:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Catch Ctrl-C for the length of a run; outside the main thread signals are left alone."""
-    stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def interrupted(number: int, frame: FrameType | None) -> None:
-        if stop.wanted:
-            raise KeyboardInterrupt
-        stop.wanted = True
-        say("interrupted: this round is finished and saved first (Ctrl-C again stops at once)")
-
-    before = signal.signal(signal.SIGINT, interrupted)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, before)
-
 
 S = TypeVar("S")
 
 
 class Watcher(Protocol):
-    """Who wants to see a run go by: the progress bar of the command line, a notebook, a test."""
+    """Who wants to see a run go by: the progress bar of the command line, a notebook, a tracker, a test.
 
-    def rendering(self, done: int, total: int) -> None: ...
+    One that is derived from this class does nothing where it does not say otherwise.
+    """
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None: ...
+    def rendering(self, done: int, total: int) -> None:
+        """So many of the synthetic faces are drawn."""
+        return
 
-    def evaluation(self, figures: dict[str, Any]) -> None: ...
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        """Round `step` of all `steps` is done; `figures` are what the method logged."""
+        return
 
-    def problem(self, text: str) -> None: ...
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        """Models were tested."""
+        return
+
+    def problem(self, text: str) -> None:
+        """A line for people: somebody is missing, something is slow."""
+        return
 
 
 class Events(Protocol):
     """Where events go; see `visard.report.run_folder.EventLog`."""
 
     def write(self, event: str, **fields: Any) -> None: ...
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def rendering(self, done: int, total: int) -> None: ...
-
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None: ...
-
-    def evaluation(self, figures: dict[str, Any]) -> None: ...
-
-    def problem(self, text: str) -> None: ...
 
 
 class Watchers:
@@ -126,6 +89,39 @@ class Watchers:
 WATCHERS: Registry[Callable[[], Watcher]] = Registry("watchers", {})
 
 
+class Stop:
+    """Whether somebody asked for the run to end after this round."""
+
+    wanted = False
+
+    def check(self) -> None:
+        """Stop here if that was asked for: the round is safe on disk."""
+        if self.wanted:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Stop]:
+    """Catch Ctrl-C during a run: the first lets the round end and be saved, the second stops at once. Outside
+    the main thread signals are left alone."""
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def interrupted(number: int, frame: FrameType | None) -> None:
+        if stop.wanted:
+            raise KeyboardInterrupt
+        stop.wanted = True
+        say("interrupted: this round is finished and saved first (Ctrl-C again stops at once)")
+
+    before = signal.signal(signal.SIGINT, interrupted)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def rounds_of(method: Method[S]) -> list[tuple[Stage[S], int]]:
     """Every round of every stage, in order."""
     return [(stage, r) for stage in method.stages() for r in range(stage.rounds)]
@@ -164,43 +160,27 @@ def run_rounds(
         )  # fmt: skip
         watcher.round(stage.name, step + 1, len(plan), traffic.figures)
         if step + 1 < len(plan) and evaluate_every and (step + 1) % evaluate_every == 0:
-            _evaluate(server, network, events, evaluate, watcher, stage.name, round, step)
+            begun = time.perf_counter()
+            with asking(network, f"{stage.name}/evaluation", round, events, watcher):
+                found = evaluate(server, network)
+            seconds = time.perf_counter() - begun
+            events.write("evaluation", stage=stage.name, round=round, step=step, seconds=seconds, **found)
+            watcher.evaluation(found)
         states.commit(server, ledger.flush())
         if stop is not None:
             stop.check()
     return server
 
 
-def _evaluate(
-    server: S,
-    network: EngineNetwork,
-    events: Events,
-    evaluate: Callable[[S, Network], dict[str, Any]],
-    watcher: Watcher,
-    stage: str,
-    round: int,
-    step: int,
-) -> None:
-    begun = time.perf_counter()
-    with asking(network, f"{stage}/evaluation", round, events, watcher):
-        figures = evaluate(server, network)
-    events.write("evaluation", stage=stage, round=round, step=step, seconds=time.perf_counter() - begun, **figures)
-    watcher.evaluation(figures)
-
-
 @contextmanager
 def asking(network: EngineNetwork, stage: str, round: int, events: Events, watcher: Watcher) -> Iterator[None]:
-    """Begin a round, and tell who failed in it, also where that ends it."""
+    """Begin a round, and say who failed in it, also where that ends it."""
     network.begin(stage, round)
     try:
         yield
     finally:
-        _tell_problems(events, watcher, stage, round, network.traffic)
-
-
-def _tell_problems(events: Events, watcher: Watcher, stage: str, round: int, traffic: Traffic) -> None:
-    for problem in traffic.problems:
-        fields = {k: v for k, v in problem.items() if k != "event"}
-        events.write(problem["event"], stage=stage, round=round, **fields)
-        what = f"reply refused ({problem['field']})" if problem["event"] == "refused" else "no reply"
-        watcher.problem(f"{stage} round {round}: {problem['client']}: {what}: {problem['reason']}")
+        for problem in network.traffic.problems:
+            fields = {k: v for k, v in problem.items() if k != "event"}
+            events.write(problem["event"], stage=stage, round=round, **fields)
+            what = f"reply refused ({problem['field']})" if problem["event"] == "refused" else "no reply"
+            watcher.problem(f"{stage} round {round}: {problem['client']}: {what}: {problem['reason']}")

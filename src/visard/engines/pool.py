@@ -1,7 +1,8 @@
 """The pool engine: every core of one machine, persistent worker processes, the same bits as `local`.
 
-Who goes next is decided in `line`. Replies are handed over in the order asked, so a bounded number of them waits:
-memory grows with the workers, not with the clients.
+A hand-over to a worker costs two context switches, so light jobs go out several at a time. Heavy ones go out one by
+one, of the next in line the largest first, so that the workers finish together. Replies are handed over in the order
+asked, so a bounded number of them waits: memory grows with the workers, not with the clients.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,50 +27,47 @@ from visard.engines.local import cohorts
 from visard.engines.network import EngineNetwork
 from visard.engines.request import DIED, LATE, Reply, Request
 from visard.engines.shared_memory import Bundle, Mapped, memory_folder, remove_folder
-from visard.engines.worker import Work, pack_work, read_replies
+from visard.engines.worker import Job, pack_jobs, read_replies
 from visard.engines.world import World
 from visard.errors import VisardError
-from visard.processes import Child, ChildError, receive, send
+from visard.processes import Child, ChildError, Recipe, receive, send
 
-# ----------
-# Who is next in a pool: works waiting for a worker, and how many of them one hand-over takes.
-#
-# A hand-over costs two context switches, so light works go out several at a time. Heavy ones go out one by one, of the
-# next in line the largest first, so that the workers finish together.
-
-AHEAD = 8  # works for each worker that may overtake one another: this bounds the replies that wait for their turn
+AHEAD = 8  # jobs for each worker that may overtake one another: this bounds the replies that wait for their turn
 SECONDS = 0.1  # of work in one hand-over
 BYTES = 1 << 24  # of replies of one hand-over
-MOST = 64
+MOST = 64  # jobs of one hand-over
+AGAIN = 2  # workers in a row that may end while starting, where one has started before
+START_SECONDS = 120.0
+SMALL = 1 << 15  # bytes that a busy worker's socket takes for certain: sending more could wait for it, and it for us
 
 
 class Pace:
-    """How long a work of one kind takes and how much it replies, from those seen."""
+    """How long the jobs of one step take and how much they reply, from those seen."""
 
     def __init__(self) -> None:
         self.seconds = math.inf
         self.bytes = 0
 
     def heard(self, seconds: float) -> None:
-        """A work took so long."""
+        """A job took so long."""
         self.seconds = seconds if math.isinf(self.seconds) else 0.8 * self.seconds + 0.2 * seconds
 
     def batch(self) -> int:
-        """Tasks for one hand-over."""
+        """Jobs for one hand-over."""
         fits = min(SECONDS / max(self.seconds, 1e-6), BYTES / max(self.bytes, 1), MOST)
         return max(1, int(fits))
 
 
 class Line:
-    """The works of one ask that no worker has at the moment."""
+    """The jobs of one ask that no worker has at the moment."""
 
-    def __init__(self, works: Iterable[Work], pace: Pace, workers: int) -> None:
-        self._waiting = deque(works)
-        self._again: list[Work] = []
+    def __init__(self, jobs: Iterable[Job], pace: Pace, workers: int) -> None:
+        self._waiting = deque(jobs)
+        self._again: list[Job] = []
         self.pace, self._workers = pace, max(1, workers)
 
-    def next(self, given: int) -> list[Work]:
-        """What a free worker gets, when `given` works have been handed on in order; nothing if it has to wait."""
+    def next(self, given: int) -> list[Job]:
+        """What a free worker gets, when `given` jobs have been handed on in order; nothing if it has to wait."""
         if self._again:
             return [self._again.pop()]
         # towards the end hand-overs get smaller, so that no worker sits on much while others are done
@@ -82,51 +80,13 @@ class Line:
             return [largest]
         return [self._waiting.popleft() for _ in near[:batch]]
 
-    def back(self, works: list[Work]) -> None:
-        """Tasks that a lost worker had not begun."""
-        self._waiting.extendleft(reversed(works))
+    def back(self, jobs: list[Job]) -> None:
+        """Jobs that a lost worker had not begun."""
+        self._waiting.extendleft(reversed(jobs))
 
-    def once_more(self, work: Work) -> None:
-        """A work whose worker died gets another worker, and that one nothing else."""
-        self._again.append(work)
-
-
-# ----------
-# How the coordinator of a pool shares the cores with its workers.
-
-
-def wait_in_turn(policy: int | None = None) -> int | None:
-    """Let this thread no longer interrupt others when it wakes up; returns how it was, which the next call restores.
-
-    Woken by every reply, the coordinator would take a core from a worker each time and clear its cache; like this it
-    runs when a core is free or its turn has come, and finds several replies. Only Linux has this, elsewhere nothing
-    happens; a thread that is scheduled in a special way is left alone. A worker that is replaced meanwhile inherits
-    it, which does no harm: it computes, and hardly ever wakes up.
-    """
-    if sys.platform != "linux":
-        return None
-    try:
-        now = os.sched_getscheduler(0)
-        if policy is not None:
-            os.sched_setscheduler(0, policy, os.sched_param(0))
-        elif now == os.SCHED_OTHER:
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except OSError:
-        return None
-    return now if now == os.SCHED_OTHER else None
-
-
-AGAIN = 2  # workers in a row that may end while starting, where one has started before
-START_SECONDS = 120.0
-SMALL = 1 << 15  # bytes that a busy worker's socket takes for certain: sending more could wait for it, and it for us
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a worker builds its own world: a function by name, and plain arguments."""
-
-    factory: str  # "module:function" -> (World, Method)
-    arguments: dict[str, Any]
+    def once_more(self, job: Job) -> None:
+        """A job whose worker died gets another worker, and that one nothing else."""
+        self._again.append(job)
 
 
 class Worker(Child):
@@ -135,20 +95,20 @@ class Worker(Child):
     def __init__(self, recipe: Recipe, states: Path, areas: list[Path]) -> None:
         super().__init__(
             "visard.engines.worker:serve",
-            factory=recipe.factory, arguments=recipe.arguments, states=str(states), replies=[str(a) for a in areas],
+            recipe=vars(recipe), states=str(states), replies=[str(a) for a in areas],
         )  # fmt: skip
         self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
         self.area = 0  # of the last hand-over
         self.ready = False
-        self.works: deque[Work] = deque()  # in the order in which it does them
+        self.jobs: deque[Job] = deque()  # in the order in which it does them
         self.deadline = time.monotonic() + START_SECONDS
 
     def takes_more(self, batch: int) -> bool:
-        """Whether it has nothing to do, or the last half of a hand-over of `batch` light tasks; never two at once.
+        """Whether it has nothing to do, or the last half of a hand-over of `batch` light jobs; never two at once.
 
         The hand-over after that writes its replies where those of the one before were, which have been read by then.
         """
-        return not self.works or (len(self.works) <= batch // 2 and self.works[0].area == self.area)
+        return not self.jobs or (len(self.jobs) <= batch // 2 and self.jobs[0].area == self.area)
 
 
 class PoolNetwork(EngineNetwork):
@@ -188,34 +148,34 @@ class PoolNetwork(EngineNetwork):
             area.unlink(missing_ok=True)
 
     def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
-        return self._work(step, [[request] for request in requests])
+        return self._run(step, [[request] for request in requests])
 
     def replies_together(self, step: BoundStep[Any, Any], requests: Sequence[Request], mean: str) -> Iterator[Reply]:
-        return self._work(step, list(cohorts(self.world, requests)), mean)
+        return self._run(step, list(cohorts(self.world, requests)), mean)
 
-    def _shared(self, groups: list[list[Request]], mean: str) -> tuple[Path, list[Work]]:
+    def _shared(self, groups: list[list[Request]], mean: str) -> tuple[Path, list[Job]]:
         """The messages in shared memory, and what is to be done."""
         self._asks += 1
         bundle = Bundle(self.memory / f"ask-{self._asks}")
-        works = []
+        jobs = []
         for position, group in enumerate(groups):
             size = sum(len(self.world.clients[request.client].train) for request in group)
             there = [replace(request, message=bundle.tree(request.message)) for request in group]
-            works.append(Work(there, position, size, mean))
+            jobs.append(Job(there, position, size, mean))
         bundle.close()
-        return bundle.path, works
+        return bundle.path, jobs
 
-    def _work(self, step: BoundStep[Any, Any], groups: list[list[Request]], mean: str = "") -> Iterator[Reply]:
+    def _run(self, step: BoundStep[Any, Any], groups: list[list[Request]], mean: str = "") -> Iterator[Reply]:
         """The replies of each group, in their order."""
         if not groups:
             return
-        bundle, works = self._shared(groups, mean)
-        line = Line(works, self._paces.setdefault(step.name, Pace()), len(self.workers))
+        bundle, jobs = self._shared(groups, mean)
+        line = Line(jobs, self._paces.setdefault(step.name, Pace()), len(self.workers))
         finished: dict[int, list[Reply]] = {}
         given, timeout = 0, groups[0][0].timeout
         before = wait_in_turn()
         try:
-            while given < len(works):
+            while given < len(jobs):
                 self._hand_out(line, bundle, given, timeout)
                 finished.update(self._wait(step, line, timeout))
                 self._hand_out(line, bundle, given, timeout)  # workers go on while the method takes the replies
@@ -225,27 +185,27 @@ class PoolNetwork(EngineNetwork):
         finally:
             wait_in_turn(before)
             bundle.unlink(missing_ok=True)
-            for worker in [w for w in self.workers if w.works]:  # the method stopped listening
+            for worker in [w for w in self.workers if w.jobs]:  # the method stopped listening
                 self._fire(worker)
                 self._hire()
 
     def _hand_out(self, line: Line, bundle: Path, given: int, timeout: float) -> None:
-        """Give something to do to every worker that is free, or through with most of a hand-over of light works."""
+        """Give something to do to every worker that is free, or through with most of a hand-over of light jobs."""
         for worker in self.workers:
             if not worker.ready or not worker.takes_more(line.pace.batch()):
                 continue
-            if not (works := line.next(given)):
+            if not (jobs := line.next(given)):
                 return
-            area = 1 - worker.area if worker.works else 0
-            frame = pack_work(works, bundle, area)
-            if worker.works and len(frame) > SMALL:
-                line.back(works)
+            area = 1 - worker.area if worker.jobs else 0
+            frame = pack_jobs(jobs, bundle, area)
+            if worker.jobs and len(frame) > SMALL:
+                line.back(jobs)
                 continue
-            if not worker.works:
+            if not worker.jobs:
                 worker.deadline = time.monotonic() + timeout
-            for work in works:
-                work.tries, work.area = work.tries + 1, area
-            worker.works.extend(works)
+            for job in jobs:
+                job.tries, job.area = job.tries + 1, area
+            worker.jobs.extend(jobs)
             worker.area = area
             try:
                 send(worker.channel, frame)
@@ -253,7 +213,7 @@ class PoolNetwork(EngineNetwork):
                 continue  # it is dead: noticed when its channel is read
 
     def _wait(self, step: BoundStep[Any, Any], line: Line, timeout: float) -> Iterator[tuple[int, list[Reply]]]:
-        """Answers that have come in, by the position of their task; dead and late workers are replaced."""
+        """Replies that have come in, by the position of their job; dead and late workers are replaced."""
         soonest = min(w.deadline for w in self.workers)
         for key, _ in self.selector.select(max(0.0, min(soonest - time.monotonic(), 1.0))):
             worker: Worker = key.data
@@ -268,33 +228,54 @@ class PoolNetwork(EngineNetwork):
             elif not worker.ready:
                 worker.ready, worker.deadline = True, float("inf")
                 self._begun, self._failed = True, 0
-            elif worker.works:
-                work = worker.works.popleft()
-                worker.deadline = time.monotonic() + timeout if worker.works else float("inf")
-                replies = read_replies(step, work, frame, worker.replies[work.area])
+            elif worker.jobs:
+                job = worker.jobs.popleft()
+                worker.deadline = time.monotonic() + timeout if worker.jobs else float("inf")
+                replies = read_replies(step, job, frame, worker.replies[job.area])
                 line.pace.heard(sum(reply.seconds for reply in replies))
                 line.pace.bytes = line.pace.bytes or size_of(replies[0].value)
-                yield work.position, replies
+                yield job.position, replies
         for worker in [w for w in self.workers if time.monotonic() > w.deadline]:
             if not worker.ready:
                 raise VisardError(f"a worker process did not start within {START_SECONDS:g} s")
             yield from self._lost(worker, line, LATE)
 
     def _lost(self, worker: Worker, line: Line, why: str) -> Iterator[tuple[int, list[Reply]]]:
-        """Replace a worker; the work that it was at is tried once more if the worker just died."""
+        """Replace a worker; the job that it was at is tried once more if the worker just died."""
         if not worker.ready:
             self._failed += 1
             if not self._begun or self._failed > AGAIN:
                 code = worker.process.wait()
                 raise VisardError(f"a worker process ended while starting (exit code {code})")
-        works = list(worker.works)
-        worker.works.clear()
+        jobs = list(worker.jobs)
+        worker.jobs.clear()
         self._fire(worker)
         self._hire()
-        for work in works[1:]:
-            work.tries -= 1
-        line.back(works[1:])
-        if works and works[0].tries == 1 and why == DIED:
-            line.once_more(works[0])
-        elif works:
-            yield works[0].position, [request.reply(failure=why) for request in works[0].requests]
+        for job in jobs[1:]:
+            job.tries -= 1
+        line.back(jobs[1:])
+        if jobs and jobs[0].tries == 1 and why == DIED:
+            line.once_more(jobs[0])
+        elif jobs:
+            yield jobs[0].position, [request.reply(failure=why) for request in jobs[0].requests]
+
+
+def wait_in_turn(policy: int | None = None) -> int | None:
+    """Let this thread no longer interrupt others when it wakes up; returns how it was, which the next call restores.
+
+    Woken by every reply, the coordinator would take a core from a worker each time and clear its cache; like this it
+    runs when a core is free or its turn has come, and finds several replies. Only Linux has this, elsewhere nothing
+    happens; a thread that is scheduled in a special way is left alone. A worker that is replaced meanwhile inherits
+    it, which does no harm: it computes, and hardly ever wakes up.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        now = os.sched_getscheduler(0)
+        if policy is not None:
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+        elif now == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    except OSError:
+        return None
+    return now if now == os.SCHED_OTHER else None

@@ -1,6 +1,6 @@
 """A long-lived worker process of the pool (see `visard.processes`): one network, any client's steps.
 
-A frame to a worker holds several pieces of work; each has an answer of its own. Tensors are in shared memory: those of
+A frame to a worker holds several jobs; each has an answer of its own. Tensors are in shared memory: those of
 messages in a bundle of the ask, those of replies in an area of the worker, until a frame names that area again.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import socket
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from visard.core import BoundStep, ClientId, Method
+from visard.core import BoundStep, Method
 from visard.engines.checkpoint import Packs, PackStates
 from visard.engines.codec import CodecError, build
 from visard.engines.local import perform, perform_together, with_mean
@@ -23,11 +23,11 @@ from visard.engines.request import Reply, Request, StateFile
 from visard.engines.shared_memory import Bundle, Mapped
 from visard.engines.world import World
 from visard.methods.scoring import steps_of
-from visard.processes import receive, resolve, send
+from visard.processes import Recipe, receive, send
 
 
 @dataclass
-class Work:
+class Job:
     """What a worker does in one go: a client's step, or that of a cohort whose field `mean` is averaged.
 
     The message of a request here is the header of its tree in shared memory.
@@ -38,14 +38,10 @@ class Work:
     size: int  # training pictures
     mean: str = ""
     tries: int = 0
-    area: int = field(default=0, compare=False)  # of its worker's two areas for replies
-
-    @property
-    def clients(self) -> list[ClientId]:
-        return [request.client for request in self.requests]
+    area: int = 0  # of its worker's two areas for replies
 
 
-def pack_work(works: list[Work], bundle: Path, area: int) -> bytes:
+def pack_jobs(jobs: list[Job], bundle: Path, area: int) -> bytes:
     """A frame to a worker, with each message's header once however many requests share it."""
     numbers: dict[int, int] = {}
     trees: list[Any] = []
@@ -56,26 +52,26 @@ def pack_work(works: list[Work], bundle: Path, area: int) -> bytes:
             trees.append(tree)
         return {k: v for k, v in vars(request).items() if v} | {"message": numbers[id(tree)]}
 
-    each = [{"requests": [packed(request) for request in work.requests], "mean": work.mean} for work in works]
+    each = [{"requests": [packed(request) for request in job.requests], "mean": job.mean} for job in jobs]
     return json.dumps(
-        {"works": each, "messages": trees, "bundle": str(bundle), "area": area}, separators=(",", ":")
+        {"jobs": each, "messages": trees, "bundle": str(bundle), "area": area}, separators=(",", ":")
     ).encode()
 
 
-def read_replies(step: BoundStep[Any, Any], work: Work, frame: bytes, tensors: Mapped) -> list[Reply]:
-    """What came back for some work, one reply for each of its requests."""
+def read_replies(step: BoundStep[Any, Any], job: Job, frame: bytes, tensors: Mapped) -> list[Reply]:
+    """What came back for a job, one reply for each of its requests."""
     tensors.forget()
     answer = json.loads(frame)
     try:
         shared = build(answer["mean"], dict, tensors) if "mean" in answer else None
     except CodecError as error:
-        return [request.reply(failure=f"reply refused: {error}") for request in work.requests]
+        return [request.reply(failure=f"reply refused: {error}") for request in job.requests]
     replies = []
-    for request, fields in zip(work.requests, answer["replies"], strict=True):
+    for request, fields in zip(job.requests, answer["replies"], strict=True):
         try:
             if "value" in fields:
                 value = build(fields["value"], step.types[1], tensors)
-                fields["value"] = value if shared is None else with_mean(value, work.mean, shared)
+                fields["value"] = value if shared is None else with_mean(value, job.mean, shared)
                 fields["state"] = StateFile(*fields["state"]) if fields["state"] else None
             replies.append(request.reply(**fields))
         except CodecError as error:
@@ -103,15 +99,15 @@ class Desk:
         if self._tensors[0] != frame["bundle"]:
             self._tensors = frame["bundle"], Mapped(Path(frame["bundle"]))
 
-    def do(self, work: dict[str, Any]) -> dict[str, Any]:
-        """The answer to some work; a cohort in which anything is wrong is done one by one."""
-        step = steps_of(self.method)[work["requests"][0]["step"]]
+    def do(self, job: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a job; a cohort in which anything is wrong is done one by one."""
+        step = steps_of(self.method)[job["requests"][0]["step"]]
         with suppress(Exception):
-            if work["mean"]:
-                requests = [self._request(fields, step) for fields in work["requests"]]
-                shared, replies = perform_together(self.world, step, requests, self.states, work["mean"])
+            if job["mean"]:
+                requests = [self._request(fields, step) for fields in job["requests"]]
+                shared, replies = perform_together(self.world, step, requests, self.states, job["mean"])
                 return {"mean": self._replies.tree(shared), "replies": [self._packed(reply) for reply in replies]}
-        return {"replies": [self._alone(fields, step) for fields in work["requests"]]}
+        return {"replies": [self._alone(fields, step) for fields in job["requests"]]}
 
     def _alone(self, fields: dict[str, Any], step: BoundStep[Any, Any]) -> dict[str, Any]:
         try:
@@ -131,15 +127,15 @@ class Desk:
         return {"value": self._replies.tree(reply.value), "state": reply.state, "seconds": reply.seconds}
 
 
-def serve(channel: socket.socket, factory: str, arguments: dict[str, Any], states: str, replies: list[str]) -> None:
-    """Build the world that `factory` names, then do steps until the other side is gone."""
+def serve(channel: socket.socket, recipe: dict[str, Any], states: str, replies: list[str]) -> None:
+    """Build the world of the recipe, then do steps until the other side is gone."""
     torch.set_num_threads(1)
-    desk = Desk(resolve(factory)(**arguments), Path(states), replies)
+    desk = Desk(Recipe(**recipe).make(), Path(states), replies)
     torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
         given = json.loads(frame)
         desk.clear(given)
-        for work in given["works"]:
-            send(channel, json.dumps(desk.do(work)).encode())
+        for job in given["jobs"]:
+            send(channel, json.dumps(desk.do(job)).encode())
         desk.states.packs.let_go()

@@ -27,12 +27,13 @@ from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.loop import Watcher, Watchers, asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
-from visard.engines.pool import PoolNetwork, Recipe
+from visard.engines.pool import PoolNetwork
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
 from visard.errors import Interrupted, UsageError, VisardError
 from visard.files import only_user, write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
+from visard.processes import Recipe
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
 from visard.runs.evaluation import final_metrics, metrics_of_round

@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 from collections.abc import Collection
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, parts, record
 from visard.deployment.party import Party
 from visard.engines.checkpoint import Packs, PackStates
-from visard.engines.pool import Recipe
 from visard.errors import VisardError
-from visard.processes import resolve
+from visard.processes import Recipe
 
 START_SECONDS = 180.0
 AHEAD = 8  # requests in line for each Ray actor
@@ -103,22 +101,20 @@ class SimulationLink(GridLink):
 def client_app(recipe: Recipe, states: str) -> ClientApp:
     """The ClientApp of an actor: a thin shell around a party."""
     app = ClientApp()
-    factory, arguments = recipe.factory, dict(recipe.arguments)
 
     @app.query()
     def query(message: Message, _: Context) -> Message:
-        header, payload = _party(factory, arguments, states).do(*parts(message))
+        header, payload = _party(recipe, states).do(*parts(message))
         return Message(record(header, payload), reply_to=message)
 
     return app
 
 
-def _party(factory: str, arguments: dict[str, Any], states: str) -> Party:
-    key = (factory, states)
+def _party(recipe: Recipe, states: str) -> Party:
+    key = (recipe.factory, states)
     if key not in _parties:
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        make_world = partial(resolve(factory), **arguments)
-        _parties[key] = Party(lambda _: make_world(), PackStates(Packs(Path(states)), shared=True), all_local=True)
+        _parties[key] = Party(lambda _: recipe.make(), PackStates(Packs(Path(states)), shared=True), all_local=True)
     return _parties[key]
 
 
