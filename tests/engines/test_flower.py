@@ -42,7 +42,7 @@ import visard
 from visard.cli import main
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.flower.driver import DeploymentLink
-from visard.deployment.keys import NodeKeys, make_keys
+from visard.deployment.keys import PartyKeys, make_keys
 from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
@@ -362,7 +362,7 @@ def test_an_unregistered_key_is_refused(deployed: Deployment) -> None:
 
 def test_a_server_of_another_ca_is_refused(tmp_path: Path, deployed: Deployment) -> None:
     make_keys(tmp_path / "other", 1, ["127.0.0.1"])
-    own = NodeKeys.load(deployed.folder / "keys", "6")
+    own = PartyKeys.load(deployed.folder / "keys", "6")
     with pytest.raises(Refused, match="is not the server that ca.crt vouches for: self-signed certificate"):
         activate(deployed, tmp_path / "other" / "node-1" / "ca.crt", own.private)
 
@@ -395,7 +395,7 @@ def test_a_stranger_at_the_outside_port_reaches_nothing(deployed: Deployment, pa
 def test_a_stranger_without_a_signature_is_not_let_in(deployed: Deployment) -> None:
     context = ssl.create_default_context(cafile=str(deployed.folder / "keys" / "node-1" / "ca.crt"))
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
-    own = NodeKeys.load(deployed.folder / "keys", "1").private
+    own = PartyKeys.load(deployed.folder / "keys", "1").private
     key = b64encode(public_key_to_bytes(own.public_key())).decode()
     unsigned = {"flwr-public-key": key, "flwr-timestamp": now().isoformat(), "flwr-signature": b64encode(b"x").decode()}
     with httpx.Client(verify=context, timeout=20) as client:

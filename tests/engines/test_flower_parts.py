@@ -25,7 +25,7 @@ from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.server import MOST, fleet_only, serve
-from visard.deployment.keys import Roles, ServerKeys, make_keys, tell_nodes
+from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
 from visard.deployment.remote import Link, Parts
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError
@@ -96,7 +96,7 @@ class Nodes(driver.DeploymentLink):
 
     def __init__(self, folder: Path) -> None:
         self._asked: dict[str, int] = {}
-        tell_nodes(folder, {1: "node-1"}, Roles())
+        write_parties(folder, {1: "node-1"}, Assignment())
         self.where, self.wait, self.said, self.hellos = folder, 1.0, list[str](), 0
         self.say = self.said.append
         self._hello, self._roles, self._pending, self._again, self._said = b"", {}, {}, {}, set()

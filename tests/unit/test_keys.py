@@ -14,7 +14,7 @@ if find_spec("cryptography") is None:
 from cryptography import x509
 
 from visard.cli.deploy import _own_folder
-from visard.deployment.keys import NodeKeys, Roles, ServerKeys, add_node, make_keys
+from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, add_party, make_keys
 from visard.errors import UsageError, VisardError
 from visard.files import only_user
 
@@ -22,28 +22,28 @@ pytestmark = pytest.mark.flower
 
 
 def test_a_number_that_has_roles_is_never_given_again(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 2, ["server.example"], Roles({"node-2": ("house-2",)}))
+    make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-2": ("house-2",)}))
     (tmp_path / "keys" / "server" / "nodes" / "node-2.pub").unlink()
-    told = add_node(tmp_path / "keys" / "server", tmp_path / "late", [])
+    told = add_party(tmp_path / "keys" / "server", tmp_path / "late", [])
     assert "--node 3" in told[tmp_path / "late"]
     assert "house-2" not in told[tmp_path / "late"]
 
 
 def test_a_party_that_comes_later_gets_the_next_number_and_its_roles(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 2, ["server.example"], Roles({"node-1": ("house-1",)}))
-    told = add_node(tmp_path / "keys" / "server", tmp_path / "late", ["house-3"])
+    make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-1": ("house-1",)}))
+    told = add_party(tmp_path / "keys" / "server", tmp_path / "late", ["house-3"])
     assert list(told) == [tmp_path / "late"]
     assert "--node 3 --role house-3" in told[tmp_path / "late"]
-    server, own = ServerKeys.load(tmp_path / "keys"), NodeKeys.load(tmp_path / "late", "3")
-    assert list(server.nodes) == ["node-1", "node-2", "node-3"]
-    assert server.roles.of == {"node-1": ("house-1",), "node-3": ("house-3",)}
-    assert server.nodes["node-3"].public_numbers() == own.private.public_key().public_numbers()
+    server, own = ServerKeys.load(tmp_path / "keys"), PartyKeys.load(tmp_path / "late", "3")
+    assert list(server.parties) == ["node-1", "node-2", "node-3"]
+    assert server.assignment.of == {"node-1": ("house-1",), "node-3": ("house-3",)}
+    assert server.parties["node-3"].public_numbers() == own.private.public_key().public_numbers()
     assert own.ca.read_bytes() == server.ca.read_bytes()
     assert stat.S_IMODE((tmp_path / "late" / "node-3.key").stat().st_mode) == 0o600
     with pytest.raises(UsageError, match="late is not empty"):
-        add_node(tmp_path / "keys" / "server", tmp_path / "late", [])
+        add_party(tmp_path / "keys" / "server", tmp_path / "late", [])
     with pytest.raises(UsageError, match="house-1 belongs to node-1 and to node-4"):
-        add_node(tmp_path / "keys" / "server", tmp_path / "later", ["house-1"])
+        add_party(tmp_path / "keys" / "server", tmp_path / "later", ["house-1"])
     assert not (tmp_path / "later").exists()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from visard.cli import deploy
 from visard.config import load
-from visard.deployment.join import settings_of, told, world_of_party
+from visard.deployment.join import run_spec, settings_of, world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.deployment.requirements import Requirements
 from visard.engines.request import Reply, Request, pack, unpack
@@ -47,7 +47,7 @@ def required(tmp_path: Path, text: str = FILE) -> Requirements:
 def run(**changes: str) -> dict[str, Any]:
     """What the server tells of a run."""
     settings = load("encrypted-mmd-sensors", [f"{k}={v}" for k, v in (FITS | changes).items()])
-    plain = told(settings, _Partition(), 48, 16)  # type: ignore[arg-type]
+    plain = run_spec(settings, _Partition(), 48, 16)  # type: ignore[arg-type]
     plain["settings"]["data"] = {}
     return plain
 
@@ -106,7 +106,7 @@ def test_no_server_chooses_a_folder_of_a_party() -> None:
     method: Any = settings_of(said, Requirements()).method
     assert method.keys == ""
     aligned = load("fedfr-da", ["method.align.keys=/somewhere"])
-    assert "keys" not in told(aligned, _Partition(), 32, 64)["settings"]["method"]["align"]  # type: ignore[arg-type]
+    assert "keys" not in run_spec(aligned, _Partition(), 32, 64)["settings"]["method"]["align"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Roles that belong to keys."""
+"""Assignment that belong to keys."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from visard.deployment.keys import FILE, Roles, parse_roles, read_nodes, tell_nodes
+from visard.deployment.keys import FILE, Assignment, read_parties, write_parties
 from visard.errors import UsageError, VisardError
 
-BOUND = parse_roles(["1=house-1", "1=pool", "2=house-2"], 3)
+BOUND = Assignment.parse(["1=house-1", "1=pool", "2=house-2"], 3)
 
 
 @pytest.mark.parametrize(
@@ -30,24 +30,24 @@ def test_who_may_be_what(node: str, role: str, says: str | None) -> None:
 
 
 def test_without_bindings_everyone_may_be_anything() -> None:
-    assert Roles().refusal("node-1", "house-1") is None
+    assert Assignment().refusal("node-1", "house-1") is None
 
 
 @pytest.mark.parametrize("text", ["house-1", "0=house-1", "4=house-1", "1=", "1=a/b", "x=house-1", "1=../up"])
 def test_malformed_roles_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="must be NODE=ROLE"):
-        parse_roles([text], 3)
+        Assignment.parse([text], 3)
 
 
 def test_a_role_has_one_key() -> None:
     with pytest.raises(UsageError, match="house-1 belongs to node-1 and to node-2"):
-        parse_roles(["1=house-1", "2=house-1"], 2)
+        Assignment.parse(["1=house-1", "2=house-1"], 2)
 
 
 def test_files(tmp_path: Path) -> None:
-    assert Roles.load(tmp_path) == Roles()
-    tell_nodes(tmp_path, {7: "node-1", 2**63: "node-2"}, BOUND)
-    assert read_nodes(tmp_path) == ({7: "node-1", 2**63: "node-2"}, BOUND)
+    assert Assignment.load(tmp_path) == Assignment()
+    write_parties(tmp_path, {7: "node-1", 2**63: "node-2"}, BOUND)
+    assert read_parties(tmp_path) == ({7: "node-1", 2**63: "node-2"}, BOUND)
     (tmp_path / FILE).write_text(json.dumps({"node-1": "house-1"}))
     with pytest.raises(VisardError, match="must say which roles each node has"):
-        Roles.load(tmp_path)
+        Assignment.load(tmp_path)

@@ -42,9 +42,9 @@ def make(
     Example: visard keys make --out keys --nodes 2 --host server.example --role 1=house-1 --role 2=house-2
     """
     _require()
-    from visard.deployment.keys import make_keys, parse_roles
+    from visard.deployment.keys import Assignment, make_keys
 
-    told = make_keys(out, nodes, host, parse_roles(role or [], nodes))
+    told = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
 
 
@@ -59,9 +59,9 @@ def add(
     Example: visard keys add --keys keys/server --out node-3 --role house-3
     """
     _require()
-    from visard.deployment.keys import add_node
+    from visard.deployment.keys import add_party
 
-    told = add_node(keys, out, role or [])
+    told = add_party(keys, out, role or [])
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
 
 
@@ -84,7 +84,7 @@ def server(
 
     def ready(count: int) -> None:
         _say(f"listening on {host}:{port} for {count} registered nodes")
-        if not loaded.roles.of:
+        if not loaded.assignment.of:
             _say("no role is bound to a key: any of these nodes can take any role (visard keys make --role NODE=ROLE)")
         _say(f"start a run with: visard run PRESET --engine flower --server {state}")
 
@@ -131,12 +131,12 @@ def take_part(server: str, keys: Path, node: str, recipe: Recipe, state: Path, p
     """Answer requests until SIGINT or SIGTERM."""
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
-    from visard.deployment.keys import NodeKeys
+    from visard.deployment.keys import PartyKeys
 
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"--server {server}: must look like HOST:PORT")
-    own = NodeKeys.load(keys, node)
+    own = PartyKeys.load(keys, node)
     fleet = Fleet(server, own.ca, own.private, _say)
     with only_user(state):
         _answer(fleet, Front(recipe, state, _say), poll)

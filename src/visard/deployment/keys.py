@@ -1,4 +1,7 @@
-"""Keys of a deployment: a CA and a server certificate for TLS, and a key pair for each node."""
+"""Keys of a deployment: a CA and a server certificate for TLS, a key pair for each party, and which clients it may be.
+
+On disk and on the command line a party is a numbered node, and the clients that belong to its key are its roles.
+"""
 
 from __future__ import annotations
 
@@ -14,129 +17,121 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pydantic import TypeAdapter, ValidationError
 
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, read_json, write_durably, write_json
 
-# ----------
-# Which node may play which role: a registered key lets a party in, but not into another party's place.
-
-FILE = "roles.json"  # beside the public keys of the nodes: node -> its roles
-NAME = re.compile(r"[\w.~-]{1,100}")  # of a role
-ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> node
+FILE = "roles.json"  # beside the public keys of the parties: party -> its clients
+ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> party
+NAME = re.compile(r"[\w.~-]{1,100}")  # of a client
+DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
+CURVE = ec.SECP384R1()
+LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
 
 
 @dataclass(frozen=True)
-class Roles:
-    """Node -> the roles that belong to it. A node that is not here may take what belongs to nobody."""
+class Assignment:
+    """Party -> the clients that belong to its key. A party that is not here may be any client that belongs to none."""
 
     of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         owner: dict[str, str] = {}
-        for node, roles in self.of.items():
-            for role in roles:
-                if owner.setdefault(role, node) != node:
-                    raise UsageError(f"the role {role} belongs to {owner[role]} and to {node}: it can have one key")
+        for party, clients in self.of.items():
+            for client in clients:
+                if owner.setdefault(client, party) != party:
+                    raise UsageError(
+                        f"the role {client} belongs to {owner[client]} and to {party}: it can have one key"
+                    )
 
-    def refusal(self, node: str, role: str) -> str | None:
-        """Why a node may not play a role, or None."""
-        if role in self.of.get(node, ()):
+    def refusal(self, party: str, client: str) -> str | None:
+        """Why a party may not be a client, or None."""
+        if client in self.of.get(party, ()):
             return None
-        for owner, roles in self.of.items():
-            if role in roles:
-                return f"{node} claims to be {role}, which belongs to the key of {owner}"
-        if node in self.of:
-            return f"{node} claims to be {role}, but its key is for {', '.join(self.of[node])}"
+        for owner, clients in self.of.items():
+            if client in clients:
+                return f"{party} claims to be {client}, which belongs to the key of {owner}"
+        if party in self.of:
+            return f"{party} claims to be {client}, but its key is for {', '.join(self.of[party])}"
         return None
 
     def save(self, folder: Path) -> None:
-        write_json(folder / FILE, {node: list(roles) for node, roles in self.of.items()})
+        write_json(folder / FILE, dict(self.of))
 
     @classmethod
-    def load(cls, folder: Path) -> Roles:
-        """The roles in a key folder or a server's state folder; none if there is no file."""
+    def load(cls, folder: Path) -> Assignment:
+        """The one in a key folder or a server's state folder; empty if there is no file."""
         if not (folder / FILE).exists():
             return cls()
-        found = read_json(folder / FILE)
-        good = isinstance(found, dict) and all(
-            isinstance(roles, list) and all(isinstance(r, str) for r in roles) for roles in found.values()
-        )
-        if not good:
-            raise VisardError(f'{folder / FILE} must say which roles each node has: {{"node-1": ["house-1"]}}')
-        return cls({node: tuple(roles) for node, roles in found.items()})
+        try:
+            return cls(TypeAdapter(dict[str, tuple[str, ...]]).validate_python(read_json(folder / FILE)))
+        except ValidationError:
+            raise VisardError(
+                f'{folder / FILE} must say which roles each node has: {{"node-1": ["house-1"]}}'
+            ) from None
+
+    @classmethod
+    def parse(cls, texts: Iterable[str], parties: int) -> Assignment:
+        """From the words NODE=ROLE of the command line."""
+        of: dict[str, tuple[str, ...]] = {}
+        for text in texts:
+            number, _, client = text.partition("=")
+            if not number.isdigit() or not 1 <= int(number) <= parties or not NAME.fullmatch(client):
+                raise UsageError(
+                    f"--role {text}: must be NODE=ROLE with a node from 1 to {parties}, for example 1=house-1"
+                )
+            party = f"node-{int(number)}"
+            of[party] = (*of.get(party, ()), client)
+        return cls(of)
 
 
-def parse_roles(texts: Iterable[str], nodes: int) -> Roles:
-    """Roles from the words NODE=ROLE of the command line."""
-    of: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        number, _, role = text.partition("=")
-        if not number.isdigit() or not 1 <= int(number) <= nodes or not NAME.fullmatch(role):
-            raise UsageError(f"--role {text}: must be NODE=ROLE with a node from 1 to {nodes}, for example 1=house-1")
-        node = f"node-{int(number)}"
-        of[node] = (*of.get(node, ()), role)
-    return Roles(of)
+def write_parties(state: Path, numbers: Mapping[int, str], assignment: Assignment) -> None:
+    """A starting server tells the runs on its machine who its parties are, and which clients they may be."""
+    assignment.save(state)
+    write_json(state / ONLINE, {str(number): party for number, party in numbers.items()})
 
 
-def tell_nodes(state: Path, numbers: Mapping[int, str], roles: Roles) -> None:
-    """A starting server leaves behind, for the runs on its machine, who its nodes are and what they may be."""
-    roles.save(state)
-    write_json(state / ONLINE, {str(number): node for number, node in numbers.items()})
-
-
-def read_nodes(state: Path) -> tuple[dict[int, str], Roles]:
-    """What `tell_nodes` left."""
-    return {int(number): str(node) for number, node in read_json(state / ONLINE).items()}, Roles.load(state)
-
-
-DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
-CURVE = ec.SECP384R1()
-NO_ROLES = Roles()
-LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
+def read_parties(state: Path) -> tuple[dict[int, str], Assignment]:
+    """What `write_parties` left."""
+    return {int(number): str(party) for number, party in read_json(state / ONLINE).items()}, Assignment.load(state)
 
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the server holds: its certificate and key, and the public keys of the nodes."""
+    """What the server holds: its certificate and key, and the public keys of the parties."""
 
     ca: Path
     certificate: Path
     key: Path
-    nodes: dict[str, ec.EllipticCurvePublicKey]
-    roles: Roles = NO_ROLES
+    parties: dict[str, ec.EllipticCurvePublicKey]
+    assignment: Assignment = field(default_factory=Assignment)
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
         """Read the `server` folder that `visard keys make` wrote."""
         folder = folder / "server" if (folder / "server").is_dir() else folder
         ca, certificate, key = (folder / n for n in ("ca.crt", "server.crt", "server.key"))
-        for path in (ca, certificate, key):
-            if not path.is_file():
-                raise UsageError(f"{path} is missing: make keys with visard keys make")
-        nodes = {}
-        for path in sorted((folder / "nodes").glob("*.pub")):
-            nodes[path.stem] = _public(path)
-        if not nodes:
+        _check_there(ca, certificate, key, why="make keys with visard keys make")
+        parties = {path.stem: _public(path) for path in sorted((folder / "nodes").glob("*.pub"))}
+        if not parties:
             raise UsageError(f"{folder / 'nodes'} holds no public keys of nodes (*.pub)")
-        return cls(ca, certificate, key, nodes, Roles.load(folder))
+        return cls(ca, certificate, key, parties, Assignment.load(folder))
 
 
 @dataclass(frozen=True)
-class NodeKeys:
-    """What a node holds: the CA to know the server by, and its own key."""
+class PartyKeys:
+    """What a party holds: the CA to know the server by, and its own key."""
 
     ca: Path
     private: ec.EllipticCurvePrivateKey
 
     @classmethod
-    def load(cls, folder: Path, node: str) -> NodeKeys:
-        """Read the folder of one node, or the folder of all keys."""
+    def load(cls, folder: Path, node: str) -> PartyKeys:
+        """Read the folder of one party, or the folder of all keys."""
         folder = folder / f"node-{node}" if (folder / f"node-{node}").is_dir() else folder
         ca, key = folder / "ca.crt", folder / f"node-{node}.key"
-        for path in (ca, key):
-            if not path.is_file():
-                raise UsageError(f"{path} is missing: it comes from visard keys make on the server's side")
+        _check_there(ca, key, why="it comes from visard keys make on the server's side")
         try:
             private = serialization.load_pem_private_key(key.read_bytes(), None)
             x509.load_pem_x509_certificate(ca.read_bytes())
@@ -147,54 +142,54 @@ class NodeKeys:
         return cls(ca, private)
 
 
-def make_keys(out: Path, nodes: int, hosts: list[str], roles: Roles = NO_ROLES) -> dict[Path, str]:
+def make_keys(out: Path, parties: int, hosts: list[str], assignment: Assignment | None = None) -> dict[Path, str]:
     """Write all keys of a deployment below `out`; returns each folder with what it is for."""
     _check_new(out)
-    ca_key = ec.generate_private_key(CURVE)
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "visard deployment CA")])
-    ca = _certificate(
-        name, name, ca_key.public_key(), ca_key, [x509.BasicConstraints(ca=True, path_length=0)], [_USE_CA]
-    )
-    server_key = ec.generate_private_key(CURVE)
+    assignment = assignment or Assignment()
+    ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
+    issuer = "visard deployment CA"
+    ca = _certificate(issuer, ca_key, issuer, ca_key, [x509.BasicConstraints(ca=True, path_length=0), _usage(ca=True)])
     names = [_alternative(n) for n in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
-    server = _certificate(
-        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]),
-        name,
-        server_key.public_key(),
-        ca_key,
-        [x509.BasicConstraints(ca=False, path_length=None)],
-        [
-            _USE_SERVER,
-            x509.SubjectAlternativeName(names),
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-        ],
-    )
+    extensions = [
+        x509.BasicConstraints(ca=False, path_length=None),
+        _usage(ca=False),
+        x509.SubjectAlternativeName(names),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+    ]
+    server = _certificate(hosts[0][:64], server_key, issuer, ca_key, extensions)
     _write(out / "ca" / "ca.key", _private_pem(ca_key), secret=True)
     _write(out / "ca" / "ca.crt", ca)
     _write(out / "server" / "ca.crt", ca)
     _write(out / "server" / "server.crt", server + ca)
     _write(out / "server" / "server.key", _private_pem(server_key), secret=True)
-    told = {
+    purposes = {
         out / "server": "to the server's machine; visard server --keys",
         out / "ca": "offline, to a safe place: who has it can pose as the server",
     }
-    for number in range(1, nodes + 1):
+    for number in range(1, parties + 1):
         folder = out / f"node-{number}"
-        told[folder] = _make_node(folder, out / "server", number, ca, roles)
-    roles.save(out / "server")
-    return told
+        purposes[folder] = _make_party(folder, out / "server", number, ca, assignment)
+    assignment.save(out / "server")
+    return purposes
 
 
-def add_node(server: Path, out: Path, roles: Iterable[str]) -> dict[Path, str]:
+def add_party(server: Path, out: Path, clients: Iterable[str]) -> dict[Path, str]:
     """A key for one more party of a deployment, registered in the key folder of its server, which then restarts."""
     held = ServerKeys.load(server)
     _check_new(out)
-    number = 1 + max((int(n[5:]) for n in {*held.nodes, *held.roles.of} if re.fullmatch(r"node-\d{1,9}", n)), default=0)
-    bound = parse_roles([f"{number}={role}" for role in roles], number)
-    all_roles = Roles({**held.roles.of, **bound.of})
-    told = {out: _make_node(out, held.ca.parent, number, held.ca.read_bytes(), all_roles)}
-    all_roles.save(held.ca.parent)
-    return told
+    known = {*held.parties, *held.assignment.of}
+    number = 1 + max((int(n[5:]) for n in known if re.fullmatch(r"node-\d{1,9}", n)), default=0)
+    added = Assignment.parse([f"{number}={client}" for client in clients], number)
+    assignment = Assignment({**held.assignment.of, **added.of})
+    purposes = {out: _make_party(out, held.ca.parent, number, held.ca.read_bytes(), assignment)}
+    assignment.save(held.ca.parent)
+    return purposes
+
+
+def _check_there(*paths: Path, why: str) -> None:
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"{path} is missing: {why}")
 
 
 def _check_new(out: Path) -> None:
@@ -204,40 +199,37 @@ def _check_new(out: Path) -> None:
         raise UsageError(f"{out} is not empty: keys are never overwritten")
 
 
-def _make_node(folder: Path, server: Path, number: int, ca: bytes, roles: Roles) -> str:
-    """Write the key of a node into its folder and the server's; returns what to do with the former."""
-    key, node = ec.generate_private_key(CURVE), f"node-{number}"
+def _make_party(folder: Path, server: Path, number: int, ca: bytes, assignment: Assignment) -> str:
+    """Write the key of a party into its folder and the server's; returns what to do with the former."""
+    key, party = ec.generate_private_key(CURVE), f"node-{number}"
     _write(folder / "ca.crt", ca)
-    _write(folder / f"{node}.key", _private_pem(key), secret=True)
+    _write(folder / f"{party}.key", _private_pem(key), secret=True)
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    _write(server / "nodes" / f"{node}.pub", public)
-    own = "".join(f" --role {role}" for role in roles.of.get(node, ()))
+    _write(server / "nodes" / f"{party}.pub", public)
+    own = "".join(f" --role {client}" for client in assignment.of.get(party, ()))
     return f"to party {number} alone, then delete it here; visard client --keys ... --node {number}{own}"
 
 
-_USE_CA = x509.KeyUsage(
-    digital_signature=False, content_commitment=False, key_encipherment=False, data_encipherment=False,
-    key_agreement=False, key_cert_sign=True, crl_sign=True, encipher_only=False, decipher_only=False,
-)  # fmt: skip
-_USE_SERVER = x509.KeyUsage(
-    digital_signature=True, content_commitment=False, key_encipherment=False, data_encipherment=False,
-    key_agreement=False, key_cert_sign=False, crl_sign=False, encipher_only=False, decipher_only=False,
-)  # fmt: skip
+def _usage(ca: bool) -> x509.KeyUsage:
+    """A CA signs certificates, a server signs handshakes."""
+    return x509.KeyUsage(
+        digital_signature=not ca, content_commitment=False, key_encipherment=False, data_encipherment=False,
+        key_agreement=False, key_cert_sign=ca, crl_sign=ca, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
 
 
 def _certificate(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public: ec.EllipticCurvePublicKey,
+    subject: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: str,
     signer: ec.EllipticCurvePrivateKey,
-    critical: list[x509.ExtensionType],
-    other: list[x509.ExtensionType],
+    extensions: list[x509.ExtensionType],
 ) -> bytes:
-    now = datetime.datetime.now(datetime.UTC)
+    now, public = datetime.datetime.now(datetime.UTC), key.public_key()
     builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
         .public_key(public)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
@@ -245,10 +237,9 @@ def _certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
-    for extension in critical:
-        builder = builder.add_extension(extension, critical=True)
-    for extension in other:
-        builder = builder.add_extension(extension, critical=isinstance(extension, x509.KeyUsage))
+    for extension in extensions:
+        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
+        builder = builder.add_extension(extension, critical)
     return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
 
 

@@ -43,7 +43,7 @@ from flwr.superlink.grid import HttpGrid
 from visard.core import ClientId
 from visard.deployment.flower.link import GridLink
 from visard.deployment.flower.server import SOCKET
-from visard.deployment.keys import NAME, read_nodes
+from visard.deployment.keys import NAME, read_parties
 from visard.deployment.remote import Link, Parts, PartyLink
 from visard.engines.network import plain
 from visard.engines.request import Reply, Request, WireError, pack, unpack
@@ -271,7 +271,7 @@ class DeploymentLink(GridLink, PartyLink):
 
     def _greeted(self, node: int, parts: Parts | str) -> dict[ClientId, dict[str, int]]:
         """The roles in a node's answer that are its own; one that cannot take part gets none."""
-        names, roles = read_nodes(self.where)
+        names, roles = read_parties(self.where)
         name = names.get(node, "an unknown node")
         try:
             reply = Reply(failure=parts) if isinstance(parts, str) else unpack(parts[0], Reply)

@@ -25,7 +25,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink.main import create_app
 
-from visard.deployment.keys import ServerKeys, tell_nodes
+from visard.deployment.keys import ServerKeys, write_parties
 from visard.errors import UsageError, VisardError
 
 # ----------
@@ -110,7 +110,7 @@ def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[
     app = create_app()
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
-    public = {node: public_key_to_bytes(key) for node, key in keys.nodes.items()}
+    public = {node: public_key_to_bytes(key) for node, key in keys.parties.items()}
     numbers = {_register(link, node, key): node for node, key in public.items()}
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     fleet = uvicorn.Config(
@@ -118,10 +118,10 @@ def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[
     )
     _load(fleet, keys)
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
-    tell_nodes(state, numbers, keys.roles)
+    write_parties(state, numbers, keys.assignment)
     doors = ((uvicorn.Server(uvicorn.Config(app, **quiet)), inside), (uvicorn.Server(fleet), outside))
     try:
-        asyncio.run(_serve(doors, lambda: ready(len(keys.nodes))))
+        asyncio.run(_serve(doors, lambda: ready(len(keys.parties))))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
 
