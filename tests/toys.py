@@ -31,10 +31,10 @@ from visard.core import (
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
-from visard.engines.checkpoint import Checkpoint
+from visard.engines.checkpoint import Checkpoint, PackStates
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork, perform
-from visard.engines.request import Request
+from visard.engines.request import Request, StateFile
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError
 from visard.numerics import Numerics
@@ -91,6 +91,12 @@ def toy_engine(folder: Path, world: World) -> LocalNetwork:
     """A network with its checkpoint and ledger in `folder`."""
     states = Checkpoint(folder / "checkpoint", "toy")
     return LocalNetwork(world, states, Ledger(states.ledger))
+
+
+def written(states: Checkpoint, client: ClientId, state: State) -> StateFile | None:
+    """A state on disk as a step leaves it, not yet adopted."""
+    request = Request(client=client, state=states.state_file(client), new_state=states.new_state(client))
+    return PackStates(states.packs).write(request, state)
 
 
 class Kept:

@@ -19,9 +19,10 @@ import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,9 +50,9 @@ class Recipe:
     factory: str  # "module:function"
     arguments: dict[str, Any]
 
-    def make(self, *given: Any) -> Any:
-        """Call the function with `given` and the arguments."""
-        return resolve(self.factory)(*given, **self.arguments)
+    def function(self) -> Callable[..., Any]:
+        """The function with its arguments."""
+        return partial(resolve(self.factory), **self.arguments)
 
 
 def send(channel: socket.socket, frame: bytes, flag: int = 0) -> None:

@@ -20,7 +20,7 @@ if find_spec("flwr") is None:
 
 from flwr.app import Message
 
-from visard.deployment.flower import driver, simulation
+from visard.deployment.flower import driver, link, simulation
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
@@ -99,7 +99,7 @@ class Nodes(driver.DeploymentLink):
         write_parties(folder, {1: "node-1"}, Assignment())
         self.where, self.wait, self.said, self.hellos = folder, 1.0, list[str](), 0
         self.say = self.said.append
-        self._hello, self._roles, self._pending, self._again, self._said = b"", {}, {}, {}, set()
+        self._hello, self._clients, self._pending, self._again, self._said = b"", {}, {}, {}, set()
         self._begun = False
         self.answer: Reply | None = None
         self.grid = self  # type: ignore[assignment]
@@ -189,11 +189,11 @@ def fetcher(monkeypatch: pytest.MonkeyPatch, stalled: int) -> tuple[fetching.Fet
                 waiting.discard(names[0])
         return {}
 
-    monkeypatch.setattr(fetching, "pull_objects", pull)
-    monkeypatch.setattr(fetching, "make_pull_object_fn_protobuf", lambda *_: lambda name: b"")
-    monkeypatch.setattr(fetching, "iterate_object_tree", lambda tree: [SimpleNamespace(object_id=tree)])
-    monkeypatch.setattr(fetching, "ConfirmMessageReceivedRequest", lambda **_: None)
-    monkeypatch.setattr(fetching, "inflate_object_from_contents", lambda *_: Message(record(b"h", b"p"), 1, "query"))
+    monkeypatch.setattr(link, "pull_objects", pull)
+    monkeypatch.setattr(link, "make_pull_object_fn_protobuf", lambda *_: lambda name: b"")
+    monkeypatch.setattr(link, "iterate_object_tree", lambda tree: [SimpleNamespace(object_id=tree)])
+    monkeypatch.setattr(link, "ConfirmMessageReceivedRequest", lambda **_: None)
+    monkeypatch.setattr(link, "inflate_object_from_contents", lambda *_: Message(record(b"h", b"p"), 1, "query"))
     return fetching.Fetcher(Slow(), 1), waiting  # type: ignore[arg-type]
 
 
@@ -225,7 +225,7 @@ def test_stalled_uploads_hold_up_no_other_and_end_when_they_are_given_up(monkeyp
 def test_a_reply_of_too_many_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch, _ = fetcher(monkeypatch, 0)
     one = SimpleNamespace(object_id="reply-0")
-    monkeypatch.setattr(fetching, "iterate_object_tree", lambda _: [one] * (fetching.MOST_PARTS + 1))
+    monkeypatch.setattr(link, "iterate_object_tree", lambda _: [one] * (link.MOST_PARTS + 1))
     came: dict[str, Any] = {}
     until(lambda: came.update(fetch.replies(["0"], (), 1.0)) or came)
     assert came == {"0": "reply refused: it has 501 parts, more than 500"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.toys import written
 from torch import Tensor
 
 from visard.engines.checkpoint import Checkpoint
@@ -25,7 +26,7 @@ def server(value: int) -> Server:
 
 
 def put(states: Checkpoint, client: str, state: dict[str, object]) -> None:
-    file = states.write_client_state(client, state)
+    file = written(states, client, state)
     assert file is not None
     states.adopt(client, file)
 
@@ -109,5 +110,5 @@ def test_foreign_manifests_are_refused(tmp_path: Path, change: dict[str, object]
 
 def test_an_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
     states = committed(tmp_path)
-    assert states.write_client_state("a/b", {"r": 1, "t": torch.tensor([1])}) is None
-    assert states.write_client_state("never seen", {}) is None
+    assert written(states, "a/b", {"r": 1, "t": torch.tensor([1])}) is None
+    assert written(states, "never seen", {}) is None

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.toys import written
 
 from visard.engines.checkpoint import MOST_PACKS, Checkpoint, Packs
 from visard.errors import VisardError
@@ -29,7 +30,7 @@ def state(client: str, round: int) -> dict[str, Any]:
 def play(states: Checkpoint, round: int, clients: list[str]) -> None:
     """A round in which these clients change their states."""
     for client in clients:
-        file = states.write_client_state(client, state(client, round))
+        file = written(states, client, state(client, round))
         assert file is not None
         states.adopt(client, file)
     states.commit(Server(round), 0)
@@ -82,7 +83,7 @@ def test_partial_participation_keeps_every_state_and_bounds_the_disk(tmp_path: P
 def test_many_small_packs_are_merged(tmp_path: Path) -> None:
     states = Checkpoint(tmp_path, "x")
     for number in range(3 * MOST_PACKS):  # every client alone in its pack: none of them is ever dead
-        file = states.write_client_state(f"c{number}", {"n": number})
+        file = written(states, f"c{number}", {"n": number})
         assert file is not None
         states.adopt(f"c{number}", file)
         states.commit(Server(number), 0)
@@ -93,7 +94,7 @@ def test_many_small_packs_are_merged(tmp_path: Path) -> None:
 def test_several_states_of_a_client_in_one_round(tmp_path: Path) -> None:
     states = Checkpoint(tmp_path, "x")
     for number in range(10):
-        file = states.write_client_state("a", state("a", number))
+        file = written(states, "a", state("a", number))
         assert file is not None
         states.adopt("a", file)
         assert states.client_state("a")["round"] == number

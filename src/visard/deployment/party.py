@@ -187,7 +187,7 @@ def serve(channel: socket.socket, recipe: dict[str, Any], state: str) -> None:
     """
     torch.set_num_threads(1)
     home = Path(state)
-    party = Party(Recipe(**recipe).make, OwnStates(home / "states"), models=home / "models")
+    party = Party(Recipe(**recipe).function(), OwnStates(home / "states"), models=home / "models")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         for part in party.do(header, payload):

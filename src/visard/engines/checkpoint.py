@@ -264,10 +264,6 @@ class Checkpoint:
         self._names += 1
         return f"clients/{quote(client, safe='')}-{self.committed.step + 1:06d}-{self._names}.bin"
 
-    def write_client_state(self, client: ClientId, state: State) -> StateFile | None:
-        """Write a new state of a client without adopting it; None if nothing changed."""
-        return self.packs.write(self.new_pack, state, self.state_file(client))
-
     def adopt(self, client: ClientId, state: StateFile) -> None:
         """Take a written state as the client's; it counts once the round is committed."""
         self._changed[client] = state

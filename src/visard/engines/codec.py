@@ -25,10 +25,15 @@ from torch import Tensor
 
 from visard.errors import PublicError
 
-# ----------
-# Tensors as safetensors bytes, written directly: for the small states of many clients the library's own writer is
-# slower than their training step. Reading stays with the library, which checks places, lengths and shapes.
+T = TypeVar("T")
 
+MAGIC = b"VSRD"
+VERSION = 1
+_PREFIX = struct.Struct("<4sBI")
+MAX_BYTES = 2**31  # of one message
+MAX_HEADER = 2**21  # of the tree, and of the list of tensors: what is built from one takes up to 30 times its bytes
+MAX_HEADER_OF_FILES = 2**28  # of states that this machine has written itself
+MAX_DEPTH = 16
 NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
@@ -39,7 +44,11 @@ KINDS = {name: kind for kind, name in NAMES.items()}
 
 
 def dump(tensors: Mapping[str, Tensor]) -> bytes:
-    """8 bytes of header length, a JSON header padded to 8 bytes, then the numbers; wide types first, so all align."""
+    """Tensors as safetensors: 8 bytes of header length, a JSON header padded to 8 bytes, then the numbers.
+
+    Wide types come first, so all align. For the small states of many clients the library's own writer is slower than
+    their training step; reading stays with the library, which checks places, lengths and shapes.
+    """
     header, parts, end = {}, [], 0
     for key in sorted(tensors, key=lambda k: -tensors[k].element_size()):
         tensor = tensors[key].detach().cpu().contiguous()
@@ -80,17 +89,6 @@ def _tensor_at(part: Mapping[str, Any]) -> Tensor:
     if kind is torch.bool and int(torch.frombuffer(numbers, dtype=torch.uint8).max()) > 1:
         raise ValueError("a truth value is neither 0 nor 1")
     return torch.frombuffer(numbers, dtype=kind).reshape(shape)
-
-
-T = TypeVar("T")
-
-MAGIC = b"VSRD"
-VERSION = 1
-_PREFIX = struct.Struct("<4sBI")
-MAX_BYTES = 2**31  # of one message
-MAX_HEADER = 2**21  # of the tree, and of the list of tensors: what is built from one takes up to 30 times its bytes
-MAX_HEADER_OF_FILES = 2**28  # of states that this machine has written itself
-MAX_DEPTH = 16
 
 
 class CodecError(PublicError):
@@ -135,7 +133,7 @@ def decode(data: bytes, kind: type[T], limit: int = MAX_HEADER) -> T:
     except (ValueError, RecursionError) as error:
         raise CodecError(f"message cannot be read: {_first_line(error)}") from None
     unused = Unused(tensors)
-    value = _build(tree, kind, tensors, unused, 0, getattr(kind, "__name__", "value"))
+    value = _Builder(tensors, unused).build(tree, kind, getattr(kind, "__name__", "value"))
     if unused:
         raise CodecError(f"message carries {len(unused)} tensors that no field declares")
     return cast(T, value)
@@ -171,7 +169,7 @@ def flatten(value: object, put: Callable[[Tensor], str]) -> Any:
 
 def build(tree: Any, kind: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The value of a header tree; here several places may share a tensor."""
-    return _build(tree, kind, tensors, None, 0, getattr(kind, "__name__", "value"))
+    return _Builder(tensors, None).build(tree, kind, getattr(kind, "__name__", "value"))
 
 
 def _no_constant(text: str) -> float:
@@ -207,90 +205,100 @@ def _flatten(value: object, put: Callable[[Tensor], str], depth: int, where: str
     raise CodecError(f"{where} is a {type(value).__name__}, which cannot be sent")
 
 
-def _build(tree: Any, kind: Any, tensors: Mapping[str, Tensor], unused: Unused | None, depth: int, where: str) -> Any:
-    """The value of `tree`, checked against the type `kind` (Any accepts every tree but builds no dataclass)."""
-    if depth > MAX_DEPTH:
-        raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
-    if kind in _PLAIN:  # most entries of a message, so these come first
-        if type(tree) is kind:
+class _Builder:
+    """Builds values from trees, each checked against a type (Any accepts every tree but builds no dataclass)."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], unused: Unused | None) -> None:
+        self.tensors, self.unused = tensors, unused  # `unused` is given: every tensor has one place
+
+    def build(self, tree: Any, kind: Any, where: str, depth: int = 0) -> Any:
+        if depth > MAX_DEPTH:
+            raise CodecError(f"{where} is nested deeper than {MAX_DEPTH}")
+        if kind in _PLAIN:  # most entries of a message are these or tensors, so they come first
+            if type(tree) is kind:
+                return tree
+            raise _refused(kind, where)
+        if kind is Tensor and isinstance(tree, dict) and len(tree) == 1 and "t" in tree:
+            return self._tensor(tree["t"], where)
+        origin, inner = _anatomy(kind)
+        if origin is typing.Annotated:
+            return self.build(tree, inner[0], where, depth)
+        if origin in (types.UnionType, typing.Union):
+            return self._union(tree, inner, where, depth)
+        if isinstance(tree, dict):
+            return self._marked(tree, kind, where, depth)
+        if isinstance(tree, list):
+            return self._list(tree, kind, where, depth)
+        if kind is Any or (kind is type(None) and tree is None) or (origin is typing.Literal and tree in inner):
             return tree
         raise _refused(kind, where)
-    if isinstance(tree, dict):
-        return _build_marked(tree, kind, tensors, unused, depth, where)
-    origin, inner = _anatomy(kind)
-    if origin is typing.Annotated:
-        return _build(tree, inner[0], tensors, unused, depth, where)
-    if origin in (types.UnionType, typing.Union):
-        return _build_union(tree, inner, tensors, unused, depth, where)
-    if isinstance(tree, list):
-        return _build_list(tree, kind, tensors, unused, depth, where)
-    if kind is Any or (kind is type(None) and tree is None) or (origin is typing.Literal and tree in inner):
-        return tree
-    raise _refused(kind, where)
 
-
-def _build_marked(
-    tree: dict[str, Any], kind: Any, tensors: Mapping[str, Tensor], unused: Unused | None, depth: int, where: str
-) -> Any:
-    """A number, a tensor, bytes, a dict or a dataclass: {mark: content}."""
-    if len(tree) != 1:
-        raise CodecError(f"{where} is malformed")
-    ((mark, body),) = tree.items()
-    if mark == "t" and kind is Tensor:
-        return _tensor(body, tensors, unused, where)
-    origin, inner = _anatomy(kind)
-    if origin is typing.Annotated:
-        return _build(tree, inner[0], tensors, unused, depth, where)
-    if origin in (types.UnionType, typing.Union):
-        return _build_union(tree, inner, tensors, unused, depth, where)
-    if mark == "f" and kind in (float, Any):
-        return _float(body, where)
-    if mark == "t" and kind is Any:
-        return _tensor(body, tensors, unused, where)
-    if mark == "b" and kind in (bytes, Any):
-        return _bytes(_tensor(body, tensors, unused, where), where)
-    if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
-        of = inner[1] if origin is dict else Any
-        return {k: _build(v, of, tensors, unused, depth + 1, f"{where}[{k:.40}]") for k, v in body.items()}
-    if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
-        names, hints = _fields(cast(type, kind))
-        if body.keys() != hints.keys():
-            raise CodecError(f"{where} {_odd_field(names, body)}")
-        return kind(*(_build(body[n], hints[n], tensors, unused, depth + 1, f"{where}.{n}") for n in names))  # type: ignore[operator]
-    raise _refused(kind, where)
-
-
-def _build_list(
-    tree: list[Any], kind: Any, tensors: Mapping[str, Tensor], unused: Unused | None, depth: int, where: str
-) -> Any:
-    origin, inner = _anatomy(kind)
-    if kind is Any:
-        origin, kinds = list, [Any] * len(tree)
-    elif origin not in (list, tuple):
+    def _marked(self, tree: dict[str, Any], kind: Any, where: str, depth: int) -> Any:
+        """A number, a tensor, bytes, a dict or a dataclass: {mark: content}."""
+        if len(tree) != 1:
+            raise CodecError(f"{where} is malformed")
+        ((mark, body),) = tree.items()
+        origin, inner = _anatomy(kind)
+        if mark == "f" and kind in (float, Any):
+            return _float(body, where)
+        if mark == "t" and kind is Any:
+            return self._tensor(body, where)
+        if mark == "b" and kind in (bytes, Any):
+            return _bytes(self._tensor(body, where), where)
+        if mark == "d" and isinstance(body, dict) and (kind in (Any, dict) or origin is dict):
+            of = inner[1] if origin is dict else Any
+            return {k: self.build(v, of, f"{where}[{k:.40}]", depth + 1) for k, v in body.items()}
+        if mark == "m" and isinstance(body, dict) and dataclasses.is_dataclass(kind):
+            hints = _fields(cast(type, kind))
+            if odd := sorted(body.keys() - hints.keys()):
+                raise CodecError(f"{where} carries the undeclared field {odd[0]!r}")
+            if odd := sorted(hints.keys() - body.keys()):
+                raise CodecError(f"{where} lacks the field {odd[0]!r}")
+            return kind(*(self.build(body[n], of, f"{where}.{n}", depth + 1) for n, of in hints.items()))  # type: ignore[operator]
         raise _refused(kind, where)
-    elif origin is list or (len(inner) == 2 and inner[1] is Ellipsis):
-        kinds = [inner[0]] * len(tree)
-    elif len(inner) != len(tree):
-        raise CodecError(f"{where} has {len(tree)} entries, not {len(inner)}")
-    else:
-        kinds = list(inner)
-    each = enumerate(zip(tree, kinds, strict=True))
-    return origin(_build(v, of, tensors, unused, depth + 1, f"{where}[{i}]") for i, (v, of) in each)
 
+    def _list(self, tree: list[Any], kind: Any, where: str, depth: int) -> Any:
+        origin, inner = _anatomy(kind)
+        if kind is Any:
+            origin, inner = list, (Any,)
+        if origin not in (list, tuple):
+            raise _refused(kind, where)
+        kinds = inner[:1] * len(tree) if origin is list or inner[1:] == (Ellipsis,) else inner
+        if len(kinds) != len(tree):
+            raise CodecError(f"{where} has {len(tree)} entries, not {len(kinds)}")
+        each = enumerate(zip(tree, kinds, strict=True))
+        return origin(self.build(v, of, f"{where}[{i}]", depth + 1) for i, (v, of) in each)
 
-def _tensor(key: Any, tensors: Mapping[str, Tensor], unused: Unused | None, where: str) -> Tensor:
-    """The tensor of that key; where `unused` is given, for the first time."""
-    if not isinstance(key, str) or key not in (tensors if unused is None else unused):
-        raise CodecError(f"{where} points to a tensor that is not there")
-    if unused is not None:
-        unused.take(key)
-    return tensors[key]
+    def _union(self, tree: Any, kinds: tuple[Any, ...], where: str, depth: int) -> Any:
+        taken = 0 if self.unused is None else self.unused.taken
+        for kind in kinds:
+            try:
+                return self.build(tree, kind, where, depth)
+            except CodecError:
+                if self.unused is not None:
+                    self.unused.back(taken)
+        raise CodecError(f"{where} is of no allowed type")
+
+    def _tensor(self, key: Any, where: str) -> Tensor:
+        """The tensor of that key; where `unused` is given, for the first time."""
+        if not isinstance(key, str) or key not in (self.tensors if self.unused is None else self.unused):
+            raise CodecError(f"{where} points to a tensor that is not there")
+        if self.unused is not None:
+            self.unused.take(key)
+        return self.tensors[key]
 
 
 def _bytes(tensor: Tensor, where: str) -> bytes:
     if tensor.dtype != torch.uint8 or tensor.ndim != 1:
         raise CodecError(f"{where} is a tensor of numbers, not bytes")
     return tensor.numpy().tobytes()
+
+
+def _float(body: Any, where: str) -> float:
+    try:
+        return float("nan") if body == "nan" else float.fromhex(body)
+    except (TypeError, ValueError, OverflowError):
+        raise CodecError(f"{where} is not a number") from None
 
 
 def _refused(kind: Any, where: str) -> CodecError:
@@ -306,41 +314,10 @@ def _anatomy(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 @functools.cache
-def _fields(kind: type) -> tuple[list[str], dict[str, Any]]:
-    """The names of a dataclass's fields in the order of its arguments, and their types."""
-    hints, names = get_type_hints(kind), [f.name for f in dataclasses.fields(kind)]
-    return names, {name: hints[name] for name in names}
-
-
-def _odd_field(names: list[str], body: dict[str, Any]) -> str:
-    if extra := sorted(set(body) - set(names)):
-        return f"carries the undeclared field {extra[0]!r}"
-    return f"lacks the field {sorted(set(names) - set(body))[0]!r}"
-
-
-def _build_union(
-    tree: Any,
-    kinds: tuple[Any, ...],
-    tensors: Mapping[str, Tensor],
-    unused: Unused | None,
-    depth: int,
-    where: str,
-) -> Any:
-    taken = 0 if unused is None else unused.taken
-    for kind in kinds:
-        try:
-            return _build(tree, kind, tensors, unused, depth, where)
-        except CodecError:
-            if unused is not None:
-                unused.back(taken)
-    raise CodecError(f"{where} is of no allowed type")
-
-
-def _float(body: Any, where: str) -> float:
-    try:
-        return float("nan") if body == "nan" else float.fromhex(body)
-    except (TypeError, ValueError, OverflowError):
-        raise CodecError(f"{where} is not a number") from None
+def _fields(kind: type) -> dict[str, Any]:
+    """The types of a dataclass's fields, in the order of its arguments."""
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
 def own(value: T, copies: dict[int, Tensor] | None = None) -> T:

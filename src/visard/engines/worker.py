@@ -130,7 +130,7 @@ class Desk:
 def serve(channel: socket.socket, recipe: dict[str, Any], states: str, replies: list[str]) -> None:
     """Build the world of the recipe, then do steps until the other side is gone."""
     torch.set_num_threads(1)
-    desk = Desk(Recipe(**recipe).make(), Path(states), replies)
+    desk = Desk(Recipe(**recipe).function()(), Path(states), replies)
     torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:

@@ -1,4 +1,4 @@
-"""A node's side of Flower's fleet protocol: take messages, hand them to the party, send the answers.
+"""A party's side of Flower's fleet protocol: take messages, hand them to the front, send its replies.
 
 It stands where Flower's SuperNode stands, with two differences: it runs no code that comes from the server, and it
 starts no process for a message.
@@ -11,8 +11,8 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
@@ -24,21 +24,17 @@ from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SYSTEM_TIME_TOLERANCE, 
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
     push_objects,
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -46,7 +42,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from visard.deployment.flower.link import parts, record
+from visard.deployment.flower.link import fetch, parts, record
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
 
@@ -104,7 +100,7 @@ class Fleet:
                 self._activate(first=not begun)
                 self.say(f"{'connected again' if begun else 'connected'} to {self.server}")
                 begun, pause = True, 1.0
-                with _Beating(self, self._beat):
+                with self._beating():
                     self._answer(do, poll)
             except httpx.HTTPStatusError as error:
                 self.say(f"the server refused a call ({error.response.status_code}); connecting anew")
@@ -140,11 +136,25 @@ class Fleet:
         """What the server is told: after twice as many seconds without a sign this node is gone."""
         return max(HEARTBEAT_MIN_INTERVAL, 3 * self._beat)
 
-    def beat(self) -> None:
-        """Tell the server that this node lives."""
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
-        with suppress(httpx.HTTPError):  # the main loop meets the same trouble and deals with it
-            self._client.SendNodeHeartbeat(request)
+    @contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Signs of life from a thread, also while a step runs."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(self._beat):
+                with suppress(httpx.HTTPError):  # the main loop meets the same trouble and deals with it
+                    self._client.SendNodeHeartbeat(
+                        SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=self._interval)
+                    )
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def _turn(self, do: Do) -> bool:
         """Take one message and answer it; False if there is none."""
@@ -175,21 +185,7 @@ class Fleet:
         return True
 
     def _pull(self, number: str, tree: ObjectTree, run: int) -> Message:
-        pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        contents = pull_objects(
-            [t.object_id for t in iterate_object_tree(tree)],
-            pull_object_fn=pull,
-            max_time=UPLOAD_SECONDS,
-            max_tries_per_object=None,
-            initial_backoff=0.05,
-            backoff_cap=1.0,
-        )
-        self._client.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self._node, run_id=run, message_object_id=number)
-        )
-        message = inflate_object_from_contents(number, contents)
-        if not isinstance(message, Message):
-            raise VisardError("it is not a message")
+        message = fetch(self._client, self._node, run, number, tree, UPLOAD_SECONDS)
         message.metadata.__dict__["_message_id"] = number
         return message
 
@@ -218,22 +214,3 @@ def clocks(date: str) -> str:
     if -TIMESTAMP_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
         return ""
     return f"the clock here is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
-
-
-class _Beating:
-    """Signs of life from a thread while a step runs."""
-
-    def __init__(self, fleet: Fleet, every: float) -> None:
-        self._fleet, self._every, self._over = fleet, every, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        while not self._over.wait(self._every):
-            self._fleet.beat()
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()

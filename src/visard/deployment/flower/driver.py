@@ -20,7 +20,6 @@ from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -32,16 +31,13 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
-from visard.deployment.flower.link import GridLink
+from visard.deployment.flower.link import GridLink, fetch
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import NAME, read_parties
 from visard.deployment.remote import Link, Parts, PartyLink
@@ -49,18 +45,18 @@ from visard.engines.network import plain
 from visard.engines.request import Reply, Request, WireError, pack, unpack
 from visard.errors import UsageError, VisardError
 
-# ----------
-# Replies of a deployment, fetched in threads: one that comes slowly, never, or malformed holds up no other.
-#
-# Flower shows a reply as soon as its sender begins to upload it. `HttpGrid` would wait there for its parts, and an
-# exception over one malformed reply would end the run.
-
+HELLO_SECONDS = 600.0  # a party may have to load its data first
+HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
+TELL_EVERY = 30.0
+C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
 THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: nobody waits for a stalled one
-MOST_PARTS = 500  # of a message: more than the longest one has
 
 
 class Fetcher:
-    """Looks for replies and fetches those that are there."""
+    """Looks for replies and fetches those that are there, in threads: a slow or malformed one holds up no other.
+
+    `HttpGrid` would wait there for its parts, and an exception over one malformed reply would end the run.
+    """
 
     def __init__(self, runtime: RuntimeHttpClient, run: int) -> None:
         self._runtime, self._run = runtime, run
@@ -76,36 +72,16 @@ class Fetcher:
                 number = proto.metadata.reply_to_message_id
                 if number in asked:
                     over = threading.Event()
-                    fetch = self._threads.submit(self._fetch, proto.metadata.message_id, tree, limit, over)
-                    self._coming[number] = fetch, over
+                    coming = self._threads.submit(
+                        fetch, self._runtime, self._node, self._run, proto.metadata.message_id, tree, limit, over
+                    )
+                    self._coming[number] = coming, over
         for number in [n for n in self._coming if n not in numbers and n not in others]:
-            fetch, over = self._coming.pop(number)
+            coming, over = self._coming.pop(number)
             over.set()
-            fetch.cancel()
+            coming.cancel()
         done = [n for n in numbers if n in self._coming and self._coming[n][0].done()]
         return {n: _result(self._coming.pop(n)[0]) for n in done}
-
-    def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
-        part = make_pull_object_fn_protobuf(self._runtime.PullObject, self._node, self._run)
-        names = [t.object_id for t in iterate_object_tree(tree)]
-        if len(names) > MOST_PARTS:
-            raise VisardError(f"it has {len(names)} parts, more than {MOST_PARTS}")
-
-        def pull(name: str) -> bytes:
-            if over.is_set():
-                raise VisardError("it was given up")
-            return part(name)
-
-        contents = pull_objects(
-            names, pull, max_time=limit, max_tries_per_object=None, initial_backoff=0.05, backoff_cap=1.0
-        )
-        self._runtime.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self._node, run_id=self._run, message_object_id=number)
-        )
-        message = inflate_object_from_contents(number, contents)
-        if not isinstance(message, Message):
-            raise VisardError("it is not a message")
-        return message
 
     def close(self) -> None:
         """Stop fetching."""
@@ -122,11 +98,6 @@ def _result(done: Future[Message]) -> Message | str:
     except Exception as error:  # whatever a stranger's bytes can cause
         return f"reply refused: {' '.join(str(error).split())[:200] or type(error).__name__}"
 
-
-HELLO_SECONDS = 600.0  # a node may have to load its data first
-HELLO_AGAIN = 10.0  # seconds after which a node without a role is asked once more: it may have been restarted
-TELL_EVERY = 30.0
-C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
 
 # A run needs an application; this one has no code, and no process ever looks for any.
 _APP = """
@@ -154,7 +125,7 @@ class DeploymentLink(GridLink, PartyLink):
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self.where, self.wait, self.say = server, wait, say
         self._hello = b""
-        self._roles: dict[int, dict[ClientId, dict[str, int]]] = {}  # node -> its roles
+        self._clients: dict[int, dict[ClientId, dict[str, int]]] = {}  # node -> its clients
         self._pending: dict[str, int] = {}  # hello on its way -> node
         self._again: dict[int, float] = {}  # node -> when to ask it once more
         self._said: set[str] = set()  # of nodes that cannot take part
@@ -224,9 +195,8 @@ class DeploymentLink(GridLink, PartyLink):
         self._begun = True
 
     def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
-        """Wait for `count` roles to be taken; returns what each says of its data."""
         self._wait_for(lambda: len(self._placed()) >= count)
-        found = {role: counts for roles in self._roles.values() for role, counts in roles.items()}
+        found = {client: counts for clients in self._clients.values() for client, counts in clients.items()}
         if len(found) != count:
             raise VisardError(f"{len(found)} parties are connected ({', '.join(sorted(found))}), expected {count}")
         return dict(sorted(found.items()))
@@ -235,7 +205,7 @@ class DeploymentLink(GridLink, PartyLink):
         return len(set(clients) & self._placed()) >= needed
 
     def _placed(self) -> set[ClientId]:
-        return {role for roles in self._roles.values() for role in roles}
+        return {client for clients in self._clients.values() for client in clients}
 
     def _wait_for(self, met: Callable[[], bool]) -> None:
         end, tell = time.monotonic() + self.wait, time.monotonic() + 2.0
@@ -251,27 +221,27 @@ class DeploymentLink(GridLink, PartyLink):
                 time.sleep(0.2)
 
     def _look(self) -> None:
-        """Ask new nodes for their roles, forget those that went away."""
+        """Ask new nodes which clients they are, forget those that went away."""
         online = set(self.grid.get_node_ids())
-        self._roles = {node: roles for node, roles in self._roles.items() if node in online}
+        self._clients = {node: clients for node, clients in self._clients.items() if node in online}
         self._again = {node: when for node, when in self._again.items() if node in online}
         now = time.monotonic()
         for node in online:
-            if not self._roles.get(node) and now >= self._again.get(node, 0.0):
+            if not self._clients.get(node) and now >= self._again.get(node, 0.0):
                 self._again[node] = now + HELLO_AGAIN
                 if number := self.push(node, self._hello, b"", HELLO_SECONDS):
                     self._pending[number] = node
         self._pending = {number: node for number, node in self._pending.items() if node in online}
         for number, parts in self.receive(list(self._pending)).items():
-            if number in self._pending:  # a node's first answer; those to later hellos say the same
+            if number in self._pending:  # a node's first reply; those to later hellos say the same
                 node = self._pending[number]
                 self._pending = {other: to for other, to in self._pending.items() if to != node}
-                self._roles[node] = self._greeted(node, parts)
-        self.queue = max([1, *(len(roles) for roles in self._roles.values())])
+                self._clients[node] = self._greeted(node, parts)
+        self.queue = max([1, *(len(clients) for clients in self._clients.values())])
 
     def _greeted(self, node: int, parts: Parts | str) -> dict[ClientId, dict[str, int]]:
-        """The roles in a node's answer that are its own; one that cannot take part gets none."""
-        names, roles = read_parties(self.where)
+        """The clients in a node's reply that belong to it; one that cannot take part gets none."""
+        names, assignment = read_parties(self.where)
         name = names.get(node, "an unknown node")
         try:
             reply = Reply(failure=parts) if isinstance(parts, str) else unpack(parts[0], Reply)
@@ -280,26 +250,26 @@ class DeploymentLink(GridLink, PartyLink):
         if reply.failure is not None:
             return self._left_out(f"{name} cannot take part: {reply.failure or 'no reason given'}")
         own = {}
-        for role, counts in reply.roles.items():
-            if not NAME.fullmatch(role):
-                self._left_out(f"refused: {name} claims a role with an impossible name: {role}")
-            elif refusal := roles.refusal(name, role):
+        for client, counts in reply.roles.items():
+            if not NAME.fullmatch(client):
+                self._left_out(f"refused: {name} claims a role with an impossible name: {client}")
+            elif refusal := assignment.refusal(name, client):
                 self._left_out(f"refused: {refusal}")
-            elif role in self._placed():
-                self._left_out(f"two nodes claim to be {role}: {name} is left out")
+            elif client in self._placed():
+                self._left_out(f"two nodes claim to be {client}: {name} is left out")
             else:
-                own[role] = counts
+                own[client] = counts
         return own
 
     def _left_out(self, why: str) -> dict[ClientId, dict[str, int]]:
-        """Say once, however often a node is asked, why it has no role."""
+        """Say once, however often a node is asked, why it is no client."""
         if (text := plain(why)) not in self._said:
             self._said.add(text)
             self.say(text)
         return {}
 
     def node_of(self, client: ClientId) -> int | None:
-        return next((node for node, roles in self._roles.items() if client in roles), None)
+        return next((node for node, clients in self._clients.items() if client in clients), None)
 
     def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
         self._limit = max(self._limit, timeout * self.queue)

@@ -1,16 +1,26 @@
-"""Header and payload as the content of a Flower message, and back."""
+"""Requests and replies as Flower messages: header and payload as their content, and a link over a Flower grid."""
 
 from __future__ import annotations
 
+import threading
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 
 from visard.core import ClientId
 from visard.deployment.remote import Link, Parts
 from visard.errors import PublicError, VisardError
+
+TYPE = "query"  # of all messages: what is asked stands in the header
+MOST_PARTS = 500  # of a message: more than the longest one has
 
 
 def record(header: bytes, payload: bytes) -> RecordDict:
@@ -31,10 +41,31 @@ def parts(message: Message) -> Parts:
     return header, payload
 
 
-# ----------
-# A link that carries requests and replies over a Flower grid.
+def fetch(
+    service: Any, node: Node, run: int, number: str, tree: ObjectTree, limit: float, over: threading.Event | None = None
+) -> Message:
+    """A message whole, from a service of Flower, in at most `limit` seconds, unless it is `over` before.
 
-TYPE = "query"  # of all messages: what is asked stands in the header
+    Flower shows a message as soon as its sender begins to upload it.
+    """
+    part = make_pull_object_fn_protobuf(service.PullObject, node, run)
+    names = [t.object_id for t in iterate_object_tree(tree)]
+    if len(names) > MOST_PARTS:
+        raise VisardError(f"it has {len(names)} parts, more than {MOST_PARTS}")
+
+    def pull(name: str) -> bytes:
+        if over is not None and over.is_set():
+            raise VisardError("it was given up")
+        return part(name)
+
+    contents = pull_objects(
+        names, pull, max_time=limit, max_tries_per_object=None, initial_backoff=0.05, backoff_cap=1.0
+    )
+    service.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number))
+    message = inflate_object_from_contents(number, contents)
+    if not isinstance(message, Message):
+        raise VisardError("it is not a message")
+    return message
 
 
 class GridLink(Link):

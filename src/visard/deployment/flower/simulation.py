@@ -114,7 +114,8 @@ def _party(recipe: Recipe, states: str) -> Party:
     key = (recipe.factory, states)
     if key not in _parties:
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        _parties[key] = Party(lambda _: recipe.make(), PackStates(Packs(Path(states)), shared=True), all_local=True)
+        make = recipe.function()
+        _parties[key] = Party(lambda _: make(), PackStates(Packs(Path(states)), shared=True), all_local=True)
     return _parties[key]
 
 
