@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from visard.engines import shared_memory
-from visard.engines.codec import build
+from visard.engines.codec import CodecError, build
 from visard.engines.shared_memory import Bundle, Mapped, memory_folder
 from visard.errors import VisardError
 
@@ -79,7 +79,8 @@ def test_copies_survive_the_next_hand_over(tmp_path: Path) -> None:
 def test_a_place_that_is_not_there_is_refused(tmp_path: Path, key: str) -> None:
     bundle = Bundle(tmp_path / "x")
     bundle.tree(torch.ones(4))
-    assert key not in Mapped(tmp_path / "x")
+    with pytest.raises(CodecError, match="points to a tensor that is not there"):
+        build({"t": key}, Tensor, Mapped(tmp_path / "x"))
     bundle.close()
 
 

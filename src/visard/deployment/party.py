@@ -45,10 +45,6 @@ class OwnStates:
             write_atomically(key, secrets.token_bytes(32), PRIVATE)
         self._key = key.read_bytes()
 
-    def home(self, run: str) -> Path:
-        """The folder of a run."""
-        return self.folder / run
-
     def digest(self, data: bytes) -> str:
         """Keyed, so that the server cannot guess small states by hashing guesses."""
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()
@@ -59,7 +55,7 @@ class OwnStates:
             return {}
         name = request.state.name
         try:
-            data = (self.home(request.run) / name).read_bytes()
+            data = (self.folder / request.run / name).read_bytes()
         except OSError:
             raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
         if not hmac.compare_digest(self.digest(data), request.state.digest):
@@ -74,7 +70,7 @@ class OwnStates:
         digest = self.digest(data)
         if request.state is not None and digest == request.state.digest:
             return None
-        path = self.home(request.run) / request.new_state
+        path = self.folder / request.run / request.new_state
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, data, PRIVATE)
         flush_to_disk(path.parent)
@@ -82,7 +78,7 @@ class OwnStates:
 
     def sweep(self, request: Request) -> None:
         """Keep the present state and the last two committed ones; the rest is debris of lost and refused replies."""
-        folder = self.home(request.run) / "clients"
+        folder = self.folder / request.run / "clients"
         if not folder.is_dir():
             return
         client = quote(request.client, safe="")
@@ -91,7 +87,7 @@ class OwnStates:
         older = [n for n in mine if step_of(n) < step_of(request.committed)]
         kept |= set(sorted(older, key=step_of)[-1:])
         for name in set(mine) - kept:
-            (self.home(request.run) / name).unlink(missing_ok=True)
+            (self.folder / request.run / name).unlink(missing_ok=True)
 
 
 @dataclass

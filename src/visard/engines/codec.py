@@ -133,7 +133,7 @@ def decode(data: bytes, kind: type[T], limit: int = MAX_HEADER) -> T:
     except (ValueError, RecursionError) as error:
         raise CodecError(f"message cannot be read: {_first_line(error)}") from None
     unused = Unused(tensors)
-    value = _Builder(tensors, unused).build(tree, kind, getattr(kind, "__name__", "value"))
+    value = _Builder(tensors.__getitem__, unused).build(tree, kind, getattr(kind, "__name__", "value"))
     if unused:
         raise CodecError(f"message carries {len(unused)} tensors that no field declares")
     return cast(T, value)
@@ -147,8 +147,8 @@ class Unused(set[str]):
         self._taken: list[str] = []
 
     def take(self, key: str) -> None:
-        """A tensor can be taken once."""
-        self.discard(key)
+        """A tensor can be taken once; then it is a KeyError."""
+        self.remove(key)
         self._taken.append(key)
 
     @property
@@ -167,9 +167,9 @@ def flatten(value: object, put: Callable[[Tensor], str]) -> Any:
     return _flatten(value, put, 0, "value")
 
 
-def build(tree: Any, kind: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value of a header tree; here several places may share a tensor."""
-    return _Builder(tensors, None).build(tree, kind, getattr(kind, "__name__", "value"))
+def build(tree: Any, kind: Any, find: Callable[[str], Tensor]) -> Any:
+    """The value of a header tree; `find` gives the tensors, and several places may share one."""
+    return _Builder(find).build(tree, kind, getattr(kind, "__name__", "value"))
 
 
 def _no_constant(text: str) -> float:
@@ -208,8 +208,8 @@ def _flatten(value: object, put: Callable[[Tensor], str], depth: int, where: str
 class _Builder:
     """Builds values from trees, each checked against a type (Any accepts every tree but builds no dataclass)."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], unused: Unused | None) -> None:
-        self.tensors, self.unused = tensors, unused  # `unused` is given: every tensor has one place
+    def __init__(self, find: Callable[[str], Tensor], unused: Unused | None = None) -> None:
+        self.find, self.unused = find, unused  # `unused` is given: every tensor has one place
 
     def build(self, tree: Any, kind: Any, where: str, depth: int = 0) -> Any:
         if depth > MAX_DEPTH:
@@ -281,11 +281,12 @@ class _Builder:
 
     def _tensor(self, key: Any, where: str) -> Tensor:
         """The tensor of that key; where `unused` is given, for the first time."""
-        if not isinstance(key, str) or key not in (self.tensors if self.unused is None else self.unused):
-            raise CodecError(f"{where} points to a tensor that is not there")
-        if self.unused is not None:
-            self.unused.take(key)
-        return self.tensors[key]
+        try:
+            if self.unused is not None:
+                self.unused.take(key)
+            return self.find(key)
+        except (LookupError, ValueError, TypeError, AttributeError, OSError):
+            raise CodecError(f"{where} points to a tensor that is not there") from None
 
 
 def _bytes(tensor: Tensor, where: str) -> bytes:

@@ -23,12 +23,10 @@ from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
 
-# ----------
-# Checks of a reply before the server sees it: its type, its kinds, its shapes, its numbers.
-
 _TYPES: dict[str, type] = {"Tensor": Tensor} | {t.__name__: t for t in (dict, list, tuple, bytes, int, float)}
 EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
-LONGEST = 100  # of the name of a figure
+LONGEST = 100  # of the name of a metric
+LONGEST_TRACEBACK = 20_000
 
 
 def refusal(
@@ -138,9 +136,6 @@ def _differs(sent: Any, back: Any) -> str | None:
             if reason := _differs(part, back[key]):
                 return f"entry {key!r} {reason}"
     return None
-
-
-LONGEST_TRACEBACK = 20_000
 
 
 @dataclass

@@ -12,7 +12,6 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -134,15 +133,15 @@ class Bundle:
         self._memory = mmap.mmap(self._file, self._size)
 
 
-class Mapped(Mapping[str, Tensor]):
-    """The tensors of a bundle, found when asked for; `copied` ones share no memory with it."""
+class Mapped:
+    """Finds the tensors of a bundle by their keys; `copied` ones share no memory with it."""
 
     def __init__(self, path: Path, copied: bool = False) -> None:
         self._path, self._copied = path, copied
         self._memory: mmap.mmap | None = None
         self._found: dict[str, Tensor] = {}
 
-    def __getitem__(self, key: str) -> Tensor:
+    def __call__(self, key: str) -> Tensor:
         if key not in self._found:
             self._found[key] = self._find(key)
         return self._found[key]
@@ -152,11 +151,8 @@ class Mapped(Mapping[str, Tensor]):
         self._found.clear()
 
     def _find(self, key: str) -> Tensor:
-        try:
-            name, place, sizes = key.split("/")
-            dtype, offset, shape = DTYPES[name], int(place), [int(n) for n in sizes.split("x") if n]
-        except (ValueError, KeyError):
-            raise KeyError(key) from None
+        name, place, sizes = key.split("/")
+        dtype, offset, shape = DTYPES[name], int(place), [int(n) for n in sizes.split("x") if n]
         count = math.prod(shape)
         if not count:
             return torch.empty(shape, dtype=dtype)
@@ -167,18 +163,6 @@ class Mapped(Mapping[str, Tensor]):
                 self._memory = mmap.mmap(file.fileno(), 0, access=access)
         tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
         return tensor.clone() if self._copied else tensor
-
-    def __contains__(self, key: object) -> bool:
-        try:
-            return isinstance(key, str) and self[key] is not None
-        except (KeyError, ValueError, OSError):
-            return False
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def _room(tensor: Tensor) -> int:

@@ -22,7 +22,7 @@ from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, parts, record
 from visard.deployment.party import Party
 from visard.engines.checkpoint import Packs, PackStates
-from visard.errors import VisardError
+from visard.errors import VisardError, one_line
 from visard.processes import Recipe
 
 START_SECONDS = 180.0
@@ -68,7 +68,7 @@ class SimulationLink(GridLink):
                 server_app=server,
                 backend_config={"init_args": init, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
             )
-        except BaseException as error:  # told to whoever asks next
+        except BaseException as error:  # raised where the next request is sent
             self._error = error
         finally:
             self._ready.set()
@@ -87,7 +87,7 @@ class SimulationLink(GridLink):
 
     def _check(self) -> None:
         if self._error is not None:
-            raise VisardError(f"Flower's simulation failed: {_first_line(self._error)}")
+            raise VisardError(f"Flower's simulation failed: {one_line(self._error.__cause__ or self._error)}")
 
     def node_of(self, client: ClientId) -> int | None:
         self._check()
@@ -117,7 +117,3 @@ def _party(recipe: Recipe, states: str) -> Party:
         make = recipe.function()
         _parties[key] = Party(lambda _: make(), PackStates(Packs(Path(states)), shared=True), all_local=True)
     return _parties[key]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error.__cause__ or error).splitlines() or [type(error).__name__])[0]
