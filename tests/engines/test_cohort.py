@@ -23,7 +23,7 @@ from visard.engines.local import LocalNetwork, cohorts
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.request import Reply, Request
-from visard.engines.world import World
+from visard.engines.world import World, clients_of
 from visard.errors import UsageError, VisardError
 from visard.learning.positive import OneStep, SpreadOut
 from visard.methods.fedface import Down, FedFace, Server
@@ -43,10 +43,8 @@ def phones(folder: str, people: int = 14) -> World:
     )
     federation = partition(faces, settings, 0).federation(faces)
     assert federation.public is not None
-    from visard.engines.world import _parties
-
     world = World(
-        seed=0, clients=_parties(federation), training=tuple(federation.training), benchmarks={},
+        seed=0, clients=clients_of(federation), training=tuple(federation.training), benchmarks={},
         classes=federation.identities, embedding=8, build=toy_network, numerics=Numerics(), public=federation.public,
     )  # fmt: skip
     world.start_from = world.new_weights()

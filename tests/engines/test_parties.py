@@ -73,7 +73,7 @@ def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     def run(method: str, *more: str, link: type[OwnLink] = OwnLink, forge: Any = None) -> tuple[Path, Heard]:
         at = {
             role: Party(
-                partial(world_of_party, data=str(homes / role), file=None, roles=[role]),
+                partial(world_of_party, data=str(homes / role), file=None, clients=[role]),
                 OwnStates(tmp_path / role / "states"),
                 models=tmp_path / role / "models",
             )
@@ -159,7 +159,7 @@ def answer(faces: str, /, **changes: Any) -> str:
     told = {k: v for k, v in settings.items() if k not in ("name", "engine")} | changes
     run = {"settings": told, "partition": "", "own": True, "spec": {"model": "tiny", "embedding": 16, "size": 32}}
     party = Party(
-        partial(world_of_party, data=faces, file=None, roles=["house-1"]), OwnStates(Path(faces).parent / "at")
+        partial(world_of_party, data=faces, file=None, clients=["house-1"]), OwnStates(Path(faces).parent / "at")
     )
     return unpack(party.do(pack(Request("ab" * 16, run)), b"")[0], Reply).failure or ""
 

@@ -321,7 +321,7 @@ def test_a_client_that_is_not_connected_is_named(tmp_path: Path) -> None:
     some = {c: p for c, p in parties(tmp_path).items() if c != CLIENTS[0]}
     net = network(tmp_path, DictLink(some))
     rounds(net, Toy(), 0, 1)
-    assert net.traffic.problems[0]["reason"] == "its node is not connected"
+    assert net.traffic.problems[0]["reason"] == "its party is not connected"
 
 
 def test_a_window_smaller_than_the_clients(tmp_path: Path) -> None:

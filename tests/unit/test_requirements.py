@@ -144,7 +144,7 @@ def test_the_client_hands_it_to_its_worker(tmp_path: Path, monkeypatch: pytest.M
 def test_a_party_refuses_before_it_says_anything(tmp_path: Path) -> None:
     """Not even how many pictures it has."""
     floors = {"require": {"method": {"noise": {"at_least": 2.0}}}}
-    make = partial(world_of_party, data="synthetic", file=None, roles=["user-1"], required=floors)
+    make = partial(world_of_party, data="synthetic", file=None, clients=["user-1"], required=floors)
     party = Party(make, OwnStates(tmp_path))
     header, payload = party.do(pack(Request("0" * 32, run(**{"method.noise": "0"}))), b"")
     answer = unpack(header, Reply)

@@ -123,7 +123,7 @@ def client(
     if file is not None and not Path(file).is_file():
         raise UsageError(f"no partition at {partition}")
     required = asdict(Requirements.load(require)) if require else None
-    arguments = {"data": data, "file": file, "roles": role, "required": required}
+    arguments = {"data": data, "file": file, "clients": role, "required": required}
     take_part(server, keys, node, Recipe("visard.deployment.join:world_of_party", arguments), _own_folder(state), poll)
 
 

@@ -1,4 +1,4 @@
-"""What the server tells the parties of a run, and the world that a party builds from it on its own data."""
+"""What parties learn about a run, and the world that a party builds from it on its own data."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Presence:
     pictures: Annotated[int, Disclosure.count]
 
     @classmethod
-    def of(cls, role: str, counts: dict[str, int]) -> Presence:
+    def of(cls, client: str, counts: dict[str, int]) -> Presence:
         """Refuses what no data can be; the server makes room for as many people as all parties together have."""
         if counts.keys() != {"identities", "pictures"} or not 1 <= counts["identities"] <= counts["pictures"] <= MOST:
-            raise VisardError(f"{role} says of its pictures what cannot be: {str(counts)[:100]}")
+            raise VisardError(f"{client} says of its pictures what cannot be: {str(counts)[:100]}")
         return cls(**counts)
 
 
@@ -79,45 +79,45 @@ def join(
     for name, value in (("client_benchmarks", False), ("impostors", "own")):
         if getattr(settings.evaluation, name) != value:
             raise UsageError(
-                f"evaluation.{name}: parties that keep their pictures can test on nobody else's; "
+                f"evaluation.{name}: parties that keep their pictures can test on their own alone; "
                 f"add --set evaluation.{name}={str(value).lower()}"
             )
     path = states.folder / "parties.json"
     if not path.exists():
         write_json(path, link.parties(settings.partition.clients or 0))
-    present = {role: Presence.of(role, counts) for role, counts in read_json(path).items()}
+    present = {client: Presence.of(client, counts) for client, counts in read_json(path).items()}
     if not states.committed.ledger_bytes:
-        for role, counts in present.items():
-            ledger.record("join", 0, role, counts)
+        for client, counts in present.items():
+            ledger.record("join", 0, client, counts)
     classes, pictures = sum(p.identities for p in present.values()), {c: p.pictures for c, p in present.items()}
     return replace(world, training=tuple(present), classes=classes, announced=pictures, _network=None), spec
 
 
 def refuse_oracle(method: Method[Any]) -> None:
-    """Names of folders at the parties are no answer to what nobody should know."""
+    """Names of folders at the parties must not answer what only labels know."""
     if oracle := method.oracle():
         raise UsageError(f"{method.name} asks for {oracle}, which only a simulation knows: set clustering.clusters")
 
 
 def world_of_party(
-    run: dict[str, Any], data: str, file: str | None, roles: list[str], required: dict[str, Any] | None = None
+    run: dict[str, Any], data: str, file: str | None, clients: list[str], required: dict[str, Any] | None = None
 ) -> tuple[World, Method[Any]]:
-    """The world of a run at a party: its own roles, on its own pictures, if the run is as the party requires."""
+    """The world of a run at a party: its clients, on its own pictures, if the run is as the party requires."""
     settings = settings_of(run, Requirements(**(required or {})))
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
     size = int(run["spec"]["size"])
     if faces.size != size:
         raise PublicError(f"the run is on pictures of {size} pixels, this party has {faces.size}")
     if run["own"]:
-        federation = own_federation(settings, faces, roles)
+        federation = own_federation(settings, faces, clients)
         world = make_world(settings, faces, federation)
     else:
         world = centralised(
             make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method
         )[0]
-    here = {role: world.clients[role] for role in roles if role in world.clients}
+    here = {client: world.clients[client] for client in clients if client in world.clients}
     if not here:
-        raise PublicError(f"the run has no client {roles[0]!r}")
+        raise PublicError(f"the run has no client {clients[0]!r}")
     return replace(world, clients=here), settings.method
 
 
@@ -149,13 +149,13 @@ def shared_federation(run: dict[str, Any], settings: Settings, faces: FaceSet, f
     return manifest.federation(faces)
 
 
-def own_federation(settings: Settings, faces: FaceSet, roles: list[str]) -> Federation:
+def own_federation(settings: Settings, faces: FaceSet, clients: list[str]) -> Federation:
     """All pictures of the set are this party's; they are split as the run says."""
-    if len(roles) != 1:
+    if len(clients) != 1:
         raise PublicError("a party that brings its own pictures has exactly one role")
     alone = PartitionSettings(
         kind="equal", clients=1, split=settings.partition.split, min_images=settings.partition.min_images
     )
     federation = partition(faces, alone, settings.seed).federation(faces)
     (mine,) = federation.clients.values()
-    return replace(federation, clients={roles[0]: mine}, unseen={}, hold_out=())
+    return replace(federation, clients={clients[0]: mine}, unseen={}, hold_out=())

@@ -119,7 +119,7 @@ class RemoteNetwork(EngineNetwork):
                 deadline = time.monotonic() + request.timeout * self.link.queue
                 number = self.link.send(request.client, pack(request), last[1], request.timeout)
                 if number is None:
-                    finished[position] = request.reply(failure="its node is not connected")
+                    finished[position] = request.reply(failure="its party is not connected")
                 else:
                     sent[number] = position, deadline
                 position += 1

@@ -3,7 +3,7 @@
 checkpoint/
   manifest.json        the only truth: what it names is complete, everything else is debris
   server-000012.bin    server state after step 12
-  clients/000009-*     packs of client states (see `packs`), each state written only when it changed
+  clients/000009-*     packs of client states (see `Packs`), each state written only when it changed
   ledger.jsonl         rows of the ledger; the manifest says how many bytes of it count
 """
 
@@ -26,20 +26,20 @@ from visard.engines.request import Request, StateFile
 from visard.errors import VisardError
 from visard.files import PRIVATE, flush_to_disk, read_json, write_atomically, write_durably
 
-# ----------
-# Client states in pack files: every process that does steps appends the states of a round to one file of its own.
-#
-# clients/<step>-<run of the coordinator>-<writer>.pack is encoded states back to back, nothing else; where a state
-# lies, and its digest, stand in the checkpoint's manifest. A pack is never changed after its round, only copied from
-# and removed, so that a kill at any moment leaves every state that a manifest names. States may hold keys: packs have
-# mode 600.
-
+VERSION = 2
 MOST_PACKS = 64  # more than this many are merged, so that rounds with few clients do not leave thousands of files
 CHUNK = 1 << 24
+T = TypeVar("T")
 
 
 class Packs:
-    """Reads states from any pack of a folder and appends to one of its own."""
+    """Client states in pack files: reads from any pack of a folder, and appends the states of a round to one file.
+
+    clients/<step>-<run of the coordinator>-<writer>.pack is encoded states back to back, nothing else; where a state
+    lies, and its digest, stand in the checkpoint's manifest. A pack is never changed after its round, only copied
+    from and removed, so that a kill at any moment leaves every state that a manifest names. States may hold keys:
+    packs have mode 600.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -175,10 +175,6 @@ class PackStates:
         finally:
             if self._shared:
                 self.packs.close()
-
-
-T = TypeVar("T")
-VERSION = 2
 
 
 @dataclass(frozen=True)

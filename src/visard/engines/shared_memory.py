@@ -55,7 +55,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove the folders of processes that were killed: nobody holds their locks."""
+    """Remove the folders of processes that were killed: their locks are free."""
     for path in parent.glob("visard-*/lock"):
         with suppress(OSError):
             if time.time() - path.parent.stat().st_mtime < 60:  # somebody may be about to take its lock
@@ -94,7 +94,7 @@ class Bundle:
         return tree
 
     def clear(self) -> None:
-        """Begin again at the start of the file: nobody reads what is there any more."""
+        """Begin again at the start of the file: what is there has been read."""
         self._end = 0
         self._known.clear()
         self._trees.clear()

@@ -26,12 +26,15 @@ from visard.errors import UsageError
 from visard.models.files import read_model, start_weights
 from visard.numerics import Numerics
 
-# ----------
-# Random streams that depend on what is computed, never on where or in which order.
+CLASS_VECTORS, BIASES = "class_vectors", "biases"  # entries of a file of class vectors
+POOL: ClientId = "pool"  # the client that holds the data where a method centralises them
 
 
 def derive(seed: int, *parts: str | int) -> int:
-    """A 63-bit seed from the run's seed and a path such as (stage, round, ask, client)."""
+    """A 63-bit seed from the run's seed and a path such as (stage, round, ask, client).
+
+    Random numbers depend on what is computed, never on where or in which order.
+    """
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
@@ -47,12 +50,9 @@ def seed_default(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-POOL: ClientId = "pool"  # where a method that pools puts everybody's pictures: what leaves it has left before
-
-
 @dataclass
 class World:
-    """The parties of a run and the rules that all of them share."""
+    """The clients of a run and the rules that all of them share."""
 
     seed: int
     clients: dict[ClientId, ClientData]
@@ -65,8 +65,8 @@ class World:
     timeout: float = 3600.0  # seconds of one step
     min_replies: float = 0.5  # share of the asked clients
     held_out: tuple[ClientId, ...] = ()  # clients that take no part in training
-    public: FaceView | None = None  # pictures that every party has
-    others: FaceView | None = None  # the test pictures of all parties, where tests may use them
+    public: FaceView | None = None  # pictures that every client has
+    others: FaceView | None = None  # the test pictures of all clients, where tests may use them
     class_vectors: Tensor | None = field(default=None, repr=False)  # of the public identities, from a file
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
@@ -113,7 +113,7 @@ class World:
 
 
 def centralised(world: World, method: Method[Any]) -> tuple[World, dict[ClientId, dict[Disclosure, int]]]:
-    """The world of a method that pools data: one client with everything, and what left each real one."""
+    """The world of a method that centralises data: one client with everything, and what left each real one."""
     if not method.centralises:
         return world, {}
     kinds = {c: kinds for c in world.training if (kinds := method.centralises_from(c))}
@@ -137,23 +137,20 @@ def centralised(world: World, method: Method[Any]) -> tuple[World, dict[ClientId
 
 
 def centralised_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Disclosure, int]:
-    """Bytes of a client's training data that pooling moves out, by kind."""
+    """Bytes of a client's training data that are moved out, by kind."""
     picture = data.train.faces.pixels[0].nbytes
     each = {Disclosure.pictures: picture, Disclosure.labels: 8}
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}
 
 
-CLASS_VECTORS, BIASES = "class_vectors", "biases"
-
-
 def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> World:
-    """The parties and rules of a run."""
+    """The world that the settings of a run describe."""
     embedding = settings.model.embedding or models.default_embedding(settings.model.name)
     build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
     vectors, biases = _class_vectors(settings.model.class_vectors, embedding)
     return World(
         seed=settings.seed,
-        clients=_parties(federation),
+        clients=clients_of(federation),
         training=tuple(federation.training),
         benchmarks=federation.unseen,
         classes=federation.identities,
@@ -173,8 +170,8 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
     )
 
 
-def _parties(federation: Federation) -> dict[str, ClientData]:
-    """The clients, and the party with the public pictures where there are some."""
+def clients_of(federation: Federation) -> dict[ClientId, ClientData]:
+    """The clients, and one with the public pictures where there are some."""
     if federation.public is None:
         return federation.clients
     none = federation.public.take([])

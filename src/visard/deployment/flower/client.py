@@ -133,7 +133,7 @@ class Fleet:
 
     @property
     def _interval(self) -> float:
-        """What the server is told: after twice as many seconds without a sign this node is gone."""
+        """What the server learns: after twice as many seconds without a sign this node is gone."""
         return max(HEARTBEAT_MIN_INTERVAL, 3 * self._beat)
 
     @contextmanager

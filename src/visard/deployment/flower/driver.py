@@ -49,7 +49,7 @@ HELLO_SECONDS = 600.0  # a party may have to load its data first
 HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
 TELL_EVERY = 30.0
 C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
-THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: nobody waits for a stalled one
+THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: a stalled one holds up no other
 
 
 class Fetcher:

@@ -28,12 +28,7 @@ from flwr.superlink.main import create_app
 from visard.deployment.keys import ServerKeys, write_parties
 from visard.errors import UsageError, VisardError
 
-# ----------
-# The outside door of a server: the fleet's paths for registered nodes, and a wall everywhere else.
-#
-# Flower reads a request whole before it looks at the signature, so the door itself turns away who names no registered
-# key, and whoever sends more than any part of a message can be long.
-
+SOCKET = "control.sock"
 FLEET = "/v1/fleet/"
 MOST = 2**23  # bytes of a request: Flower cuts payloads into parts of 5 MB
 SIGNED = [h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)]
@@ -46,7 +41,11 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def fleet_only(app: App, keys: Collection[bytes]) -> App:
-    """The application with every door but the fleet's walled up, and that one open to the registered `keys` alone."""
+    """The application for calls from outside: the fleet's paths for registered `keys`, and nothing else.
+
+    Flower reads a call whole before it looks at the signature, so callers that name no registered key, or send more
+    than any part of a message can be long, are turned away here.
+    """
     known = {b64encode(key) for key in keys}
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,11 +100,8 @@ async def _turn_away(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-SOCKET = "control.sock"
-
-
 def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[int], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is told how many nodes are registered."""
+    """Serve until SIGINT or SIGTERM; `ready` hears how many parties are registered."""
     os.environ.pop("FLWR_DATABASE", None)  # in memory: no update of a client touches the server's disk
     app = create_app()
     app.state.enable_supernode_auth = True
