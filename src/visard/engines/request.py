@@ -25,6 +25,7 @@ RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 STATE_NAME = re.compile(r"clients/([\w%.~-]{1,200})-(\d{6,})-\d{1,9}\.bin")
 PACK_NAME = re.compile(r"clients/\d{6,}-[0-9a-f]{8}(-[0-9a-f]{8}\.pack)?")
 MODEL_NAME = re.compile(r"[\w%.~-]{1,240}")
+PLACE = {"run", "client", "stage", "round", "ask"}  # fields that every header has
 BESIDE = ("message", "value")  # fields that are no part of a header
 
 H = TypeVar("H")
@@ -116,8 +117,9 @@ def unpack(data: bytes, kind: type[H]) -> H:
         raise WireError(f"header of {len(data)} bytes is over the limit of {MAX_HEADER}")
     try:
         fields = json.loads(data)
-        known = {k: v for k, v in fields.items() if k not in BESIDE} if isinstance(fields, dict) else fields
-        header: H = _adapter(cast(Hashable, kind)).validate_python(known)
+        if not isinstance(fields, dict) or not fields.keys() >= PLACE:
+            raise ValueError("it does not say where in a run it belongs")
+        header: H = _adapter(cast(Hashable, kind)).validate_python({k: fields[k] for k in fields if k not in BESIDE})
     except (ValueError, RecursionError, ValidationError) as error:
         first = (str(error).splitlines() or [""])[0]
         raise WireError(f"malformed {kind.__name__.lower()}: {first[:200]}") from None
