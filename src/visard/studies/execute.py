@@ -244,10 +244,10 @@ class _Bench:
         from visard.runs.run import run
 
         run(job.row.preset, overrides=job.overrides(), out=job.folder, resume=resume, overwrite=overwrite,
-            watcher=self.show.begun(job) if self.show else Silent())  # fmt: skip
+            watcher=self.show.begun(job) if self.show else Watchers())  # fmt: skip
 
     def _apart(self, job: Job, resume: bool, overwrite: bool) -> None:
-        watcher = self.show.begun(job) if self.show else Silent()
+        watcher = self.show.begun(job) if self.show else Watchers()
         child = Child(
             "visard.studies.execute:run_one", quiet=True, preset=job.row.preset,
             overrides=[*job.overrides(), "engine.kind=local"], out=str(job.folder), resume=resume, overwrite=overwrite,
