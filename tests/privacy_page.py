@@ -33,7 +33,7 @@ def fields_of(method: type[Method[Any]]) -> dict[Disclosure, list[str]]:
 
 def lines(methods: Mapping[str, type[Method[Any]]]) -> Iterable[str]:
     """The generated part of the page."""
-    yield "| method | pooled before the run | what leaves a client, by kind |"
+    yield "| method | centralised before the run | what leaves a client, by kind |"
     yield "|---|---|---|"
     for name, method in methods.items():
         pooled = ", ".join(f"**{k.value}**" for k in Disclosure if k in method.centralises) or "nothing"
@@ -41,7 +41,7 @@ def lines(methods: Mapping[str, type[Method[Any]]]) -> Iterable[str]:
         yield f"| [`{name}`](methods/{name}.md#what-leaves-a-client) | {pooled} | {'; '.join(kinds)} |"
     used = set().union(*(m.discloses | m.centralises for m in methods.values()))
     yield ""
-    yield "| kind | what it is | what can be learned from it | methods |"
+    yield "| kind | what it is | what it reveals | methods |"
     yield "|---|---|---|---|"
     for kind in (k for k in Disclosure if k in used):
         by = ", ".join(f"`{name}`" for name, m in methods.items() if kind in m.discloses | m.centralises)
