@@ -21,7 +21,9 @@ Given = Annotated[float | None, typer.Option("--threshold", help="accept from th
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
 
 
+@options.opens_a_model
 def enroll(
+    open_model: options.OpenModel,
     folder: Annotated[Path, typer.Argument(help="a folder for each person, or pictures anna_1.jpg, anna_2.jpg")],
     model: Annotated[Path, typer.Option(help="a .safetensors, .pth, .pt or .onnx model")],
     gallery: Annotated[Path, typer.Option(help="the file to write")],
@@ -29,12 +31,6 @@ def enroll(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing gallery")] = False,
     align: Annotated[str, typer.Option(help="none (the centre square) or haar (the face that is found)")] = "none",
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
-    input: options.Input = None,
-    size: options.Size = None,
-    order: options.Order = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    plugin: options.Plugin = None,
 ) -> None:
     """Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.
 
@@ -48,7 +44,7 @@ def enroll(
         before = Gallery.load(gallery)  # never overwrite what is no gallery
     elif add:
         raise UsageError(f"no gallery at {gallery} to add people to")
-    loaded = options.open_model(model, input, size, order, mean, std, plugin)
+    loaded = open_model(model)
     with bar("enrolling", 1) as shown:
         made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, progress=shown.progress)
     whole = before.with_more(made) if add else made
@@ -101,19 +97,15 @@ def identify(
     _say(limit)
 
 
+@options.opens_a_model
 def verify(
+    open_model: options.OpenModel,
     a: Annotated[Path, typer.Argument(help="a picture")],
     b: Annotated[Path, typer.Argument(help="another picture")],
     model: Model = None,
     gallery: Annotated[Path | None, typer.Option(help="a gallery to find the threshold in")] = None,
     far: Far = 0.001,
     threshold: Given = None,
-    input: options.Input = None,
-    size: options.Size = None,
-    order: options.Order = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    plugin: options.Plugin = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two pictures: the cosine of their features, and whether it is enough to be one person.
@@ -127,7 +119,6 @@ def verify(
         raise UsageError("name a model (--model) or a gallery (--gallery)")
     align, flip, limit = "none", False, None
     if gallery is not None:
-        options.load_plugins(plugin)
         known = Gallery.load(gallery)
         align, flip = known.about["align"], known.about["flip"] == "1"
         limit = known.pair_threshold(far) if threshold is None else _given(threshold)
@@ -135,7 +126,7 @@ def verify(
     else:
         assert model is not None
         limit = None if threshold is None else _given(threshold)
-        loaded = options.open_model(model, input, size, order, mean, std, plugin)
+        loaded = open_model(model)
     one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip)).astype("float64")
     score = float(one @ two)
     same = None if limit is None else score >= limit.value

@@ -30,7 +30,9 @@ class Protocol(StrEnum):
     ijb = "ijb"
 
 
+@options.opens_a_model
 def evaluate(
+    open_model: options.OpenModel,
     model: Annotated[Path, typer.Argument(help="a .safetensors, .pth, .pt or .onnx model, or features (.npy)")],
     data: Annotated[str, typer.Option(help="a face set: a folder, a name in the data folder, or synthetic")],
     protocol: Annotated[Protocol, typer.Option(help="what to test")] = Protocol.both,
@@ -42,12 +44,6 @@ def evaluate(
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
     switches: Annotated[str, typer.Option(help="ijb: keep norms, detector scores, mirror images")] = "N1D1F1",
     seed: Annotated[int, typer.Option(help="of the pairs and of the confidence intervals")] = 0,
-    input: options.Input = None,
-    size: options.Size = None,
-    order: options.Order = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    plugin: options.Plugin = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with curves")] = False,
 ) -> None:
     """Test a model on the people of a face set.
@@ -78,7 +74,7 @@ def evaluate(
         faces = open_data(data)
         tested: Any = read_features(model, faces)
     else:
-        tested = options.open_model(model, input, size, order, mean, std, plugin)
+        tested = open_model(model)
         faces = open_faces(DataSettings(size=tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
     protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
     figures = run_tests(
@@ -143,18 +139,14 @@ def _doubt(point: dict[str, Any]) -> str:
     return "fewer than ten impostors" if point["unreliable"] else ""
 
 
+@options.opens_a_model
 def embed(
+    open_model: options.OpenModel,
     data: Annotated[str, typer.Argument(metavar="DATASET", help="a face set: a folder, or a name in the data folder")],
     model: Annotated[Path, typer.Option(help="a .safetensors, .pth, .pt or .onnx model")],
     out: Annotated[Path, typer.Option(help="the .npy file to write; a .json manifest goes beside it")],
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
     unit: Annotated[bool, typer.Option("--unit", help="scale each feature to length one")] = False,
-    input: options.Input = None,
-    size: options.Size = None,
-    order: options.Order = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    plugin: options.Plugin = None,
 ) -> None:
     """Write the features of all pictures of a face set, a row each, in the set's order.
 
@@ -166,7 +158,7 @@ def embed(
     from visard.inference.model import open_data
 
     view = open_data(data)
-    loaded = options.open_model(model, input, size, order, mean, std, plugin)
+    loaded = open_model(model)
     with bar("embedding", len(view)) as shown:
         manifest = write_features(loaded, view, out, flip=flip, unit=unit, progress=shown.update)
     text = f"{manifest['rows']} x {manifest['dimensions']} features: {out} and {manifest_path(out).name}"
@@ -181,7 +173,9 @@ class Between(StrEnum):
     cosine = "cosine"
 
 
+@options.opens_a_model
 def cluster(
+    open_model: options.OpenModel,
     source: Annotated[str, typer.Argument(metavar="FEATURES_OR_DATASET", help="a .npy file, or a face set")],
     method: Annotated[str, typer.Option(help="how to cluster: cfinch, finch, kmeans, dbscan, or a plug-in")] = "cfinch",
     model: Annotated[Path | None, typer.Option(help="the model that embeds the pictures of a face set")] = None,
@@ -196,12 +190,6 @@ def cluster(
     clusters: Annotated[int, typer.Option(help="kmeans: how many; 0 = as many as there are people")] = 0,
     min_samples: Annotated[int, typer.Option(help="dbscan: pictures that make a core")] = 2,
     seed: Annotated[int, typer.Option(help="kmeans")] = 0,
-    input: options.Input = None,
-    size: options.Size = None,
-    order: options.Order = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    plugin: options.Plugin = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
     """Group pictures by person without labels: a label for each row, and how good they are where people are known.
@@ -216,7 +204,6 @@ def cluster(
     from visard.config import checked
     from visard.inference.features import check_out, label, read_vectors, vectors_of, write_labels
 
-    options.load_plugins(plugin)
     try:
         distance = d if d == "auto" else float(d)
     except ValueError:
@@ -238,7 +225,7 @@ def cluster(
         from visard.inference.model import open_data
 
         view = open_data(source)
-        loaded = options.open_model(model, input, size, order, mean, std, plugin)
+        loaded = open_model(model)
         with bar("embedding", len(view)) as shown:
             vectors = vectors_of(np.concatenate(list(pieces(loaded, view, progress=shown.update))), view)
     found, report = label(vectors, settings)
@@ -267,7 +254,9 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     return [*rows, ("seconds", f"{report['seconds']:.2f}", "")]
 
 
+@options.opens_a_model
 def export(
+    open_model: options.OpenModel,
     model: Annotated[Path, typer.Argument(help="a .safetensors, .pth or .pt model (with --int8 also .onnx)")],
     onnx: Annotated[Path, typer.Option(help="the file to write")],
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; the loss is measured and shown")] = False,
@@ -277,12 +266,6 @@ def export(
     ] = False,
     fixed_batch: Annotated[bool, typer.Option("--batch-1", help="one picture at a time, for simple runtimes")] = False,
     opset: Annotated[int, typer.Option(help="version of the operators")] = 18,
-    input: options.Input = None,
-    picture_size: options.Size = None,
-    order: options.Order = None,
-    mean: options.Mean = None,
-    std: options.Std = None,
-    plugin: options.Plugin = None,
 ) -> None:
     """Write a model as ONNX, checked against PyTorch on random pictures.
 
@@ -302,7 +285,7 @@ def export(
         raise UsageError(f"{onnx}: the name must end in .onnx")
     if static and data == "synthetic":
         raise UsageError("--static needs --data: its ranges are found on pictures like those to come")
-    loaded = options.open_model(model, input, picture_size, order, mean, std, plugin)
+    loaded = open_model(model)
     faces = None
     if int8:
         small = DataSettings(size=min(112, max(32, loaded.size)), identities=50, images_per_identity=8)

@@ -1,30 +1,21 @@
-"""Options that several commands share: how pictures go into a network, and plug-ins."""
+"""Options that several commands share: plug-ins, and how pictures go into a network."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from visard.inference.model import FaceModel
-
-Input = Annotated[
-    str | None,
-    typer.Option(
-        "--input", help="how pictures go in: arcface, cosface, imagenet or raw (default: what the model file says)"
-    ),
-]
-Size = Annotated[int | None, typer.Option("--size", help="pixels that the network takes; other pictures are resized")]
-Order = Annotated[str | None, typer.Option("--order", help="channels: rgb or bgr")]
-Mean = Annotated[str | None, typer.Option("--mean", help="of pixels / 255, one number or three")]
-Std = Annotated[str | None, typer.Option("--std", help="of pixels / 255, one number or three")]
 
 Plugin = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="a plug-in: a file or a module (may repeat)")
 ]
+OpenModel = Callable[[Path], "FaceModel"]
 
 
 def load_plugins(plugin: list[str] | None) -> None:
@@ -35,17 +26,35 @@ def load_plugins(plugin: list[str] | None) -> None:
         load(plugin)
 
 
-def open_model(
-    path: Path,
-    input: str | None,
-    size: int | None,
-    order: str | None,
-    mean: str | None,
-    std: str | None,
-    plugin: list[str] | None,
-) -> FaceModel:
-    """The model in a file, with what the options say of its input; plug-ins may bring its network."""
-    load_plugins(plugin)
-    from visard.inference.model import load_model
+def opens_a_model(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a command with a parameter `open_model`, which gets the options on pictures and plug-ins."""
 
-    return load_model(path, input=input, size=size, order=order, mean=mean, std=std)
+    def called(
+        *,
+        input: Annotated[
+            str | None,
+            typer.Option(help="how pictures go in: arcface, cosface, imagenet or raw (default: what the file says)"),
+        ] = None,
+        size: Annotated[
+            int | None, typer.Option(help="pixels that the network takes; other pictures are resized")
+        ] = None,
+        order: Annotated[str | None, typer.Option(help="channels: rgb or bgr")] = None,
+        mean: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,
+        std: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,
+        plugin: Plugin = None,
+        **given: Any,
+    ) -> None:
+        def open_model(path: Path) -> FaceModel:
+            from visard.inference.model import load_model
+
+            return load_model(path, input=input, size=size, order=order, mean=mean, std=std)
+
+        load_plugins(plugin)
+        command(**given, open_model=open_model)
+
+    both = (p for f in (command, called) for p in inspect.signature(f, eval_str=True).parameters.values())
+    parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in both if p.name not in ("open_model", "given")]
+    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in parameters}
+    called.__name__, called.__doc__ = command.__name__, command.__doc__
+    return called
