@@ -35,7 +35,7 @@ class Deployment:
 
     def __init__(self, folder: Path, nodes: int, roles: Sequence[str] = (), paths: Sequence[Path] = ()) -> None:
         self.folder, self.port = folder, free_port()
-        self.paths = os.pathsep.join(map(str, [*paths, ROOT]))
+        self.paths = os.pathsep.join(map(str, [*paths, ROOT / "src", ROOT]))
         self.state = folder / "server-state"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.starters: dict[str, list[str]] = {}
