@@ -124,14 +124,14 @@ def watched(what: str, folder: Path) -> list[tuple[int, int, str, str]]:
     (folder / "switch").write_bytes(b"\0")
     package = package_folder()
     path = [str(folder / "site"), str(package.parent), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    told = {
+    environment = {
         "WAY_LOG": str(folder / "log"), "WAY_SWITCH": str(folder / "switch"), "WAY_PACKAGE": str(package),
         "WAY_UNCOUNTED": ",".join(UNCOUNTED), "PYTHONPATH": os.pathsep.join(p for p in path if p),
         "OMP_NUM_THREADS": "1", "VISARD_DATA": str(folder / "data"), "VISARD_CACHE": str(folder / "cache"),
     }  # fmt: skip
     entry = f"import runpy, sys; sys.argv = ['way']; runpy.run_path({str(Path(__file__).resolve())!r})['{what}']"
     subprocess.run(
-        [sys.executable, "-c", f"{entry}({str(folder)!r})"], check=True, env={**os.environ, **told},
+        [sys.executable, "-c", f"{entry}({str(folder)!r})"], check=True, env={**os.environ, **environment},
         stdout=subprocess.DEVNULL, cwd=folder,
     )  # fmt: skip
     lines = (folder / "log").read_text().splitlines() if (folder / "log").exists() else []

@@ -30,6 +30,8 @@ REGISTRIES = (
     "visard.data.sources:SOURCES",
     "visard.clustering.cluster:CLUSTERINGS",
     "visard.aggregation.rules:RULES",
+    "visard.aggregation.outgoing:POSTPROCESSORS",
+    "visard.engines.loop:WATCHERS",
     "visard.evaluation.metrics:METRICS",
 )
 
