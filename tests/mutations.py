@@ -209,7 +209,7 @@ MUTANTS = (
            "centroids = means(centroids, merged, clusters)",
            mutant("clusters", "centroids_are_means_of_pictures_not_of_centroids")),
     Mutant("cfinch-partition", "000 C-FINCH: the last level",
-           "Found(levels[-1].labels, d,", "Found(levels[0].labels, d,",
+           "Clusters(levels[-1].labels, d,", "Clusters(levels[0].labels, d,",
            mutant("clusters", "the_labelling_is_the_last_level")),
     Mutant("finch-graph", "000 FINCH link rule", "graph, directed=False)",
            "graph, directed=True, connection=\"strong\")", CFINCH),

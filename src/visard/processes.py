@@ -37,6 +37,11 @@ class ChildError(VisardError):
     """Why a child process has ended, in one line."""
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def resolve(name: str) -> Any:
     """The object that "package.module:name" names."""
     module, _, attribute = name.partition(":")

@@ -16,7 +16,7 @@ from tests.toys import noise_faces
 
 from visard.cli import main
 from visard.clustering import finch
-from visard.clustering.cluster import CLUSTERINGS, Clustering, Found, cluster, drop_small, prepare
+from visard.clustering.cluster import CLUSTERINGS, Clustering, Clusters, cluster, drop_small, prepare
 from visard.clustering.finch import Metric, nearest
 from visard.clustering.quality import bcubed, counts, nmi, overlap, pairwise, quality
 from visard.config import load
@@ -266,8 +266,8 @@ def test_embedding_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_new_clustering_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    def halves(x: finch.Floats, settings: Clustering, identities: int | None) -> Found:
-        return Found((x[:, 0] > 0).astype(np.int64), d=0.5)
+    def halves(x: finch.Floats, settings: Clustering, identities: int | None) -> Clusters:
+        return Clusters((x[:, 0] > 0).astype(np.int64), d=0.5)
 
     monkeypatch.setitem(CLUSTERINGS.built_in, "halves", halves)
     found = cluster(np.eye(4, dtype=np.float32), Clustering(method="halves", centre=False, min_size=1))

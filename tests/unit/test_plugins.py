@@ -267,7 +267,7 @@ def test_every_kind_of_thing_can_be_a_plug_in(file: Path) -> None:
 
     file.write_text(
         """
-from visard.clustering.cluster import Found
+from visard.clustering.cluster import Clusters
 from visard.data.partition_kinds import Equal
 from visard.errors import UsageError
 from visard.evaluation.metrics import Metric
@@ -285,7 +285,7 @@ def read(source, colour="red"):
 
 @register("clusterings", "mine")
 def alike(x, settings, identities):
-    return Found((x[:, 0] > 0).astype("int64"))
+    return Clusters((x[:, 0] > 0).astype("int64"))
 
 
 register("metrics", "mine")(Metric("A metric of my own", higher_is_better=True))

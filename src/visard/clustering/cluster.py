@@ -50,14 +50,17 @@ class Clustering:
         return "the number of people" if self.method == "kmeans" and not self.clusters else ""
 
 
-@dataclass(frozen=True)
-class Clusters:
-    """Labels (n,) 0 .. clusters - 1 numbered by first appearance, -1 = none."""
+class Clusters(NamedTuple):
+    """What an algorithm makes of features (n, D) at length 1."""
 
-    labels: Ints
-    clusters: int
-    d: float | None  # the distance that was used, where one was
-    levels: tuple[int, ...]  # clusters of each partition, finest first
+    labels: Ints  # (n,), -1 = none
+    d: float | None = None  # the distance that was used, where one was
+    levels: tuple[int, ...] = ()  # clusters of each partition, finest first
+
+    @property
+    def clusters(self) -> int:
+        """How many clusters there are, if they are numbered from 0."""
+        return int(self.labels.max(initial=-1)) + 1
 
 
 def prepare(features: Floats, centre: bool = False) -> Floats:
@@ -72,14 +75,13 @@ def prepare(features: Floats, centre: bool = False) -> Floats:
 
 
 def cluster(features: Floats, settings: Clustering, identities: int | None = None) -> Clusters:
-    """Cluster features (n, D). `identities` is their true number, for K-means in a test."""
+    """Cluster features (n, D): labels 0, 1, ... by first appearance. `identities`: their true number, for K-means."""
     if features.ndim != 2 or not features.size:
         raise VisardError(f"clustering needs features, got an array of shape {features.shape}")
     if not np.isfinite(features).all():
         raise VisardError("clustering of features that are not finite")
     found = CLUSTERINGS.find(settings.method)(prepare(features, settings.centre), settings, identities)
-    labels = drop_small(found.labels, settings.min_size)
-    return Clusters(labels, int(labels.max(initial=-1)) + 1, found.d, found.levels)
+    return found._replace(labels=drop_small(found.labels, settings.min_size))
 
 
 def drop_small(labels: Ints, min_size: int) -> Ints:
@@ -92,41 +94,33 @@ def drop_small(labels: Ints, min_size: int) -> Ints:
     return out
 
 
-class Found(NamedTuple):
-    """What an algorithm makes of features (n, D) at length 1."""
-
-    labels: Ints  # (n,), -1 = none
-    d: float | None = None  # the distance that was used, where one was
-    levels: tuple[int, ...] = ()  # clusters of each partition, finest first
-
-
-def _cfinch(x: Floats, settings: Clustering, identities: int | None) -> Found:
+def _cfinch(x: Floats, settings: Clustering, identities: int | None) -> Clusters:
     d = choose_d(x, settings.metric, settings.search) if settings.d == "auto" else float(settings.d)
     levels = cfinch(x, d, settings.metric, settings.search)
-    return Found(levels[-1].labels, d, tuple(level.clusters for level in levels))
+    return Clusters(levels[-1].labels, d, tuple(level.clusters for level in levels))
 
 
-def _finch(x: Floats, settings: Clustering, identities: int | None) -> Found:
+def _finch(x: Floats, settings: Clustering, identities: int | None) -> Clusters:
     """The partition asked for among those with two clusters or more, or the nearest."""
     levels = cfinch(x, math.inf, settings.metric, settings.search)
     useful = [level for level in levels if level.clusters > 1] or levels[:1]
     chosen = useful[max(-len(useful), min(settings.partition, len(useful) - 1))]
-    return Found(chosen.labels, None, tuple(level.clusters for level in levels))
+    return Clusters(chosen.labels, None, tuple(level.clusters for level in levels))
 
 
-def _kmeans(x: Floats, settings: Clustering, identities: int | None) -> Found:
+def _kmeans(x: Floats, settings: Clustering, identities: int | None) -> Clusters:
     """In small batches where there are many vectors."""
     count = settings.clusters or identities
     if not count:
         raise UsageError("kmeans needs the number of clusters")
-    kind = _sklearn("cluster").MiniBatchKMeans if len(x) > 50_000 else _sklearn("cluster").KMeans
+    kind = _sklearn().MiniBatchKMeans if len(x) > 50_000 else _sklearn().KMeans
     found = kind(n_clusters=min(count, len(x)), n_init=3, random_state=settings.seed).fit(x).labels_
-    return Found(np.asarray(found, np.int64))
+    return Clusters(np.asarray(found, np.int64))
 
 
-def _dbscan(x: Floats, settings: Clustering, identities: int | None) -> Found:
+def _dbscan(x: Floats, settings: Clustering, identities: int | None) -> Clusters:
     def within(d: float) -> Ints:
-        found = _sklearn("cluster").DBSCAN(eps=d, min_samples=settings.min_samples).fit(x).labels_
+        found = _sklearn().DBSCAN(eps=d, min_samples=settings.min_samples).fit(x).labels_
         return np.asarray(found, np.int64)
 
     def alone(d: float) -> Ints:
@@ -136,17 +130,17 @@ def _dbscan(x: Floats, settings: Clustering, identities: int | None) -> Found:
         return by_appearance(np.where(noise, labels.max(initial=-1) + np.cumsum(noise), labels))
 
     d = choose_d(x, "euclidean", settings.search, alone) if settings.d == "auto" else float(settings.d)
-    return Found(within(d), d)
+    return Clusters(within(d), d)
 
 
-CLUSTERINGS: Registry[Callable[[Floats, Clustering, int | None], Found]] = Registry(
+CLUSTERINGS: Registry[Callable[[Floats, Clustering, int | None], Clusters]] = Registry(
     "clusterings", {"cfinch": _cfinch, "finch": _finch, "kmeans": _kmeans, "dbscan": _dbscan}
 )
 
 
-def _sklearn(module: str) -> Any:
+def _sklearn() -> Any:
     try:
-        return importlib.import_module(f"sklearn.{module}")
+        return importlib.import_module("sklearn.cluster")
     except ImportError:
         raise UsageError("kmeans and dbscan need scikit-learn: pip install 'visard[cluster]'") from None
 

@@ -5,7 +5,8 @@ n_ck   pictures of identity k in cluster c        a_c, b_k   sizes of cluster c 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +16,7 @@ from visard.errors import VisardError
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class PRF:
+class PRF(NamedTuple):
     """Precision, recall and their harmonic mean."""
 
     precision: float
@@ -40,9 +40,6 @@ class Quality:
     bcubed_f: float
     nmi: float
     identities: int
-
-    def to_dict(self) -> dict[str, float]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -84,13 +81,10 @@ def nmi(table: Overlap) -> float:
     r"""Mutual information over the arithmetic mean of the two entropies; 1 if both labellings have one class."""
     p = table.cell / table.n
     mutual = float((p * np.log(table.cell * table.n / (table.a * table.b))).sum())
-    entropies = [_entropy(sizes / table.n) for sizes in (table.cluster_sizes, table.identity_sizes)]
+    shares = (sizes / table.n for sizes in (table.cluster_sizes, table.identity_sizes))
+    entropies = [float(-(p * np.log(p)).sum()) for p in shares]
     total = sum(entropies) / 2
     return max(0.0, min(1.0, mutual / total)) if total > 0 else 1.0
-
-
-def _entropy(p: npt.NDArray[np.float64]) -> float:
-    return float(-(p * np.log(p)).sum())
 
 
 def quality(labels: Ints, identity: Ints) -> Quality:
@@ -125,9 +119,6 @@ def counts(labels: Ints) -> Counts:
     kept = labels[labels >= 0]
     sizes = np.unique(kept, return_counts=True)[1]
     return Counts(
-        pictures=len(labels),
-        clusters=len(sizes),
-        singletons=int((sizes == 1).sum()),
-        largest=int(sizes.max()) if len(sizes) else 0,
-        dropped=len(labels) - len(kept),
-    )
+        pictures=len(labels), clusters=len(sizes), singletons=int((sizes == 1).sum()),
+        largest=int(sizes.max(initial=0)), dropped=len(labels) - len(kept),
+    )  # fmt: skip

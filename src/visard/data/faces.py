@@ -29,14 +29,9 @@ class FaceSet:
         self.path = Path(path).absolute()
         header = read_header(self.path)
         n, size = header.count, header.size
-        shapes = {
-            "images": (n, size, size, 3),
-            "identity": (n,),
-            "domain": (n,),
-            "attributes": (n, len(header.attributes)),
-            FILES: (n,),
-        }
-        arrays = {name: map_array(self.path, name, shapes[name]) for name in shapes}
+        shapes = {"images": (n, size, size, 3), "identity": (n,), "domain": (n,), FILES: (n,)}
+        shapes["attributes"] = (n, len(header.attributes))
+        arrays = {name: map_array(self.path, name, shape) for name, shape in shapes.items()}
         self.images: npt.NDArray[np.uint8] = arrays["images"]
         # plain views: np.memmap does bookkeeping at every index
         self.identity: npt.NDArray[np.int32] = arrays["identity"].view(np.ndarray)
@@ -239,11 +234,7 @@ def describe(faces: FaceSet) -> dict[str, Any]:
         "size": faces.size,
         "domains": faces.domains,
         "attributes": len(faces.attribute_names),
-        "pictures_per_identity": [
-            int(per_identity.min()),
-            float(np.median(per_identity)),
-            int(per_identity.max()),
-        ],
+        "pictures_per_identity": [int(per_identity.min()), float(np.median(per_identity)), int(per_identity.max())],
         "kind": faces.info.get("kind", "unknown"),
         "fingerprint": faces.fingerprint(),
     }

@@ -62,25 +62,24 @@ def import_faces(
         raise UsageError("an import needs size >= 8 and <= 4096, min_images >= 1 and limit_identities >= 1")
     listing = _read(kind, Path(source), options)
     try:
-        chosen = _choose(listing, min_images, limit_identities)
+        enough = np.bincount(listing.identity, minlength=len(listing.names)) >= min_images
+        if limit_identities is not None:
+            enough[np.flatnonzero(enough)[limit_identities:]] = False
+        chosen = np.flatnonzero(enough[listing.identity])  # in the order of the source
         if not len(chosen):
             raise UsageError(f"{source}: no identity has {min_images} pictures")
         framing = _framing(kind, listing, align, Path(cascade) if cascade else None)
         domains = sorted(set(listing.domains)) if listing.domains else [kind]
+        info = {"kind": kind, "source": printable(Path(source).name), "align": framing.align, **listing.info}
+        names, size = [printable(name) for name in listing.names], size or listing.size
         writer = FaceSetWriter(
-            Path(out),
-            count=len(chosen),
-            size=size or listing.size,
-            names=[printable(name) for name in listing.names],
-            domains=domains,
-            attributes=listing.attribute_names,
-            info={"kind": kind, "source": printable(Path(source).name), "align": framing.align, **listing.info},
-            overwrite=overwrite,
-        )
+            Path(out), count=len(chosen), size=size, names=names, domains=domains, attributes=listing.attribute_names,
+            info=info, overwrite=overwrite,
+        )  # fmt: skip
         with writer:
-            keeper = _Keeper(writer, listing, domains, size or listing.size)
+            keeper = _Keeper(writer, listing, domains)
             done = 0
-            for results in _decode_all(listing, framing, chosen, size or listing.size, workers):
+            for results in _decode_all(listing, framing, chosen, size, workers):
                 keeper.add(chosen[done : done + len(results)].tolist(), results)
                 done += len(results)
                 if progress is not None:
@@ -101,13 +100,6 @@ def _read(kind: str, source: Path, options: dict[str, Any]) -> Listing:
     return read(source, **options)
 
 
-def _choose(listing: Listing, min_images: int, limit: int | None) -> npt.NDArray[np.int64]:
-    """The items of the identities that are wanted, in the order of the source."""
-    enough = np.bincount(listing.identity, minlength=len(listing.names)) >= min_images
-    enough[np.flatnonzero(enough)[limit:] if limit is not None else []] = False
-    return np.flatnonzero(enough[listing.identity])
-
-
 def _framing(kind: str, listing: Listing, align: str | None, cascade: Path | None) -> Framing:
     wanted = align or listing.align
     if wanted not in ALIGNMENTS:
@@ -125,8 +117,8 @@ def _framing(kind: str, listing: Listing, align: str | None, cascade: Path | Non
 class _Keeper:
     """Writes readable pictures one after the other; at the end takes identities back that have too few."""
 
-    def __init__(self, writer: FaceSetWriter, listing: Listing, domains: list[str], size: int) -> None:
-        self.writer, self.listing, self.size = writer, listing, size
+    def __init__(self, writer: FaceSetWriter, listing: Listing, domains: list[str]) -> None:
+        self.writer, self.listing = writer, listing
         self.domain_of = {name: number for number, name in enumerate(domains)}
         self.items = array("q")  # that were kept; row = position
         self.points: list[npt.NDArray[np.float32]] = []
@@ -175,20 +167,17 @@ class _Keeper:
             self.writer.drop(keep)
         left = counts >= min_images
         self.writer.renumber(np.cumsum(left) - 1)
-        self._attach(items[keep], keep)
+        if self.points:
+            self.writer.attach(LANDMARKS, np.concatenate(self.points)[keep])
+        if self.listing.extras is not None:
+            for name, values in self.listing.extras(items[keep]).items():
+                self.writer.attach(name, values)
         self.writer.info.update(self.listing.info)
         self.writer.info["skipped_count"] = len(self.skipped)
         self.writer.info["skipped"] = [list(entry) for entry in self.skipped[:LISTED]]
         names = [printable(name) for name, there in zip(self.listing.names, left, strict=True) if there]
         count = int(keep.sum())
         return ImportReport(self.writer.close(count, names), count, len(names), self.skipped)
-
-    def _attach(self, items: npt.NDArray[np.int64], keep: npt.NDArray[np.bool_]) -> None:
-        if self.points:
-            self.writer.attach(LANDMARKS, np.concatenate(self.points)[keep])
-        if self.listing.extras is not None:
-            for name, values in self.listing.extras(items).items():
-                self.writer.attach(name, values)
 
 
 def printable(name: str) -> str:

@@ -148,9 +148,9 @@ class Slices(Pictures):
     """Pictures that lie in larger files: which file, where it begins, how long it is."""
 
     paths: list[Path]
-    path: npt.NDArray[np.int32]
-    start: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
+    path: Numbers
+    start: Numbers
+    length: Numbers
 
     def read(self, item: int) -> bytes:
         """The bytes of one picture; the file is opened each time, so that thousands of shards need no handles."""
@@ -169,6 +169,19 @@ def number(names: Iterable[str]) -> tuple[npt.NDArray[np.int32], list[str]]:
     known: dict[str, int] = {}
     numbers = np.fromiter((known.setdefault(name, len(known)) for name in names), np.int32)
     return numbers, list(known)
+
+
+class Names(Sequence[str]):
+    """`count` names, made when they are asked for: millions of strings would fill the memory."""
+
+    def __init__(self, count: int, name: Callable[[int], str]) -> None:
+        self._count, self._name = count, name
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, item: Any) -> Any:
+        return self._name(item) if not isinstance(item, slice) else [self[k] for k in range(*item.indices(len(self)))]
 
 
 def rows_of(kept: Numbers, count: int) -> Numbers:

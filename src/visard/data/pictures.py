@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -156,13 +155,11 @@ class _Quiet:
                 warnings.simplefilter("ignore")
             self._inside += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *details: Any) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                self._catch.__exit__(kind, error, trace)
+                self._catch.__exit__(*details)
 
 
 QUIET = _Quiet()  # damaged metadata makes decoders warn; what matters is raised
@@ -307,9 +304,8 @@ class Haar:
         if cv2 is None:
             raise UsageError("detecting faces needs OpenCV: install visard[align]")
         if not hasattr(cv2, "CascadeClassifier"):
-            raise UsageError(
-                f"OpenCV {cv2.__version__} has no Haar cascades any more: install 'opencv-python-headless<5'"
-            )
+            what = f"OpenCV {cv2.__version__} has no Haar cascades any more"
+            raise UsageError(f"{what}: install 'opencv-python-headless<5'")
         self._path = cascade or Path(cv2.data.haarcascades) / CASCADE
         self._local = threading.local()  # a classifier holds the picture it works on
         self._classifier()
@@ -326,7 +322,7 @@ class Haar:
             self._local.classifier = found
         return found
 
-    def __call__(self, picture: Image.Image) -> tuple[float, float, float, float] | None:
+    def __call__(self, picture: Image.Image) -> Box | None:
         """The box x, y, width, height of the largest face, or None."""
         grey = picture.convert("L")
         scale = max(1.0, max(grey.size) / DETECT_SIDE)

@@ -108,10 +108,8 @@ def write_readings(
         beside.mkdir(parents=True)
         for name, array in typed.items():
             np.save(array_path(beside, name), array, allow_pickle=False)
-        write_json(
-            beside / READINGS,
-            {"version": 1, "count": count, "classes": list(classes), "users": list(users), "info": info},
-        )
+        header = {"version": 1, "count": count, "classes": list(classes), "users": list(users), "info": info}
+        write_json(beside / READINGS, header)
         if out.exists():
             shutil.rmtree(out)
         beside.rename(out)

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,7 +19,6 @@ from visard.errors import UsageError, VisardError
 from visard.files import flush_to_disk, write_durably
 
 HEADER = "faces.json"
-VERSION: Literal[1] = 1
 ARRAYS: dict[str, npt.DTypeLike] = {
     "images": np.uint8,  # (count, size, size, 3)
     "identity": np.int32,  # (count,), row of `names`
@@ -52,14 +50,6 @@ class Header(BaseModel):
             if len(set(values)) != len(values):
                 raise ValueError(f"{field} has a name twice")
         return self
-
-
-def make_header(**fields: Any) -> Header:
-    """Build a header; what does not fit is a one-line error."""
-    try:
-        return Header(version=VERSION, **fields)
-    except ValidationError as error:
-        raise VisardError(f"face set header: {first_problem(error)}") from None
 
 
 def read_header(folder: Path) -> Header:
@@ -145,15 +135,19 @@ class FaceSetWriter:
         self.out = Path(out)
         self._overwrite = overwrite
         self._refuse_existing()
-        self._header = make_header(
-            count=count, size=size, names=names, domains=domains, attributes=attributes, info=dict(info)
-        )
+        try:
+            self._header = Header(
+                version=1, count=count, size=size, names=names, domains=domains, attributes=attributes, info=dict(info)
+            )
+        except ValidationError as error:
+            raise VisardError(f"face set header: {first_problem(error)}") from None
         self.folder = self.out.with_name(f"{self.out.name}.partial-{os.getpid()}")
         self._identity = np.zeros(count, np.int32)
         self._domain = np.zeros(count, np.int16)
         self._attributes = np.zeros((count, len(attributes)), np.int8)
         self._files: list[bytes] = [b""] * count
         self._written = np.zeros(count, bool)
+        self._picture_bytes = size * size * 3
         self._open = False
         try:
             _remove_stale(self.out)
@@ -170,10 +164,6 @@ class FaceSetWriter:
     def info(self) -> dict[str, Any]:
         """What the header says of the set's origin; may be changed until `close`."""
         return self._header.info
-
-    @property
-    def _picture_bytes(self) -> int:
-        return self._header.size * self._header.size * 3
 
     def _refuse_existing(self) -> None:
         if not (self.out.exists() or self.out.is_symlink()):
@@ -206,17 +196,15 @@ class FaceSetWriter:
         ids, doms = np.asarray(identity), np.asarray(domain)
         marks = np.asarray(attributes).reshape(n, -1) if n else np.zeros((0, len(header.attributes)))
         if images.dtype != np.uint8 or images.shape[1:] != (header.size, header.size, 3):
-            raise VisardError(
-                f"{self.out}: pictures are {images.dtype} {images.shape}, not uint8 of size {header.size}"
-            )
+            have = f"{images.dtype} {images.shape}"
+            raise VisardError(f"{self.out}: pictures are {have}, not uint8 of size {header.size}")
         if start < 0 or start + n > header.count:
             raise VisardError(f"{self.out}: rows {start} to {start + n - 1} do not fit {header.count} pictures")
         if ids.shape != (n,) or doms.shape != (n,) or marks.shape != (n, len(header.attributes)) or len(files) != n:
             raise VisardError(f"{self.out}: labels do not fit {n} pictures at row {start}")
-        if n and not (ids.min() >= 0 and ids.max() < len(header.names)):
-            raise VisardError(f"{self.out}: identity out of range at row {start}")
-        if n and not (doms.min() >= 0 and doms.max() < len(header.domains)):
-            raise VisardError(f"{self.out}: domain out of range at row {start}")
+        for what, numbers, known in (("identity", ids, header.names), ("domain", doms, header.domains)):
+            if n and not (numbers.min() >= 0 and numbers.max() < len(known)):
+                raise VisardError(f"{self.out}: {what} out of range at row {start}")
         if not np.isin(marks, (-1, 0, 1)).all():
             raise VisardError(f"{self.out}: an attribute is not -1, 0 or 1 at row {start}")
         self._identity[rows], self._domain[rows], self._attributes[rows] = ids, doms, marks
@@ -286,14 +274,10 @@ class FaceSetWriter:
         self._images.truncate(self._offset + count * self._picture_bytes)
         self._images.flush()
         os.fsync(self._images.fileno())
-        labels: dict[str, np.ndarray[Any, Any]] = {
-            "identity": self._identity[:count],
-            "domain": self._domain[:count],
-            "attributes": self._attributes[:count],
-            FILES: np.array(self._files[:count], dtype=f"S{max(1, max(map(len, self._files[:count])))}"),
-        }
-        for name, values in labels.items():
-            self._save_array(name, values.astype(ARRAYS.get(name, values.dtype)))
+        self._save_array("identity", self._identity[:count])
+        self._save_array("domain", self._domain[:count])
+        self._save_array("attributes", self._attributes[:count])
+        self._save_array(FILES, np.array(self._files[:count], f"S{max(1, max(map(len, self._files[:count])))}"))
         # the header comes last: a folder without it is no face set
         text = self._header.model_copy(update={"count": count, "names": names}).model_dump_json(indent=1)
         write_durably(self.folder / HEADER, (text + "\n").encode())
@@ -318,9 +302,7 @@ class FaceSetWriter:
     def __enter__(self) -> FaceSetWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *details: object) -> None:
         if kind is None and self._open:
             self.close()
         else:
@@ -348,12 +330,10 @@ def _remove_stale(out: Path) -> None:
 def _alive_elsewhere(pid: str) -> bool:
     if not pid.isdecimal() or int(pid) == os.getpid():
         return False
-    if os.name != "posix":  # only POSIX can ask about a process without touching it
-        return True
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass
     return True

@@ -211,55 +211,38 @@ class _Machine:
 
 Action = Callable[[_Machine], Any]
 ACTIONS: dict[bytes, Action] = {
-    b"\x80": lambda m: m.take(1),  # PROTO
-    b"\x95": lambda m: m.take(8),  # FRAME: only a hint for readers of streams
-    b"(": lambda m: m.push(MARK),
-    b"0": lambda m: m.pop(),
-    b"1": lambda m: m.to_mark(),
-    b"N": lambda m: m.push(None),
-    b"\x88": lambda m: m.push(True),
-    b"\x89": lambda m: m.push(False),
-    b"I": _Machine.number_line,
-    b"L": _Machine.number_line,
-    b"J": lambda m: m.push(m.integer(4, signed=True)),
-    b"K": lambda m: m.push(m.integer(1)),
-    b"M": lambda m: m.push(m.integer(2)),
-    b"\x8a": lambda m: m.long(m.integer(1)),
-    b"\x8b": lambda m: m.long(m.integer(4)),
+    # the frame of the data: PROTO, FRAME (only a hint for readers of streams), READONLY_BUFFER (ours all are)
+    b"\x80": lambda m: m.take(1), b"\x95": lambda m: m.take(8), b"\x98": lambda m: None,
+    # the stack
+    b"(": lambda m: m.push(MARK), b"0": lambda m: m.pop(), b"1": lambda m: m.to_mark(),
+    # none, booleans and numbers
+    b"N": lambda m: m.push(None), b"\x88": lambda m: m.push(True), b"\x89": lambda m: m.push(False),
+    b"I": _Machine.number_line, b"L": _Machine.number_line, b"J": lambda m: m.push(m.integer(4, signed=True)),
+    b"K": lambda m: m.push(m.integer(1)), b"M": lambda m: m.push(m.integer(2)),
+    b"\x8a": lambda m: m.long(m.integer(1)), b"\x8b": lambda m: m.long(m.integer(4)),
+    # bytes, as which strings of Python 2 (S, U, T) count too
     b"S": _Machine.python2_string,
-    b"U": lambda m: m.push(m.take(m.integer(1))),  # strings of Python 2 are bytes
-    b"T": lambda m: m.push(m.take(m.integer(4))),
-    b"C": lambda m: m.push(m.take(m.integer(1))),
-    b"B": lambda m: m.push(m.take(m.integer(4))),
-    b"\x8e": lambda m: m.push(m.take(m.integer(8))),
-    b"\x96": lambda m: m.push(m.take(m.integer(8))),  # BYTEARRAY8
+    b"U": lambda m: m.push(m.take(m.integer(1))), b"T": lambda m: m.push(m.take(m.integer(4))),
+    b"C": lambda m: m.push(m.take(m.integer(1))), b"B": lambda m: m.push(m.take(m.integer(4))),
+    b"\x8e": lambda m: m.push(m.take(m.integer(8))), b"\x96": lambda m: m.push(m.take(m.integer(8))),
+    # text
     b"V": lambda m: m.text(m.line(limit=len(m.data)), "raw-unicode-escape"),
-    b"X": lambda m: m.text(m.take(m.integer(4))),
-    b"\x8c": lambda m: m.text(m.take(m.integer(1))),
+    b"X": lambda m: m.text(m.take(m.integer(4))), b"\x8c": lambda m: m.text(m.take(m.integer(1))),
     b"\x8d": lambda m: m.text(m.take(m.integer(8))),
-    b"]": lambda m: m.push([]),
-    b"l": lambda m: m.push(m.to_mark()),
-    b"a": lambda m: m.extend([m.pop()]),
-    b"e": lambda m: m.extend(m.to_mark()),
-    b")": lambda m: m.push(()),
-    b"t": lambda m: m.push(tuple(m.to_mark())),
-    b"\x85": lambda m: m.push((m.pop(),)),
-    b"\x86": lambda m: m.push((m.pop(), m.pop())[::-1]),
-    b"\x87": lambda m: m.push((m.pop(), m.pop(), m.pop())[::-1]),
-    b"p": lambda m: m.put(int(m.line()[:20])),
-    b"q": lambda m: m.put(m.integer(1)),
-    b"r": lambda m: m.put(m.integer(4)),
+    # lists and tuples
+    b"]": lambda m: m.push([]), b"l": lambda m: m.push(m.to_mark()),
+    b"a": lambda m: m.extend([m.pop()]), b"e": lambda m: m.extend(m.to_mark()),
+    b")": lambda m: m.push(()), b"t": lambda m: m.push(tuple(m.to_mark())), b"\x85": lambda m: m.push((m.pop(),)),
+    b"\x86": lambda m: m.push((m.pop(), m.pop())[::-1]), b"\x87": lambda m: m.push((m.pop(), m.pop(), m.pop())[::-1]),
+    # values that are remembered and named again
+    b"p": lambda m: m.put(int(m.line()[:20])), b"g": lambda m: m.push(m.memo[int(m.line()[:20])]),
+    b"q": lambda m: m.put(m.integer(1)), b"h": lambda m: m.push(m.memo[m.integer(1)]),
+    b"r": lambda m: m.put(m.integer(4)), b"j": lambda m: m.push(m.memo[m.integer(4)]),
     b"\x94": lambda m: m.put(len(m.memo)),
-    b"g": lambda m: m.push(m.memo[int(m.line()[:20])]),
-    b"h": lambda m: m.push(m.memo[m.integer(1)]),
-    b"j": lambda m: m.push(m.memo[m.integer(4)]),
-    b"c": _Machine.name_lines,
-    b"i": _Machine.instance,
-    b"\x93": _Machine.stack_name,
-    b"R": _Machine.reduce,
-    b"b": _Machine.build,
-    b"\x98": lambda m: None,  # READONLY_BUFFER: ours are all read-only
-}
+    # names of functions and classes, calls, and the state of what was made
+    b"c": _Machine.name_lines, b"i": _Machine.instance, b"\x93": _Machine.stack_name,
+    b"R": _Machine.reduce, b"b": _Machine.build,
+}  # fmt: skip
 
 
 def _encode(machine: _Machine, text: str, encoding: str = "latin1") -> bytes:
@@ -286,10 +269,6 @@ def _kind(machine: _Machine, text: Any, *_: Any) -> Kind:
     return Kind(short.get(plain, plain))
 
 
-def _from_buffer(machine: _Machine, data: Any, kind: Any, shape: Any, order: str) -> Array:
-    return _array(machine, kind, shape, order == "F", data)
-
-
 def _scalar(machine: _Machine, kind: Any, data: Any) -> int | bool:
     array = _array(machine, kind, (1,), False, data)
     value = int.from_bytes(array.data, "little", signed=array.kind[0] == "i")
@@ -308,24 +287,14 @@ def _array(machine: _Machine, kind: Any, shape: Any, columns_first: Any, data: A
 
 
 CALLS: dict[str, Callable[..., Any]] = {
-    "encode": _encode,
-    "bytes": _bytes,
-    "dtype": _kind,
-    "reconstruct": lambda machine, *_: Array(),
-    "frombuffer": _from_buffer,
+    "encode": _encode, "bytes": _bytes, "dtype": _kind, "reconstruct": lambda machine, *_: Array(),
+    "frombuffer": lambda machine, data, kind, shape, order: _array(machine, kind, shape, order == "F", data),
     "scalar": _scalar,
-}
-
-
-def _names() -> dict[tuple[str, str], Name]:
-    known = {("_codecs", "encode"): "encode", ("numpy", "ndarray"): "numpy.ndarray", ("numpy", "dtype"): "dtype"}
-    for module in ("builtins", "__builtin__"):
-        known |= {(module, "bytes"): "bytes", (module, "bytearray"): "bytes"}
-    for core in ("numpy.core", "numpy._core"):
-        known[f"{core}.multiarray", "_reconstruct"] = "reconstruct"
-        known[f"{core}.multiarray", "scalar"] = "scalar"
-        known[f"{core}.numeric", "_frombuffer"] = "frombuffer"
-    return {key: Name(text) for key, text in known.items()}
-
-
-ALLOWED = _names()
+}  # fmt: skip
+ALLOWED = {(module, name): Name(text) for modules, name, text in (
+    (("_codecs",), "encode", "encode"), (("numpy",), "ndarray", "numpy.ndarray"), (("numpy",), "dtype", "dtype"),
+    (("builtins", "__builtin__"), "bytes", "bytes"), (("builtins", "__builtin__"), "bytearray", "bytes"),
+    (("numpy.core.multiarray", "numpy._core.multiarray"), "_reconstruct", "reconstruct"),
+    (("numpy.core.multiarray", "numpy._core.multiarray"), "scalar", "scalar"),
+    (("numpy.core.numeric", "numpy._core.numeric"), "_frombuffer", "frombuffer"),
+) for module in modules}  # fmt: skip

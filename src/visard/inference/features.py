@@ -174,7 +174,7 @@ def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, A
         "levels": list(found.levels),
         "seconds": time.perf_counter() - begun,
         "counts": asdict(counts(found.labels)),
-        "quality": None if vectors.identity is None else quality(found.labels, vectors.identity).to_dict(),
+        "quality": None if vectors.identity is None else asdict(quality(found.labels, vectors.identity)),
     }
     return found, report
 

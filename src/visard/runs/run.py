@@ -33,7 +33,7 @@ from visard.errors import Interrupted, UsageError, VisardError
 from visard.files import only_user, write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
-from visard.processes import Recipe
+from visard.processes import Recipe, cores
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
 from visard.runs.evaluation import final_metrics, metrics_of_round
@@ -57,8 +57,7 @@ def make_network(
 ) -> EngineNetwork:
     """The engine of a run; a deployment brings its `link`, and `run_spec` is what its parties learn about the run."""
     engine = settings.engine
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = engine.workers or max(1, cores // settings.numerics.threads_per_step)
+    workers = engine.workers or max(1, cores() // settings.numerics.threads_per_step)
     recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(folder.absolute())})
     if link is not None:
         return RemoteNetwork(world, states, ledger, link, run_id(states.folder), run_spec)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.listing import Listing, Numbers, Pictures, check_length, number
+from visard.data.listing import Listing, Numbers, Pictures, number
 from visard.data.pairs import consecutive_folds, pair_extras
 from visard.data.unpickle import Array, load_plain
 from visard.errors import UsageError, VisardError
@@ -30,10 +30,7 @@ def read(source: Path) -> Listing:
     if not paths:
         raise UsageError(f"{source} has no .bin files")
     pictures: list[Encoded] = []
-    files: list[str] = []
-    owners: list[str] = []
-    domains: list[str] = []
-    tables: list[Numbers] = []
+    files, owners, domains, tables = list[str](), list[str](), list[str](), list[Numbers]()
     for path in paths:
         encoded, same = read_bin(path)
         pair = np.arange(len(same))
@@ -44,18 +41,9 @@ def read(source: Path) -> Listing:
         owners += [f"{name}-{k // 2}{'' if same[k // 2] else 'ab'[k % 2]}" for k in range(len(encoded))]
         domains += [name] * len(encoded)
         pictures += encoded
-    identity, names = number(owners)
     info: dict[str, Any] = {"identities": "unknown"}
-    return Listing(
-        pictures=_InMemory(pictures),
-        files=files,
-        identity=identity,
-        names=names,
-        domains=domains,
-        size=112,
-        extras=pair_extras(np.concatenate(tables), len(files), info),
-        info=info,
-    )
+    extras = pair_extras(np.concatenate(tables), len(files), info)
+    return Listing(_InMemory(pictures), files, *number(owners), domains=domains, size=112, extras=extras, info=info)
 
 
 def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:
@@ -105,7 +93,6 @@ class _InMemory(Pictures):
         self._pictures = pictures
 
     def read(self, item: int) -> bytes:
-        check_length(len(self._pictures[item]))
         return bytes(self._pictures[item])
 
     def close(self) -> None:

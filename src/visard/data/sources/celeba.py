@@ -25,8 +25,6 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
     of pictures of the official size as `landmarks`, if their files are there.
     """
     cut = Crop(crop, OFFICIAL_SIZE)
-    if not source.exists():
-        raise UsageError(f"no such file or folder: {source}")
     folder = source if source.is_dir() else source.parent
     container = open_container(_pictures(source))
     try:
@@ -41,19 +39,11 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
         container.close()
         raise
     files = [where.get(name, name) for name in order]
-    identity, names = number(identity_of[name] for name in order)
     return Listing(
-        pictures=Files(container, files),
-        files=files,
-        identity=identity,
-        names=names,
-        attribute_names=columns,
-        attributes=marks,
-        crop=cut,
-        landmarks=points,
+        Files(container, files), files, *number(identity_of[name] for name in order), crop=cut, info={"crop": crop},
+        attribute_names=columns, attributes=marks, landmarks=points,
         extras=None if parts is None else lambda kept: {"partition": parts[kept]},
-        info={"crop": crop},
-    )
+    )  # fmt: skip
 
 
 def _natural(name: str) -> tuple[int, int, str]:
@@ -61,13 +51,11 @@ def _natural(name: str) -> tuple[int, int, str]:
 
 
 def _pictures(source: Path) -> Path:
-    if source.is_file():
+    if not source.is_dir():
         return source
-    candidates = [source / f"{PICTURES}.zip", source / "Img" / f"{PICTURES}.zip"]
-    candidates += [source / PICTURES, source / "Img" / PICTURES]
-    for path in candidates:
-        if path.exists():
-            return path
+    for name in (f"{PICTURES}.zip", f"Img/{PICTURES}.zip", PICTURES, f"Img/{PICTURES}"):
+        if (source / name).exists():
+            return source / name
     raise UsageError(f"{source} has neither {PICTURES}.zip nor a folder {PICTURES}")
 
 

@@ -37,19 +37,13 @@ def read(
     container, places, files = walk(
         source, layout, lambda parts: (parts[0], "/".join(parts[:levels])) if len(parts) > levels else None
     )
-    identity, names = number(name for _, name in places)
     return Listing(
-        pictures=Files(container, files),
-        files=files,
-        identity=identity,
-        names=names,
+        Files(container, files), files, *number(name for _, name in places), crop=cut, info=info,
         domains=[domain for domain, _ in places] if domains else None,
-        crop=cut,
         align="none" if landmarks is None else "landmarks",
         landmarks=None if landmarks is None else read_landmarks(Path(landmarks), files),
         extras=None if pairs is None else _pairs(Path(pairs), files, info),
-        info=info,
-    )
+    )  # fmt: skip
 
 
 def read_office31(source: Path, *, crop: int | None = None) -> Listing:
@@ -64,9 +58,8 @@ def read_office31(source: Path, *, crop: int | None = None) -> Listing:
 
     cut = Crop(crop)
     container, places, files = walk(source, "<domain>/<class>/<picture>", place)
-    identity, names = number(name for _, name in places)
-    domains = [domain for domain, _ in places]
-    return Listing(Files(container, files), files, identity, names, domains=domains, crop=cut, info={"crop": crop})
+    numbers, domains = number(name for _, name in places), [domain for domain, _ in places]
+    return Listing(Files(container, files), files, *numbers, domains=domains, crop=cut, info={"crop": crop})
 
 
 def walk(source: Path, layout: str, place: Place) -> tuple[Container, list[tuple[str, str]], list[str]]:

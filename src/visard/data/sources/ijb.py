@@ -34,18 +34,16 @@ EYES_AND_NOSE = (("RIGHT_EYE_X", "RIGHT_EYE_Y"), ("LEFT_EYE_X", "LEFT_EYE_Y"), (
 NEEDED = ("TEMPLATE_ID", "SUBJECT_ID", "FILE", "MEDIA_ID", *BOX)
 GALLERY = "A"  # IJB-A has one gallery in each split
 
+Points = npt.NDArray[np.float32]
 Face = tuple[str, float, float, float, float]  # file and box: a file may show several people
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """One protocol: which item (T,) is in which template, and the comparisons; see `visard.data.pairs`."""
+    """One protocol: which item is in which template, and the comparisons; see `visard.data.pairs`."""
 
-    item: Numbers
-    template: Numbers
-    media: Numbers
-    subject: Numbers
-    score: npt.NDArray[np.float32]
+    members: Numbers  # (T, 4): item, template, medium, subject
+    score: npt.NDArray[np.float32]  # (T,)
     pairs: npt.NDArray[np.int32] | None = None  # (P, 3): template, template, same
     galleries: dict[str, Numbers] = field(default_factory=dict)  # name -> (n, 2): template, subject
     probes: Numbers | None = None  # (n, 2)
@@ -60,12 +58,13 @@ def read(source: Path) -> Listing:
     if not source.is_dir():
         raise UsageError(f"no such folder: {source}")
     meta = source / "meta" if (source / "meta").is_dir() else source
-    members = _one(meta, "*_face_tid_mid.txt")
-    if members is None:
+    member_file = _one(meta, "*_face_tid_mid.txt")
+    if member_file is None:
         if find_ijba(source):
             return read_ijba(source)
         raise UsageError(f"{source} is no IJB: {meta} has no *_face_tid_mid.txt")
-    files, template, media = _members(members)
+    files, places = _members(member_file)
+    template = places[:, 0]
     scored = _one(meta, "*_name_5pts_score.txt")
     if scored is None:
         raise UsageError(f"{meta} has no *_name_5pts_score.txt")
@@ -75,33 +74,31 @@ def read(source: Path) -> Listing:
     if galleries and probe_file is None:
         raise UsageError(f"{meta} has galleries but no *_1N_probe_mixed.csv")
     probes = _subjects(probe_file) if galleries and probe_file else None
-    subject = _all_subjects(template, [*galleries.values(), *([] if probes is None else [probes])])
+    subject_of: dict[int, int] = {}
+    for table in (*galleries.values(), *([] if probes is None else [probes])):
+        subject_of.update(table.tolist())
+    subject = [subject_of.get(t, -1) for t in template.tolist()]
     pair_file = _one(meta, "*_template_pair_label.txt")
-    split = Split(
-        item=np.arange(len(files)),
-        template=template,
-        media=media,
-        subject=subject,
-        score=score,
-        pairs=None if pair_file is None else _pairs(pair_file, template),
-        galleries=galleries,
-        probes=probes,
-    )
-    identity, names = number(
-        f"{s}" if s >= 0 else f"template-{t}" for s, t in zip(subject.tolist(), template.tolist(), strict=True)
-    )
+    pairs = None if pair_file is None else _pairs(pair_file, template)
+    members = np.column_stack([np.arange(len(files)), places, subject])
+    split = Split(members, score, pairs, galleries, probes)
+    owners = [f"{s}" if s >= 0 else f"template-{t}" for s, t in zip(subject, template.tolist(), strict=True)]
+    return _listing(source / "loose_crop", files, owners, points, {0: split})
+
+
+def _listing(
+    folder: Path,
+    files: list[str],
+    owners: list[str],
+    points: Points,
+    splits: dict[int, Split],
+    boxes: Points | None = None,
+) -> Listing:
     info: dict[str, Any] = {}
     return Listing(
-        pictures=Files(open_container(source / "loose_crop"), files),
-        files=files,
-        identity=identity,
-        names=names,
-        align="landmarks",
-        landmarks=points,
-        size=112,
-        extras=lambda kept: keep_splits({0: split}, kept, len(files), info),
-        info=info,
-    )
+        Files(open_container(folder), files), files, *number(owners), align="landmarks", landmarks=points, boxes=boxes,
+        size=112, extras=lambda kept: keep_splits(splits, kept, len(files), info), info=info,
+    )  # fmt: skip
 
 
 def _one(folder: Path, pattern: str) -> Path | None:
@@ -126,7 +123,8 @@ def whole_number(where: str, word: str) -> int:
     return int(text)
 
 
-def _members(path: Path) -> tuple[list[str], Numbers, Numbers]:
+def _members(path: Path) -> tuple[list[str], Numbers]:
+    """The file of each picture, and its template and medium (n, 2)."""
     files, numbers = [], []
     for where, words in fields(path):
         if len(words) != 3:
@@ -135,8 +133,7 @@ def _members(path: Path) -> tuple[list[str], Numbers, Numbers]:
         numbers.append([whole_number(where, word) for word in words[1:]])
     if not files:
         raise UsageError(f"{path} lists no pictures")
-    template, media = np.array(numbers, np.int64).T
-    return files, np.ascontiguousarray(template), np.ascontiguousarray(media)
+    return files, np.array(numbers, np.int64)
 
 
 def _landmarks(path: Path, files: list[str]) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
@@ -170,14 +167,6 @@ def _subjects(path: Path) -> Numbers:
     if not found:
         raise UsageError(f"{path} lists no templates")
     return np.array(list(found.items()), np.int64)
-
-
-def _all_subjects(template: Numbers, tables: list[Numbers]) -> Numbers:
-    """The subject of each entry from all galleries and probes, -1 where none says."""
-    known: dict[int, int] = {}
-    for table in tables:
-        known.update(table.tolist())
-    return np.array([known.get(number, -1) for number in template.tolist()], np.int64)
 
 
 def _pairs(path: Path, template: Numbers) -> npt.NDArray[np.int32]:
@@ -255,10 +244,7 @@ def read_ijba(source: Path) -> Listing:
             raise UsageError(f"{source}: split {k} has only one of search_gallery and search_probe")
         searched = "search_gallery" in tables
         splits[k] = Split(
-            item=every[:, 0],
-            template=every[:, 1],
-            media=every[:, 2],
-            subject=every[:, 3],
+            members=every,
             score=np.ones(len(every), np.float32),
             pairs=None if comparisons is None else _comparisons(comparisons, subject_of),
             galleries={GALLERY: np.unique(tables["search_gallery"][:, [1, 3]], axis=0)} if searched else {},
@@ -266,21 +252,10 @@ def read_ijba(source: Path) -> Listing:
         )
     if not splits:
         raise UsageError(f"{source} has no verify_metadata_*.csv or search_gallery_*.csv")
-    identity, names = number(str(subject) for subject in faces.subject)
-    files, info = [face[0] for face in faces.item_of], dict[str, Any]()
     images = source / "images" if (source / "images").is_dir() else source
-    return Listing(
-        pictures=Files(open_container(images), files),
-        files=files,
-        identity=identity,
-        names=names,
-        align="landmarks",
-        landmarks=np.array(faces.points, np.float32),
-        boxes=np.array([face[1:] for face in faces.item_of], np.float32),
-        size=112,
-        extras=lambda kept: keep_splits(splits, kept, len(files), info),
-        info=info,
-    )
+    files, owners = [face[0] for face in faces.item_of], [str(subject) for subject in faces.subject]
+    boxes = np.array([face[1:] for face in faces.item_of], np.float32)
+    return _listing(images, files, owners, np.array(faces.points, np.float32), splits, boxes)
 
 
 class _Faces:
@@ -371,19 +346,17 @@ def keep_splits(
     """The arrays to save; pairs and gallery entries of templates without any picture are dropped and counted."""
     row_of = rows_of(kept, count)
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    about: dict[str, Any] = {
-        "splits": sorted(splits),
-        "galleries": sorted({n for s in splits.values() for n in s.galleries}),
-    }
+    galleries = sorted({name for split in splits.values() for name in split.galleries})
+    about: dict[str, Any] = {"splits": sorted(splits), "galleries": galleries}
     about |= {"templates": 0, "templates_dropped": 0, "pairs": 0, "pairs_dropped": 0}
     for k, split in splits.items():
-        rows = row_of[split.item]
+        rows = row_of[split.members[:, 0]]
         there = rows >= 0
-        table = np.stack([rows, split.template, split.media, split.subject], 1)[there]
+        table = np.column_stack([rows, split.members[:, 1:]])[there]
         arrays[f"templates_{k}"], arrays[f"scores_{k}"] = table, split.score[there]
         left = np.unique(table[:, 1])
         about["templates"] += len(left)
-        about["templates_dropped"] += len(np.unique(split.template)) - len(left)
+        about["templates_dropped"] += len(np.unique(split.members[:, 1])) - len(left)
         if split.pairs is not None:
             pairs = split.pairs[np.isin(split.pairs[:, :2], left).all(1)] if about["templates_dropped"] else split.pairs
             arrays[f"template_pairs_{k}"] = pairs

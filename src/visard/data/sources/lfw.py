@@ -28,9 +28,8 @@ def read(
     `pairs` is pairs.txt or pairsDevTest.txt; by default pairs.txt in or beside `source` if there is one.
     Pairs with a picture that was not imported are left out and counted. `landmarks` as for a folder.
     """
-    path = Path(pairs) if pairs is not None else None
-    if path is None:
-        path = next((file for file in (source / "pairs.txt", source.parent / "pairs.txt") if file.is_file()), None)
+    usual = (file for file in (source / "pairs.txt", source.parent / "pairs.txt") if file.is_file())
+    path = next(usual, None) if pairs is None else Path(pairs)
     lines = [] if path is None else read_pairs(path)
     listing = folder.read(source, crop=crop, landmarks=landmarks)
     info: dict[str, Any] = {"crop": crop}
@@ -59,7 +58,6 @@ def read_rfw(source: Path) -> Listing:
     )
     races = [race for race, _ in places]
     item_of = {(race, Path(file).stem): item for item, (race, file) in enumerate(zip(races, files, strict=True))}
-    identity, names = number(name for _, name in places)
     table, points, info = [], np.full((len(files), 5, 2), np.nan, np.float32), dict[str, Any]()
     for race in sorted(set(races)):
         texts = root / "txts" / race
@@ -70,17 +68,11 @@ def read_rfw(source: Path) -> Listing:
         _read_landmarks(texts / f"{race}_lmk.txt", race, item_of, points)
     known = np.isfinite(points).any()
     return Listing(
-        pictures=Files(container, files),
-        files=files,
-        identity=identity,
-        names=names,
-        domains=races,
+        Files(container, files), files, *number(name for _, name in places), domains=races, size=112, info=info,
         align="landmarks" if known else "none",
         landmarks=points if known else None,
-        size=112,
         extras=pair_extras(np.array(table, np.int64).reshape(-1, 4), len(files), info),
-        info=info,
-    )
+    )  # fmt: skip
 
 
 def read_pairs(path: Path, counted: bool = True) -> list[Pair]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.listing import Listing, Stream
+from visard.data.listing import Listing, Names, Stream
 from visard.errors import UsageError, did_you_mean
 
 IMAGES, LABELS = ("image", "img", "picture", "jpg"), ("label", "identity", "labels", "id", "person", "class")
@@ -23,31 +24,41 @@ def read(source: Path, *, image: str | None = None, label: str | None = None, sp
     `image` names the column of pictures (bytes, or {bytes, path} as `datasets` has it), `label` the column of
     identities (numbers, whose names the file may hold, or text). Only the labels are read before the import.
     """
-    paths = _paths(source, split)
+    paths, known = _paths(source, split), dict[str, int]()
     columns = [_columns(path, image, label) for path in paths]
-    labels: list[npt.NDArray[np.int64]] = []
-    known: dict[str, int] = {}
-    for path, (_, name) in zip(paths, columns, strict=True):
-        labels.append(_labels(path, name, known))
+    labels = [_labels(path, name, known) for path, (_, name) in zip(paths, columns, strict=True)]
     identity = np.concatenate(labels)
     if not len(identity):
         raise UsageError(f"{source} has no rows")
-    counts = np.array([len(part) for part in labels])
-    return Listing(
-        pictures=_Rows(paths, [name for name, _ in columns], counts),
-        files=_Names(paths, counts),
-        identity=identity.astype(np.int32),
-        names=list(known),
-        info={"image": columns[0][0], "label": columns[0][1]},
-    )
+    counts = [len(part) for part in labels]
+    ends = np.cumsum(counts)
+
+    def name_of(item: int) -> str:
+        part = int(np.searchsorted(ends, item, side="right"))
+        return f"{paths[part].name}:{item - int(ends[part]) + counts[part]}"
+
+    pictures, files = _Rows(paths, [name for name, _ in columns], counts), Names(len(identity), name_of)
+    info = {"image": columns[0][0], "label": columns[0][1]}
+    return Listing(pictures, files, identity.astype(np.int32), list(known), info=info)
 
 
-def _arrow() -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The reader of a file; whatever is wrong with the file becomes one line."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise UsageError("reading parquet needs pyarrow: install visard[parquet]") from None
-    return pyarrow
+    try:
+        if path.suffix == ".arrow":
+            with pyarrow.memory_map(str(path)) as file, pyarrow.ipc.open_stream(file) as reader:
+                yield reader
+        else:
+            with pyarrow.parquet.ParquetFile(path, memory_map=True) as reader:
+                yield reader
+    except (pyarrow.ArrowException, OSError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise UsageError(f"{path} is damaged or no Parquet or Arrow file: {reason}") from None
 
 
 def _paths(source: Path, split: str | None) -> list[Path]:
@@ -65,35 +76,20 @@ def _paths(source: Path, split: str | None) -> list[Path]:
 
 
 def _batches(path: Path, column: str) -> Iterator[Any]:
-    """One column in pieces (pyarrow arrays); whatever is wrong with the file becomes one line."""
-    pa = _arrow()
-    try:
+    """One column in pieces (pyarrow arrays)."""
+    with _opened(path) as file:
         if path.suffix == ".arrow":
-            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-                for batch in reader:
-                    array = batch.column(column)
-                    yield from (array[at : at + BATCH] for at in range(0, len(array), BATCH))
+            for batch in file:
+                array = batch.column(column)
+                yield from (array[at : at + BATCH] for at in range(0, len(array), BATCH))
         else:
-            with pa.parquet.ParquetFile(path, memory_map=True) as file:
-                for batch in file.iter_batches(BATCH, columns=[column], use_threads=False):
-                    yield batch.column(0)
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise UsageError(
-            f"{path} is damaged or no Parquet or Arrow file: {' '.join(str(error).split())[:100]}"
-        ) from None
+            for batch in file.iter_batches(BATCH, columns=[column], use_threads=False):
+                yield batch.column(0)
 
 
 def _schema(path: Path) -> Any:
-    pa = _arrow()
-    try:
-        if path.suffix == ".arrow":
-            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-                return reader.schema
-        return pa.parquet.read_schema(path)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise UsageError(
-            f"{path} is damaged or no Parquet or Arrow file: {' '.join(str(error).split())[:100]}"
-        ) from None
+    with _opened(path) as file:
+        return file.schema if path.suffix == ".arrow" else file.schema_arrow
 
 
 def _columns(path: Path, image: str | None, label: str | None) -> tuple[str, str]:
@@ -131,33 +127,17 @@ def _labels(path: Path, column: str, known: dict[str, int]) -> npt.NDArray[np.in
     return np.array(numbers, np.int64)
 
 
-class _Names(Sequence[str]):
-    """Names of rows, made when they are asked for."""
-
-    def __init__(self, paths: list[Path], counts: npt.NDArray[np.int64]) -> None:
-        self._paths, self._ends = paths, np.cumsum(counts)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, item: Any) -> Any:
-        if isinstance(item, slice):
-            return [self[k] for k in range(*item.indices(len(self)))]
-        part = int(np.searchsorted(self._ends, item, side="right"))
-        return f"{self._paths[part].name}:{item - (int(self._ends[part - 1]) if part else 0)}"
-
-
 class _Rows(Stream):
     """The column of pictures, a few rows at a time."""
 
-    def __init__(self, paths: list[Path], columns: list[str], counts: npt.NDArray[np.int64]) -> None:
+    def __init__(self, paths: list[Path], columns: list[str], counts: list[int]) -> None:
         self._paths, self._columns, self._counts = paths, columns, counts
 
     def stream(self, items: Sequence[int]) -> Iterator[bytes]:
         wanted = iter(items)
         item = next(wanted, None)
         start = 0
-        for path, column, count in zip(self._paths, self._columns, self._counts.tolist(), strict=True):
+        for path, column, count in zip(self._paths, self._columns, self._counts, strict=True):
             if item is None or item >= start + count:
                 start += count
                 continue

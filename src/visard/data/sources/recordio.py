@@ -13,12 +13,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.listing import Listing, Numbers, Pictures, check_length
+from visard.data.listing import Listing, Names, Numbers, Pictures, fields
 from visard.data.pictures import MAX_BYTES
 from visard.errors import UsageError, VisardError
 from visard.files import replacing
@@ -54,14 +53,9 @@ def read(source: Path) -> Listing:
         key = records.keys[chosen[k]]
         raise UsageError(f"{records.path}: record {key} has label {labels[k]}, which is no identity number")
     labels_used, identity = np.unique(labels.astype(np.int64), return_inverse=True)
-    return Listing(
-        pictures=_Records(records, chosen),
-        files=Keys(records.keys[chosen]),
-        identity=identity.astype(np.int32),
-        names=[str(k) for k in labels_used],
-        size=112,
-        info={"header": header},
-    )
+    files = Names(len(chosen), lambda item: str(records.keys[chosen[item]]))
+    pictures, names = _Records(records, chosen), [str(k) for k in labels_used]
+    return Listing(pictures, files, identity.astype(np.int32), names, size=112, info={"header": header})
 
 
 def _find(source: Path) -> Path:
@@ -224,15 +218,11 @@ def _head(data: bytes) -> tuple[int, int, int]:
 
 def _read_index(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     keys, offsets = [], []
-    with path.open(encoding="ascii", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            words = line.split()
-            if not words:
-                continue
-            if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
-                raise UsageError(f"{path}:{number}: expected a key and an offset")
-            keys.append(int(words[0]))
-            offsets.append(int(words[1]))
+    for where, words in fields(path):
+        if len(words) != 2 or not all(word.isdecimal() and len(word) < 19 for word in words):
+            raise UsageError(f"{where}: expected a key and an offset")
+        keys.append(int(words[0]))
+        offsets.append(int(words[1]))
     if len(set(keys)) != len(keys):
         raise UsageError(f"{path} has a key twice")
     if not keys:
@@ -298,30 +288,9 @@ def _header(key: int, labels: Sequence[float]) -> bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class Keys(Sequence[str]):
-    """Record keys as names, made when they are asked for: millions of strings would fill the memory."""
-
-    keys: Numbers
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @overload
-    def __getitem__(self, item: int) -> str: ...
-
-    @overload
-    def __getitem__(self, item: slice) -> list[str]: ...
-
-    def __getitem__(self, item: int | slice) -> Any:
-        return str(self.keys[item]) if not isinstance(item, slice) else [str(key) for key in self.keys[item]]
-
-
-@dataclass(frozen=True, eq=False)
 class _Records(Pictures):
     records: RecordFile
     chosen: Numbers
 
     def read(self, item: int) -> bytes:
-        data = self.records.record(int(self.chosen[item])).data
-        check_length(len(data))
-        return data
+        return self.records.record(int(self.chosen[item])).data

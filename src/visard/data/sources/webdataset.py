@@ -29,16 +29,13 @@ def read(source: Path, *, label: str | None = None, image: str | None = None) ->
     wanted, _, key = (label or "").partition(":")
     endings = (wanted.lstrip("."),) if wanted else LABELS
     pictures = (f".{image.lstrip('.').lower()}",) if image else EXTENSIONS
-    places: list[tuple[int, int, int]] = []
-    files: list[str] = []
-    labels: list[str] = []
+    places, files, labels = list[tuple[int, int, int]](), list[str](), list[str]()
     for shard, path in enumerate(paths):
         for name, sample in _samples(path, pictures, endings):
             at = next((sample[ending] for ending in sample if f".{ending}".endswith(pictures)), None)
             if not isinstance(at, tuple):
                 continue
-            texts = (ending for ending in endings if isinstance(sample.get(ending), bytes))
-            ending = next(texts, None)
+            ending = next((ending for ending in endings if isinstance(sample.get(ending), bytes)), None)
             if ending is None:
                 raise UsageError(f"{path}: sample {name} has no label ({', '.join(f'.{e}' for e in endings)})")
             labels.append(_label(f"{path}: sample {name}", sample[ending], ending, key or "label"))
@@ -46,14 +43,7 @@ def read(source: Path, *, label: str | None = None, image: str | None = None) ->
             places.append((shard, *at))
     if not files:
         raise UsageError(f"{source} holds no pictures")
-    identity, names = number(labels)
-    shard_of, start, length = np.array(places, np.int64).T
-    return Listing(
-        pictures=Slices(paths, shard_of.astype(np.int32), start, length),
-        files=files,
-        identity=identity,
-        names=names,
-    )
+    return Listing(Slices(paths, *np.array(places, np.int64).T), files, *number(labels))
 
 
 Sample = dict[str, tuple[int, int] | bytes]  # ending -> place of a picture, or a label

@@ -100,9 +100,8 @@ def _nose_mouth(m: Columns, s: Columns) -> None:
     m["nose_skew"] = 0.016 * s["skew_nose"]
     m["gap"] = 0.115 * s["open"] * (1 - 0.25 * s["smile"])
     m["mouth_v"] = 0.515 + 0.026 * s["mouth_height"]
-    m["mouth_w"] = (
-        0.262 * (1 + 0.085 * s["mouth_width"]) * (1 + 0.22 * np.maximum(s["smile"], -0.1)) * (1 - 0.1 * s["open"])
-    )
+    broad = 1 + 0.22 * np.maximum(s["smile"], -0.1)
+    m["mouth_w"] = 0.262 * (1 + 0.085 * s["mouth_width"]) * broad * (1 - 0.1 * s["open"])
     m["lip_up"] = np.clip(0.050 * (1 + 0.22 * s["lip_upper"]), 0.018, 0.1) * (1 - 0.22 * np.maximum(s["smile"], 0))
     m["lip_low"] = np.clip(0.072 * (1 + 0.20 * s["lip_lower"]), 0.03, 0.125) * (1 - 0.18 * np.maximum(s["smile"], 0))
     m["corner"] = 0.012 + 0.012 * s["mouth_curve"] - 0.085 * s["smile"]
@@ -129,9 +128,7 @@ def _hair(m: Columns, s: Columns) -> None:
     m["sweep"] = np.clip(s["part"], -0.6, 0.6) * (0.12 + 0.3 * fringe)
 
 
-def _mix(
-    base: NDArray[np.float64], factors: list[tuple[float, float, float]], genes: list[Column]
-) -> NDArray[np.float64]:
+def _mix(base: Column, factors: list[tuple[float, float, float]], genes: list[Column]) -> Column:
     """base · exp(Σ gene · factor) per channel: shades that stay positive."""
     total = sum(np.outer(gene, factor) for gene, factor in zip(genes, factors, strict=True))
     return np.asarray(base * np.exp(total), dtype=np.float64)
@@ -150,24 +147,18 @@ def _colours(s: Columns) -> dict[str, NDArray[np.float64]]:
     skin = LIGHT_SKIN * np.exp(-np.outer(s["melanin"], MELANIN))
     skin = _mix(skin, [(0.035, -0.035, -0.03), (0.0, 0.015, -0.07)], [s["redness"], s["sallow"]])
     kinds = np.array([HAIR[k] for k in range(5)])
+    warm = s["hair_warm"] * (s["hair_kind"] != GRAY)
     hair = kinds[s["hair_kind"].astype(int)]
-    hair = _mix(
-        hair,
-        [(-0.22, -0.22, -0.22), (0.09, 0.0, -0.1)],
-        [s["hair_dark"], s["hair_warm"] * (s["hair_kind"] != GRAY)],
-    )
+    hair = _mix(hair, [(-0.22, -0.22, -0.22), (0.09, 0.0, -0.1)], [s["hair_dark"], warm])
     natural = np.where((s["hair_kind"] == BLOND)[:, None], hair * [0.45, 0.4, 0.4], hair)
     natural = np.where((s["hair_kind"] == GRAY)[:, None] & (s["old"] < 0.85)[:, None], hair * 0.45, natural)
     lip = skin * np.array([0.86, 0.56, 0.56]) * np.exp(-0.09 * s["lip_dark"][:, None])
     painted = np.stack([0.30 + 0.35 * s["lip_hue"], 0.02 + 0.10 * s["lip_hue"], 0.045 + 0.14 * s["lip_hue"]], axis=1)
     painted = painted * (1 - 0.35 * s["melanin"][:, None])
     lip = np.where((s["lipstick"] > 0.5)[:, None], painted, lip)
-    pale = _mix(
-        np.array([0.10, 0.17, 0.215]),
-        [(0.35, 0.05, -0.42), (0.3, 0.3, 0.3)],
-        [s["iris_hue"], s["iris_light"]],
-    )
-    dark = _mix(np.array([0.085, 0.036, 0.015]), [(0.1, 0.05, 0.0), (0.4, 0.4, 0.4)], [s["iris_hue"], s["iris_light"]])
+    genes = [s["iris_hue"], s["iris_light"]]
+    pale = _mix(np.array([0.10, 0.17, 0.215]), [(0.35, 0.05, -0.42), (0.3, 0.3, 0.3)], genes)
+    dark = _mix(np.array([0.085, 0.036, 0.015]), [(0.1, 0.05, 0.0), (0.4, 0.4, 0.4)], genes)
     iris = np.where((s["dark_iris"] > 0.5)[:, None], dark, pale)
     return {
         "skin": skin,

@@ -26,12 +26,9 @@ from visard.data.synthetic.planes import (
 
 GRID = 16  # side of the random grids that textures are made from
 SHARPEST = 1e-3  # least sigma of a blur, pixels
-_BASIS = np.array(
-    [
-        [(0.125 if k == 0 else 0.25) ** 0.5 * math.cos(math.pi * (2 * j + 1) * k / 16) for j in range(8)]
-        for k in range(8)
-    ]
-)
+_BASIS = np.array([
+    [(0.125 if k == 0 else 0.25) ** 0.5 * math.cos(math.pi * (2 * j + 1) * k / 16) for j in range(8)] for k in range(8)
+])  # fmt: skip
 _ORDER = np.add.outer(np.arange(8), np.arange(8)).astype(np.float32)[:, :, None]  # frequency across + down
 
 

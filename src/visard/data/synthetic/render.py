@@ -90,10 +90,7 @@ def render(
     who, which = np.asarray(identity, dtype=np.int64), np.asarray(picture, dtype=np.int64)
     if who.shape != which.shape or who.ndim != 1:
         raise UsageError(f"render: identities {who.shape} and pictures {which.shape} are not two equal lists")
-    for what, values, limit in (
-        ("identity", who, spec.identities),
-        ("picture", which, spec.images_per_identity),
-    ):
+    for what, values, limit in (("identity", who, spec.identities), ("picture", which, spec.images_per_identity)):
         if len(values) and not (values.min() >= 0 and values.max() < limit):
             raise UsageError(f"render: {what} {values.min()} to {values.max()}, but the set has {limit}")
     images = np.empty((len(who), spec.size, spec.size, 3), dtype=np.uint8)

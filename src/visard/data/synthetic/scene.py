@@ -45,9 +45,9 @@ class Normals:
         return np.asarray(self.x * x + self.y * y + self.z * z)
 
 
-def normals(z: Plane, pixel: Plane, steepest: float = 3.0) -> Normals:
+def normals(z: Plane, pixel: Plane) -> Normals:
     """Normals of a depth plane; slopes are bounded because depth jumps at outlines."""
-    dx, dy = (between(d, -steepest, steepest) for d in slope(z, pixel))
+    dx, dy = (between(d, -3.0, 3.0) for d in slope(z, pixel))
     return _unit(dx, dy, np.full((1, 1, 1), -1.0, dtype=np.float32))
 
 
@@ -135,14 +135,10 @@ def grow(t: Traits, view: View, texture: Plane) -> Hair:
     """Style the hair of each picture: a shell over the skull, seen behind the neck, over the forehead and beside it."""
     hang, thick, curl = t["hang"], t["shell"], t["curl"]
     shell = Shell(
-        width=t["half_width"] + thick * (0.75 + 0.25 * hang),
-        depth=t["half_depth"] + thick,
-        top=t["top"] - thick,
-        bottom=t["chin"] + 0.25 + 1.1 * hang,
-        square=0.5 + 0.4 * hang,
-        taper=0.16 * (1.0 - hang),
-        forward=0.1 * (1.0 - hang),
-    )
+        width=t["half_width"] + thick * (0.75 + 0.25 * hang), depth=t["half_depth"] + thick,
+        top=t["top"] - thick, bottom=t["chin"] + 0.25 + 1.1 * hang,
+        square=0.5 + 0.4 * hang, taper=0.16 * (1.0 - hang), forward=0.1 * (1.0 - hang),
+    )  # fmt: skip
     f = meet(view, shell)
     apart = f.u - 0.6 * t["part"]
     fan = apart / (at_least(f.v - t["top"], 0.0) + 0.45)
@@ -201,12 +197,10 @@ def glasses(t: Traits, view: View, f: Surface, canvas: Plane) -> None:
     thick = 0.012 + 0.022 * t["frame_dark"] * t["frame_dark"] + 0.3 * view.pixel
     rim = cover(thick - np.abs(gap), view.pixel)
     lens = cover(-gap, view.pixel)
-    bridge = cover(thick - np.abs(v - t["eye_v"] + 0.03 - 0.5 * u * u), view.pixel) * cover(
-        centre - half_w - side, view.pixel
-    )
-    arm = cover(thick * 0.9 - np.abs(f.v - t["eye_v"] + 0.04), view.pixel) * ramp(
-        np.abs(f.u), centre + half_w - 0.02, centre + half_w + 0.02
-    )
+    bridge = cover(thick - np.abs(v - t["eye_v"] + 0.03 - 0.5 * u * u), view.pixel)
+    bridge *= cover(centre - half_w - side, view.pixel)
+    arm = cover(thick * 0.9 - np.abs(f.v - t["eye_v"] + 0.04), view.pixel)
+    arm *= ramp(np.abs(f.u), centre + half_w - 0.02, centre + half_w + 0.02)
     light = level(t)
     dim(canvas, 0.10 * cover(0.03 - np.abs(gap - 0.03), view.pixel) * ramp(y, -0.2, 0.6))
     tint = lens * (0.06 + 0.86 * t["shaded"])
@@ -236,16 +230,11 @@ def hat(t: Traits, view: View, hair: Hair, texture: Plane, canvas: Plane) -> Non
     u, v = plane_at(view, 0.55 + 0.55 * peaked)
     reach = 0.62 * peaked + 1.20 * wide + 0.01
     drop = 0.115 * peaked + 0.13 * wide + 0.01
-    x, y = u / reach, (v - hem + 0.10 * peaked - 0.16 * x_squared(u, reach) * peaked - 0.05) / drop
+    bow = at_most(np.abs(u) / reach, 1.0)  # of a cap's peak: falls off to the sides
+    x, y = u / reach, (v - hem + 0.10 * peaked - 0.16 * (bow * bow) * peaked - 0.05) / drop
     brim = cover((1.0 - np.sqrt(x * x + y * y + 1e-6)) * drop, view.pixel) * (peaked + wide)
     light = level(t) * (1.0 - 0.45 * ramp(y, -0.6, 0.9))
     over(canvas, cloth, brim, 0.85 * light)
-
-
-def x_squared(u: Plane, reach: Plane) -> Plane:
-    """Bow of a cap's peak: falls off to the sides."""
-    q = at_most(np.abs(u) / reach, 1.0)
-    return q * q
 
 
 def covers(t: Traits, view: View, f: Surface, canvas: Plane) -> None:
@@ -255,9 +244,8 @@ def covers(t: Traits, view: View, f: Surface, canvas: Plane) -> None:
     light = level(t)
     colour = np.asarray(t["cover_rgb"] * light[:, None] * t["warm_rgb"], dtype=np.float32)
     upper = 0.16 + 0.5 * f.u * f.u
-    fabric = (
-        cover(f.margin, view.pixel) * cover(f.v - upper, view.pixel) * cover(t["chin"] + 0.02 - f.v, view.pixel * 1.5)
-    )
+    fabric = cover(f.margin, view.pixel) * cover(f.v - upper, view.pixel)
+    fabric *= cover(t["chin"] + 0.02 - f.v, view.pixel * 1.5)
     pleat = 1.0 + 0.08 * wave(f.v * 6.0) - 0.25 * np.abs(f.u)
     over(canvas, colour, fabric * mask, pleat)
     turn = (t["cover_turn"] - 0.5) * 1.6

@@ -22,7 +22,7 @@ from visard.data.faces import FaceSetWriter
 from visard.data.synthetic.render import DOMAINS, SyntheticSpec, render, render_rows
 from visard.data.synthetic.traits import ATTRIBUTES
 from visard.errors import UsageError, VisardError
-from visard.processes import ChildError, compute
+from visard.processes import ChildError, compute, cores
 
 __all__ = ["ATTRIBUTES", "DOMAINS", "VERSION", "SyntheticSpec", "cached", "make", "render", "render_rows"]
 
@@ -34,11 +34,7 @@ ALONE = 600  # sets up to this size are drawn in this process: starting others w
 
 
 def make(
-    spec: SyntheticSpec,
-    out: Path,
-    *,
-    workers: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    spec: SyntheticSpec, out: Path, *, workers: int | None = None, progress: Callable[[int], None] | None = None
 ) -> Path:
     """Render everything into a FaceSet folder at `out`; `progress` hears how many pictures are done."""
     if workers is not None and workers < 1:
@@ -51,7 +47,7 @@ def make(
     )  # fmt: skip
     done = 0
     with writer:
-        for start, images, marks in _batches(spec, _processes(spec, workers)):
+        for start, images, marks in _batches(spec, workers or (1 if spec.count <= ALONE else cores())):
             rows = np.arange(start, start + len(images))
             identity, picture = rows // spec.images_per_identity, rows % spec.images_per_identity
             files = [f"{names[i]}/{k:04d}" for i, k in zip(identity.tolist(), picture.tolist(), strict=True)]
@@ -60,14 +56,6 @@ def make(
             if progress is not None:
                 progress(done)
     return Path(out)
-
-
-def _processes(spec: SyntheticSpec, workers: int | None) -> int:
-    if workers is not None:
-        return workers
-    if spec.count <= ALONE:
-        return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _batches(spec: SyntheticSpec, workers: int) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.int8]]]:

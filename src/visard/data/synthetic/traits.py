@@ -101,31 +101,16 @@ class Domain:
 
 
 KNOWN: dict[str, Domain] = {
-    "north": Domain(
-        melanin=(0.16, 0.10),
-        hair=(0.22, 0.40, 0.28, 0.10),
-        dark_iris=0.40,
-    ),
+    "north": Domain(melanin=(0.16, 0.10), hair=(0.22, 0.40, 0.28, 0.10), dark_iris=0.40),
     "south": Domain(
-        melanin=(0.55, 0.14),
-        hair=(0.82, 0.13, 0.03, 0.02),
-        dark_iris=0.95,
+        melanin=(0.55, 0.14), hair=(0.82, 0.13, 0.03, 0.02), dark_iris=0.95,
         shift={
             "nose_width": 1.3, "nose_height": -0.7, "lip_upper": 1.2, "lip_lower": 1.0, "eye_gap": 0.7,
             "eye_tilt": 0.9, "chin_len": -0.7, "forehead": 0.5, "brow_arch": -0.5, "width": 0.6,
         },
         spread={"eye_open": 1.2, "nose_len": 1.2, "ear_size": 1.3, "brow_dark": 0.5, "melanin": 0.8},
-        curl=0.45,
-        yaw=0.40,
-        pitch=(-0.14, 0.17),
-        key=(0.95, 0.30),
-        height=(0.85, 0.40),
-        warmth=(0.12, 0.14),
-        exposure=(1.22, 0.24),
-        contrast=(0.94, 0.14),
-        colour=(0.86, 0.18),
-        blur=(0.35, 1.10),
-        grain=(0.012, 0.040),
+        curl=0.45, yaw=0.40, pitch=(-0.14, 0.17), key=(0.95, 0.30), height=(0.85, 0.40), warmth=(0.12, 0.14),
+        exposure=(1.22, 0.24), contrast=(0.94, 0.14), colour=(0.86, 0.18), blur=(0.35, 1.10), grain=(0.012, 0.040),
         blocks=0.6,
     ),
 }  # fmt: skip
@@ -157,9 +142,8 @@ def identity_traits(domain: str, vectors: Column) -> Columns:
     for gene, by in SEXED.items():
         p[gene] = p[gene] + sign * by
     p["weight"] = p["weight"] + 0.35 * p["old"]
-    p["oval"] = (
-        -0.65 * p["width"] - 0.6 * p["jaw_square"] + 0.3 * p["chin_len"] - 0.35 * p["weight"] - 0.2 * sign > 0.55
-    ).astype(np.float64)
+    long = -0.65 * p["width"] - 0.6 * p["jaw_square"] + 0.3 * p["chin_len"] - 0.35 * p["weight"] - 0.2 * sign
+    p["oval"] = (long > 0.55).astype(np.float64)
     p["bushy"] = (p["brow_thick"] > 1.15).astype(np.float64)
     return p
 
