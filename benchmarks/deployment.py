@@ -157,15 +157,15 @@ def party_world(run: dict[str, Any], role: str) -> Any:
 def node(server: str, keys: str, number: str, state: str, role: str, poll: str) -> None:
     """A node of the visard side."""
     from visard.cli.deploy import take_part
-    from visard.deployment.node import Plan
+    from visard.processes import Recipe
 
-    plan = Plan("benchmarks.deployment:party_world", {"role": role}, Path(state))
-    take_part(server, Path(keys), number, plan, float(poll))
+    recipe = Recipe("benchmarks.deployment:party_world", {"role": role})
+    take_part(server, Path(keys), number, recipe, Path(state), float(poll))
 
 
 def visard_rounds(nodes: int, rounds: int, poll: float, folder: Path) -> list[float]:
-    told: dict[str, Any] = {"folder": str(folder), "clients": nodes, "steps": 2, "network": "perceptron"}
-    world, method = world_of(**told)
+    run_spec: dict[str, Any] = {"folder": str(folder), "clients": nodes, "steps": 2, "network": "perceptron"}
+    world, method = world_of(**run_spec)
     assert isinstance(method, FedAvg)
     roles = list(world.training)
     make_keys(folder / "keys", nodes, ["127.0.0.1"])
@@ -182,8 +182,8 @@ def visard_rounds(nodes: int, rounds: int, poll: float, folder: Path) -> list[fl
             time.sleep(0.2)
         link = DeploymentLink(state, 120.0, print)
         states = Checkpoint(folder / "checkpoint", "benchmark", remote=True)
-        net = RemoteNetwork(world, states, Ledger(states.ledger), link, "ab" * 16, told)
-        link.introduce(net.run, told)
+        net = RemoteNetwork(world, states, Ledger(states.ledger), link, "ab" * 16, run_spec)
+        link.introduce(net.run, run_spec)
         server, taken = method.start(world.setup()), []
         try:
             for r in range(rounds + 1):

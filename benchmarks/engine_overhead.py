@@ -26,7 +26,7 @@ from visard.data.partition import partition
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.loop import Silent, run_rounds
+from visard.engines.loop import Watchers, run_rounds
 from visard.engines.world import World, generator
 from visard.learning.train import batches
 from visard.methods.fedavg import FedAvg
@@ -105,7 +105,7 @@ def main() -> None:
             network = LocalNetwork(world, states, ledger)
             events = EventLog(Path(folder) / "events.jsonl")
             begun, cpu = time.perf_counter(), time.process_time()
-            run_rounds(fedavg, network, states, ledger, events, lambda s, n: {}, 0, Silent())
+            run_rounds(fedavg, network, states, ledger, events, lambda s, n: {}, 0, Watchers())
             engine, engine_cpu = time.perf_counter() - begun, time.process_time() - cpu
         if repeat:
             ratios.append(engine / bare)

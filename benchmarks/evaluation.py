@@ -1,7 +1,7 @@
 """Speed and memory of the streaming ROC, next to scikit-learn and to the bare matrix product.
 
     python benchmarks/evaluation.py            20,000 pictures with each other, ours and scikit-learn alternated
-    python benchmarks/evaluation.py --large    200,000 against 200,000 pictures, ours and the bare product
+    python benchmarks/evaluation.py --large    280,000 pictures with each other, ours and the bare product
 
 Every measurement runs in its own process, so that its peak memory is its own. Memory is counted beyond the
 features (as float32) and the imported libraries. Exits with 1 if a figure differs or a bound is missed.
@@ -25,38 +25,33 @@ import numpy as np
 import psutil
 import torch
 
-from visard.evaluation import Limits, stream_roc
 from visard.evaluation.arrays import unit_rows
-from visard.evaluation.bins import one_thread_each
+from visard.evaluation.grid import one_thread_each
+from visard.evaluation.scores import Limits, stream_roc
 
 FAR = (1e-1, 1e-2, 1e-3, 1e-4)
-PICTURES = 20  # of each person, in each set
+PICTURES = 20  # of each person
 
 
-Data = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+Data = tuple[np.ndarray, np.ndarray]
 
 
-def features(n: int, dim: int, two_sets: bool) -> Data:
-    """Features, identities, and features of a second set: centre plus noise, an EER near one per cent at 128."""
+def features(n: int, dim: int) -> Data:
+    """Features and identities: centre plus noise, an EER near one per cent at 128."""
     rng = np.random.default_rng(0)
     people = max(2, n // PICTURES)
     identity = np.arange(n) % people
     centre = rng.standard_normal((people, dim), dtype=np.float32)
-    sets = []
-    for _ in range(2 if two_sets else 1):
-        x = rng.standard_normal((n, dim), dtype=np.float32)
-        x *= np.float32(1.2)
-        for start in range(0, n, 8192):
-            x[start : start + 8192] += centre[identity[start : start + 8192]]
-        sets.append(x)
-    return sets[0], identity, sets[1] if two_sets else None
+    x = rng.standard_normal((n, dim), dtype=np.float32)
+    x *= np.float32(1.2)
+    for start in range(0, n, 8192):
+        x[start : start + 8192] += centre[identity[start : start + 8192]]
+    return x, identity
 
 
 def ours(data: Data, exact: int) -> dict[str, Any]:
     """All figures by `stream_roc`; `exact`: comparisons up to which the area is exact."""
-    a, identity, b = data
-    against = None if b is None else (b, identity)
-    roc = stream_roc(a, identity, against=against, far=FAR, limits=Limits(exact_auc_pairs=exact))
+    roc = stream_roc(*data, far=FAR, limits=Limits(exact_auc_pairs=exact))
     return {
         "pairs": roc.genuine + roc.impostors,
         "tar": [p.tar for p in roc.tar],
@@ -71,7 +66,7 @@ def scikit(data: Data, _: int) -> dict[str, Any]:
     """The same figures from all scores at once by scikit-learn."""
     from sklearn.metrics import auc, roc_curve
 
-    a, identity, _ = data
+    a, identity = data
     rows, n = torch.from_numpy(unit_rows(a)), len(a)
     scores, same = np.empty(n * (n - 1) // 2, np.float32), np.empty(n * (n - 1) // 2, np.bool_)
     filled = 0
@@ -97,10 +92,8 @@ def scikit(data: Data, _: int) -> dict[str, Any]:
 
 def bare(data: Data, share: int) -> dict[str, Any]:
     """Nothing but the matrix products, in the same tiles on the same threads; only every `share`-th row of tiles."""
-    a, _, b = data
-    x, tile = torch.from_numpy(unit_rows(a)), Limits().tile
-    y = x if b is None else torch.from_numpy(unit_rows(b))
-    every = [(i, j) for i in range(0, len(x), tile) for j in range(i if b is None else 0, len(y), tile)]
+    x, tile = torch.from_numpy(unit_rows(data[0])), Limits().tile
+    every = [(i, j) for i in range(0, len(x), tile) for j in range(i, len(x), tile)]
     corners = [corner for corner in every if corner[0] // tile % share == 0]
     tickets = itertools.count()
 
@@ -108,7 +101,7 @@ def bare(data: Data, share: int) -> dict[str, Any]:
         buffer = torch.empty(tile * tile)
         while (number := next(tickets)) < len(corners):
             i, j = corners[number]
-            p, q = x[i : i + tile], y[j : j + tile]
+            p, q = x[i : i + tile], x[j : j + tile]
             torch.mm(p, q.T, out=buffer[: len(p) * len(q)].view(len(p), len(q)))
 
     began = time.perf_counter()
@@ -121,10 +114,10 @@ def bare(data: Data, share: int) -> dict[str, Any]:
 TASKS = {"ours": ours, "scikit": scikit, "bare": bare}
 
 
-def measure(task: str, n: int, dim: int, two_sets: bool, extra: int) -> None:
+def measure(task: str, n: int, dim: int, extra: int) -> None:
     """Run one task in this process and print its seconds, peak memory and figures as JSON."""
-    TASKS[task](features(1500, dim, two_sets), extra)  # first calls load kernels and tables
-    data = features(n, dim, two_sets)
+    TASKS[task](features(1500, dim), extra)  # first calls load kernels and tables
+    data = features(n, dim)
     before = psutil.Process().memory_info().rss
     began = time.perf_counter()
     found = TASKS[task](data, extra)
@@ -133,12 +126,10 @@ def measure(task: str, n: int, dim: int, two_sets: bool, extra: int) -> None:
     print(json.dumps({"seconds": seconds, "peak": peak, **found}))
 
 
-def run(task: str, n: int, dim: int, threads: int, extra: int = 1, two_sets: bool = False) -> dict[str, Any]:
+def run(task: str, n: int, dim: int, threads: int, extra: int = 1) -> dict[str, Any]:
     """Measure in a process of its own."""
     command = [sys.executable, __file__, "--task", task, "--n", str(n), "--dim", str(dim), "--extra", str(extra)]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    if two_sets:
-        command.append("--two-sets")
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout)
     shown = found.get("whole_seconds", found["seconds"])
@@ -185,10 +176,10 @@ def against_scikit(n: int, dim: int, threads: int) -> bool:
 
 def large(n: int, dim: int, threads: int) -> bool:
     """One full run next to the bare product, of which every eighth row of tiles is measured before and after."""
-    print(f"{n:,} x {n:,} comparisons, {dim} dimensions, {threads} threads", flush=True)
-    before = run("bare", n, dim, threads, 8, two_sets=True)["whole_seconds"]
-    found = run("ours", n, dim, threads, 1 << 31, two_sets=True)
-    after = run("bare", n, dim, threads, 8, two_sets=True)["whole_seconds"]
+    print(f"{n:,} pictures, {n * (n - 1) // 2:,} pairs, {dim} dimensions, {threads} threads", flush=True)
+    before = run("bare", n, dim, threads, 8)["whole_seconds"]
+    found = run("ours", n, dim, threads, 1 << 31)
+    after = run("bare", n, dim, threads, 8)["whole_seconds"]
     print(f"  ours / bare product: {2 * found['seconds'] / (before + after):.2f}, passes: {found['passes']}")
     print(f"  TAR {found['tar']}  EER {found['eer']:.6f}  AUC {found['auc']:.9f} ± {found['auc_error']:.1e}")
     return check("less than 1 GB beyond the features", found["peak"] < 1e9)
@@ -197,19 +188,18 @@ def large(n: int, dim: int, threads: int) -> bool:
 def main() -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--large", action="store_true", help="200,000 x 200,000; takes minutes")
-    parser.add_argument("--n", type=int, help="rows of each set")
+    parser.add_argument("--large", action="store_true", help="280,000 pictures; takes minutes")
+    parser.add_argument("--n", type=int, help="pictures")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
-    parser.add_argument("--two-sets", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--extra", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task:
-        measure(options.task, options.n, options.dim, options.two_sets, options.extra)
+        measure(options.task, options.n, options.dim, options.extra)
         return 0
     if options.large:
-        return 0 if large(options.n or 200_000, options.dim, options.threads) else 1
+        return 0 if large(options.n or 280_000, options.dim, options.threads) else 1
     return 0 if against_scikit(options.n or 20_000, options.dim, options.threads) else 1
 
 

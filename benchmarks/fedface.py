@@ -28,8 +28,8 @@ from visard.data.augment import to_float
 from visard.data.faces import ClientData, FaceSet, FaceSetWriter, FaceView
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.local import LocalNetwork
-from visard.engines.network import PICTURES, EngineNetwork
+from visard.engines.local import PICTURES, LocalNetwork
+from visard.engines.network import EngineNetwork
 from visard.engines.world import World
 from visard.learning.positive import OneStep, squared_hinge
 from visard.methods.fedface import FedFace, Server
@@ -42,7 +42,7 @@ EACH = 7  # pictures of a person
 class OneByOne(LocalNetwork):
     """Every client alone."""
 
-    outcomes_together = EngineNetwork.outcomes_together
+    replies_together = EngineNetwork.replies_together
 
 
 def noise(folder: Path, people: int) -> FaceSet:

@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import torch
 
-from visard.evaluation.personal import personal_roc
+from visard.evaluation.protocols import personal_roc
 
 
 def features(people: int, pictures: int, dim: int) -> tuple[np.ndarray, np.ndarray]:
