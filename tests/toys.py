@@ -111,10 +111,12 @@ class Kept:
         self.state = state
 
 
-def first_step(world: World, step: BoundStep[M, R], client: ClientId, message: M) -> tuple[R, State]:
+def first_step(
+    world: World, step: BoundStep[M, R], client: ClientId, message: M, stage: str = "federate"
+) -> tuple[R, State]:
     """What the first step of a round gives at one client, and the state that it leaves."""
     kept = Kept()
-    reply = perform(world, step, Request(client=client, stage="federate", ask=1, message=message), kept)
+    reply = perform(world, step, Request(client=client, stage=stage, ask=1, message=message), kept)
     return reply.value, kept.state
 
 

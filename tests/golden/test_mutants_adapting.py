@@ -12,12 +12,12 @@ import pytest
 import torch
 from tests.golden.test_adapting_golden import pool_world
 from tests.golden.test_fedfr_da_golden import HEAD
-from tests.toys import toy_network
+from tests.toys import first_step, toy_network
 from torch import Tensor
 
 from visard.core import Weights
 from visard.data.augment import Augment
-from visard.engines.world import Place, World, perform
+from visard.engines.world import World
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.train import Training
 from visard.methods.domain_adaptation import DAN, DANN, Adapting, Down, Penalty
@@ -47,9 +47,9 @@ def adapted(world: World, method: Adapting, theta: Weights) -> tuple[Weights, We
     """One step at the pool in the middle of a run: the network and the head after it, and the pictures it saw."""
     seen: list[Tensor] = []
     hook = world.network().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach().clone()))
-    done = perform(world, method.adapt, "pool", Down(theta, {}, LR, 0.5, 0.25), {}, Place("adapt", 0, 1))
+    up, state = first_step(world, method.adapt, "pool", Down(theta, {}, LR, 0.5, 0.25), "adapt")
     hook.remove()
-    return done.reply.theta, done.state["head"], seen[0]
+    return up.theta, state["head"], seen[0]
 
 
 def test_the_penalty_counts_weight_times(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from tests.joint_toys import joint_world, slow_cosface, slow_features, unit
-from tests.toys import toy_network
+from tests.toys import first_step, toy_network
 from torch import Tensor
 
 from visard.data.augment import augment, to_float
-from visard.engines.world import Place, enter, perform
+from visard.engines.local import enter
+from visard.engines.request import Request
 from visard.learning.objective import ContrastSettings
 from visard.learning.train import batches
 from visard.methods.fedfr_joint import Down, FedFRJoint
@@ -37,12 +38,12 @@ def test_distillation_from_the_global_model_by_hand(tmp_path: Path, weight: floa
         training=training, head=JointHead(scale=S, margin=M), public=PublicSettings(use="none"),
         contrast=ContrastSettings(weight=0.0), branch=BranchSettings(weight=0.0), personalise=how,
     )  # fmt: skip
-    world, place = joint_world(tmp_path), Place("personalise", 0, 1)
+    world = joint_world(tmp_path)
     name = world.training[0]
     theta = world.new_weights()
-    done = perform(world, method.alone, name, Down(theta, None, LR), {}, place)
+    up, state = first_step(world, method.alone, name, Down(theta, None, LR), "personalise")
 
-    party = enter(world, name, {}, place)
+    party = enter(world, Request(client=name, stage="personalise", ask=1), {})
     view = party.data.train
     features = slow_features(theta, view.batch(list(range(len(view)))))
     means = [
@@ -78,7 +79,7 @@ def test_distillation_from_the_global_model_by_hand(tmp_path: Path, weight: floa
                 p.sub_(LR * v)
     assert len(losses) > 3
     for key, value in student.named_parameters():
-        torch.testing.assert_close(done.state["theta"][key].double(), value.detach(), rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(done.state["W"].double(), W.detach(), rtol=1e-3, atol=1e-4)
-    assert done.reply.figures["kd"] == pytest.approx(sum(losses) / seen, rel=1e-3)
-    assert done.reply.figures["kd"] > 0.01, "the student is not its own teacher"
+        torch.testing.assert_close(state["theta"][key].double(), value.detach(), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(state["W"].double(), W.detach(), rtol=1e-3, atol=1e-4)
+    assert up.figures["kd"] == pytest.approx(sum(losses) / seen, rel=1e-3)
+    assert up.figures["kd"] > 0.01, "the student is not its own teacher"

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from tests.golden.test_fedface_golden import STILL, linear_world
-from tests.toys import toy_engine
+from tests.toys import first_step, toy_engine
 
 from visard.engines.local import LocalNetwork
-from visard.engines.world import Place, perform
 from visard.learning.positive import SpreadOut, squared_hinge
 from visard.methods.fedface import Down, FedFace, Server
 
@@ -28,7 +27,7 @@ def test_a_class_vector_leaves_at_length_1(tmp_path: Path) -> None:
     world = linear_world(tmp_path)
     c = world.training[0]
     sent = rows(0, world.clients[c].n_classes)
-    up = perform(world, ALONE.local, c, Down(world.new_weights(), sent, 5.0), {}, Place("federate", 0, 1)).reply
+    up, _ = first_step(world, ALONE.local, c, Down(world.new_weights(), sent, 5.0))
     assert float((up.w - sent).abs().max()) > 0.1, "it moved"
     assert up.w.norm(dim=1).tolist() == pytest.approx([1.0] * len(sent), abs=1e-6)
 

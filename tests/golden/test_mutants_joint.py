@@ -12,7 +12,8 @@ from tests.joint_toys import joint_world, slow_features, unit
 from tests.toys import toy_engine
 
 from visard.core import Client, client_step
-from visard.engines.world import Place, enter
+from visard.engines.local import enter
+from visard.engines.request import Request
 from visard.methods.fedfr_joint import Down, FedFRJoint, Server, Up
 from visard.methods.fedfr_joint_client import BranchSettings, Joint, JointHead, PublicSettings
 
@@ -49,7 +50,7 @@ def test_equations_2_and_4_with_literal_numbers(tmp_path: Path, weighting: Any, 
 def test_class_vectors_of_a_client_start_at_mean_features(tmp_path: Path, weight: float) -> None:
     """The direction of the sum of a person's unit features, in W and in Omega; public people have the rows of Phi."""
     world = joint_world(tmp_path)
-    client: Client = enter(world, world.training[0], {}, Place("federate", 0, 1))
+    client: Client = enter(world, Request(client=world.training[0], stage="federate", ask=1), {})
     theta, Phi, branch = world.new_weights(), torch.randn(4, 8), BranchSettings(weight=weight)
     joint = Joint.prepare(client, theta, Phi, JointHead(), branch, PublicSettings(), "mean")
     view = client.data.train

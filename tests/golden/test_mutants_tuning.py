@@ -10,7 +10,8 @@ from tests.joint_toys import slow_cosface
 from tests.toys import toy_network, toy_world
 
 from visard.data.augment import Augment, augment, to_float
-from visard.engines.world import Place, enter
+from visard.engines.local import enter
+from visard.engines.request import Request
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, batches
 from visard.learning.weights import load_weights, weights_of
@@ -26,16 +27,16 @@ def test_tuning_is_momentum_sgd_by_hand(tmp_path: Path, momentum: float) -> None
     """v <- momentum v + g, p <- p - lr v for three batches; without decay and clipping."""
     lr, size, s, m = 0.05, 4, 8.0, 0.1
     world = toy_world(tmp_path)
-    theta, place = world.new_weights(), Place("final", 0, 1)
+    theta, request = world.new_weights(), Request(client=world.training[0], stage="final", ask=1)
     torch.manual_seed(4)
     head = HeadSettings("cosface", s, m).build(world.clients[world.training[0]].train.n_classes, 8)
-    client = enter(world, world.training[0], {"head": weights_of(head)}, place)
+    client = enter(world, request, {"head": weights_of(head)})
     model = client.network()
     load_weights(model, theta)
     tune(client, model, Tuning(batches=3, batch_size=size, lr=lr, momentum=momentum), HeadSettings("cosface", s, m),
          None)  # fmt: skip
 
-    again = enter(world, world.training[0], {}, place)
+    again = enter(world, request, {})
     view, plain = again.data.train, toy_network().double()
     plain.load_state_dict(theta)
     plain.train()
