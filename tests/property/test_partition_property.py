@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 
 from visard.data.expressions import evaluate
 from visard.data.faces import FaceSet, FaceSetWriter
-from visard.data.partition import Manifest, partition, split_by_identity
-from visard.data.partition_kinds import PartitionSettings, dirichlet_clients, lognormal_counts, proportional_counts
+from visard.data.partition import Manifest, partition
+from visard.data.partition_kinds import (
+    PartitionSettings,
+    dirichlet_clients,
+    lognormal_counts,
+    proportional_counts,
+    split_by_identity,
+)
 from visard.errors import UsageError
 
 ROOT = Path(tempfile.mkdtemp(prefix="visard-partition-"))

@@ -19,10 +19,14 @@ from visard.data import pictures
 from visard.data.faces import FaceSet, list_sets
 from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
-from visard.data.pictures import CENTRE, Crop, decode
+from visard.data.pictures import CENTRE, Crop, Framing, Pixels
 from visard.errors import UsageError, VisardError
 
 RED = (220, 30, 40)
+
+
+def decode(data: bytes, size: int, crop: Crop) -> Pixels:
+    return Framing(crop)(data, 0, size)[0]
 
 
 def encoded(picture: Image.Image, form: str = "PNG", **options: object) -> bytes:

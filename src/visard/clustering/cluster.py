@@ -6,7 +6,6 @@ A new algorithm is a function and its entry in `CLUSTERINGS`.
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.clustering.finch import Floats, Ints, Metric, Search, by_appearance, cfinch, choose_d, directions
+from visard.clustering.finch import Floats, Ints, Metric, Search, by_appearance, cfinch, choose_d, directions, finch
 from visard.clustering.quality import quality
 from visard.core.method import AtLeastOne, Number
 from visard.data.faces import FaceView
@@ -102,7 +101,7 @@ def _cfinch(x: Floats, settings: Clustering, identities: int | None) -> Clusters
 
 def _finch(x: Floats, settings: Clustering, identities: int | None) -> Clusters:
     """The partition asked for among those with two clusters or more, or the nearest."""
-    levels = cfinch(x, math.inf, settings.metric, settings.search)
+    levels = finch(x, settings.metric, settings.search)
     useful = [level for level in levels if level.clusters > 1] or levels[:1]
     chosen = useful[max(-len(useful), min(settings.partition, len(useful) - 1))]
     return Clusters(chosen.labels, None, tuple(level.clusters for level in levels))

@@ -174,11 +174,7 @@ def finch(x: Floats, metric: Metric = "cosine", search: Search = "auto") -> list
 
 
 def cfinch(
-    x: Floats,
-    d: float,
-    metric: Metric = "euclidean",
-    search: Search = "auto",
-    first: tuple[Ints, Floats] | None = None,
+    x: Floats, d: float, metric: Metric = "euclidean", search: Search = "auto", first: tuple[Ints, Floats] | None = None
 ) -> list[Level]:
     """The partitions of C-FINCH, finest first, until nothing merges; the last is the labelling.
 
@@ -238,10 +234,7 @@ JUDGED = 10_000  # pictures whose separation is computed: their mean is known to
 
 
 def choose_d(
-    u: Floats,
-    metric: Metric = "chord",
-    search: Search = "auto",
-    labels_at: Callable[[float], Ints] | None = None,
+    u: Floats, metric: Metric = "chord", search: Search = "auto", labels_at: Callable[[float], Ints] | None = None
 ) -> float:
     """The d whose clusters are the most separate, among quantiles of the distances to first neighbours.
 

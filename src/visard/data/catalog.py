@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -38,16 +37,8 @@ class DataSettings(BaseModel):
 
 def data_folder() -> Path:
     """Where imported face sets live: $VISARD_DATA, or visard/data in the user's data folder."""
-    if own := os.environ.get("VISARD_DATA"):
-        return Path(own)
-    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "visard" / "data"
-
-
-class Progress(Protocol):
-    """Hears how far rendering is: see `engines.loop.Watcher`."""
-
-    def rendering(self, done: int, total: int) -> None: ...
+    base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
+    return Path(os.environ.get("VISARD_DATA") or base / "visard" / "data")
 
 
 def find_set(name: str) -> Path:
@@ -64,15 +55,18 @@ def open_set(path: Path) -> FaceSet:
     return Readings(path) if is_readings(path) else FaceSet.open(path)
 
 
-def open_faces(data: DataSettings, progress: Progress | None = None) -> FaceSet:
-    """The faces that `[data]` asks for, or readings; synthetic ones are made on first use."""
+def open_faces(data: DataSettings, progress: Callable[[int, int], None] | None = None) -> FaceSet:
+    """The faces that `[data]` asks for, or readings; synthetic ones are made on first use.
+
+    `progress` hears how many of how many pictures are drawn.
+    """
     if data.source == "sensors":
         return Readings(cached_sensors(data.identities, data.images_per_identity, data.size, data.domains, data.seed))
     if data.source != "synthetic":
         return open_set(find_set(data.source))
     spec = SyntheticSpec(data.identities, data.images_per_identity, data.size, data.domains, data.seed)
     total = data.identities * data.images_per_identity
-    return FaceSet.open(cached(spec, progress=(lambda done: progress.rendering(done, total)) if progress else None))
+    return FaceSet.open(cached(spec, progress=(lambda done: progress(done, total)) if progress else None))
 
 
 def export(faces: FaceSet, path: Path, *, pairs: int = 6000, seed: int = 0) -> int:

@@ -75,24 +75,17 @@ def check_length(length: int) -> None:
         raise ValueError("the file is empty")
 
 
-def open_container(path: Path) -> Container:
-    """The folder or zip at `path`; anything else is a one-line error."""
-    if not path.exists():
-        raise UsageError(f"no such file or folder: {path}")
-    try:
-        return Container(path)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise UsageError(f"{path} is neither a folder nor a zip file: {' '.join(str(error).split())}") from None
-
-
-@dataclass
 class Container:
     """A folder or a zip file that pictures are read from by name; nothing is ever unpacked to disk."""
 
-    path: Path
-
-    def __post_init__(self) -> None:
-        self._zip = None if self.path.is_dir() else zipfile.ZipFile(self.path)
+    def __init__(self, path: Path) -> None:
+        if not path.exists():
+            raise UsageError(f"no such file or folder: {path}")
+        self.path = path
+        try:
+            self._zip = None if path.is_dir() else zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise UsageError(f"{path} is neither a folder nor a zip file: {' '.join(str(error).split())}") from None
 
     def names(self) -> list[str]:
         """Every file inside, with forward slashes, sorted; hidden files and folders are left out."""

@@ -12,15 +12,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
-from visard.data.partition_kinds import (
-    PARTITIONS,
-    Ints,
-    PartitionSettings,
-    pick,
-    pictures_of,
-    position_in_group,
-    rows_of,
-)
+from visard.data.partition_kinds import PARTITIONS, PartitionSettings, pick, pictures_of, rows_of, split_by_identity
 from visard.data.storage import canonical_json, digest, first_problem
 from visard.errors import UsageError, VisardError
 from visard.files import write_atomically
@@ -66,8 +58,11 @@ class Manifest:
     content: Content
 
     def __post_init__(self) -> None:
-        owner = np.full(self.content.count, -1, np.int64)
-        groups = self._groups()
+        owner, clients = np.full(self.content.count, -1, np.int64), self.content.clients.items()
+        lists = [(f"{name} ({part})", getattr(rows, part)) for name, rows in clients for part in PARTS]
+        lists += [(f"test set {name}", rows) for name, rows in self.content.unseen.items()]
+        lists.append(("public pictures", self.content.public))
+        groups = [(name, np.array(rows, np.int64)) for name, rows in lists]
         for number, (name, rows) in enumerate(groups):
             if len(rows) and rows.max() >= self.content.count:
                 raise VisardError(f"partition: row {rows.max()} of {name} is beyond {self.content.count} pictures")
@@ -81,13 +76,6 @@ class Manifest:
         for client in self.content.hold_out:
             if client not in self.content.clients:
                 raise VisardError(f"partition: {client!r} is held out but is no client")
-
-    def _groups(self) -> list[tuple[str, np.ndarray[Any, np.dtype[np.int64]]]]:
-        clients = self.content.clients.items()
-        lists = [(f"{name} ({part})", getattr(rows, part)) for name, rows in clients for part in PARTS]
-        lists += [(f"test set {name}", rows) for name, rows in self.content.unseen.items()]
-        lists.append(("public pictures", self.content.public))
-        return [(name, np.array(rows, np.int64)) for name, rows in lists]
 
     @cached_property
     def hash(self) -> str:
@@ -178,52 +166,19 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         public = pick(left, settings.public_identities, rng, "public_identities")
         left = np.setdiff1d(left, public)
     clients = kind.clients(faces, left, np.random.default_rng([seed, CLIENT_STREAM]))
+    rng, owned = np.random.default_rng([seed, SPLIT_STREAM]), dict[str, ClientRows]()
     for name, rows in clients.items():
         if not len(rows):
             raise UsageError(f"{name} would have no pictures: ask for fewer clients or wider conditions")
+        part = split_by_identity(faces.identity[rows].astype(np.int64), settings.split, rng)
+        owned[name] = ClientRows(**{which: rows[part == number].tolist() for number, which in enumerate(PARTS)})
     if clients and settings.hold_out >= len(clients):
         raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")
-    rng = np.random.default_rng([seed, SPLIT_STREAM])
     content = Content(
-        kind=settings.kind,
-        settings=settings.model_dump(mode="json"),
-        seed=seed,
-        faces=faces.fingerprint(),
-        count=len(faces),
-        clients={name: _split(faces, rows, settings.split, rng) for name, rows in clients.items()},
+        kind=settings.kind, settings=settings.model_dump(mode="json"), seed=seed,
+        faces=faces.fingerprint(), count=len(faces), clients=owned,
         unseen={name: rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(clients)[len(clients) - settings.hold_out :],
         public=rows_of(faces, public).tolist(),
-    )
+    )  # fmt: skip
     return Manifest(content)
-
-
-def _split(faces: FaceSet, rows: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> ClientRows:
-    part = split_by_identity(faces.identity[rows].astype(np.int64), fractions, rng)
-    train, val, test = (rows[part == number].tolist() for number in range(3))
-    return ClientRows(train=train, val=val, test=test)
-
-
-def split_by_identity(identity: Ints, fractions: tuple[float, float, float], rng: np.random.Generator) -> Ints:
-    """0 train, 1 validation or 2 test for each picture, so that every identity is split like `fractions`.
-
-    Picture j of n falls where (j + u) / n lies among the cumulated fractions, u ~ U(0, 1) per identity: each
-    count is within 1 of n * fraction, and exact on average however small n is. Then every identity has a
-    training picture, and a test picture too if it has 3 or more, where those fractions are not zero.
-    """
-    order, position, size = position_in_group(identity, rng)
-    groups = np.cumsum(position == 0) - 1
-    offset = rng.random(int(groups[-1]) + 1 if len(groups) else 0)[groups]
-    bounds = np.cumsum(fractions)[:2]
-    part = np.searchsorted(bounds, (position + offset) / size, side="right")
-    # a part of fraction 0 has no width, but rounding in the sum could let a picture in
-    usable = np.flatnonzero(np.array(fractions) > 0)
-    part = usable[np.abs(part[:, None] - usable[None, :]).argmin(axis=1)]
-    # parts rise with the position, so the first picture is in train if any is, and the last in test
-    if fractions[0] > 0:
-        part[position == 0] = 0
-    if fractions[2] > 0:
-        part[(position == size - 1) & (size >= 3)] = 2
-    result = np.empty(len(identity), np.int64)
-    result[order] = part
-    return result

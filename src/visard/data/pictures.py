@@ -85,8 +85,9 @@ class Framing:
         """The square (size, size, 3), and the landmarks (5, 2) in it where they are known."""
         points = None if self.landmarks is None else self.landmarks[item].astype(np.float64)
         if self.align == "none" and points is None:
-            return decode(data, size, self.crop), None
-        picture = upright(data)
+            picture, side = upright(data, self.crop, size)
+            return np.asarray(centre(picture, side, size)), None
+        picture, _ = upright(data)
         matrix = np.full((2, 3), np.nan)
         if self.align == "landmarks" and points is not None:
             matrix = similarity(points, template(size))
@@ -165,19 +166,11 @@ class _Quiet:
 QUIET = _Quiet()  # damaged metadata makes decoders warn; what matters is raised
 
 
-def upright(data: bytes) -> Image.Image:
-    """The whole picture in RGB, turned upright (EXIF)."""
-    return _upright(data, None, 1)[0]
+def upright(data: bytes, crop: Crop | None = None, size: int = 1) -> tuple[Image.Image, float]:
+    """The picture in RGB, turned upright (EXIF), and the side of the crop in its pixels.
 
-
-def decode(data: bytes, size: int, crop: Crop) -> npt.NDArray[np.uint8]:
-    """Decode, turn upright (EXIF), crop the centre square and resize to (size, size, 3)."""
-    picture, side = _upright(data, crop, size)
-    return np.asarray(centre(picture, side, size))
-
-
-def _upright(data: bytes, crop: Crop | None, size: int) -> tuple[Image.Image, float]:
-    """The picture, reduced where `crop` to `size` allows it, and the side of the crop in its pixels."""
+    It is reduced where `crop` to `size` allows it, and whole without a crop.
+    """
     with QUIET, Image.open(io.BytesIO(data), formats=_formats()) as picture:
         width, height = picture.size
         if width * height > MAX_PIXELS:

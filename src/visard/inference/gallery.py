@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from visard.data.importing import printable
-from visard.data.listing import open_container
+from visard.data.listing import Container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
@@ -400,7 +400,7 @@ def enrol_folder(
 
     Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg.
     """
-    cut, container = framing(align), open_container(folder)
+    cut, container = framing(align), Container(folder)
     try:
         names = [name for name in container.names() if is_picture(name)]
         if not names:

@@ -176,7 +176,7 @@ def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
 def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher: Watcher) -> Run:
     begun = time.perf_counter()
     method = settings.method
-    faces = open_faces(settings.data, watcher)
+    faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.listing import Files, Listing, coordinates, fields, number, open_container
+from visard.data.listing import Container, Files, Listing, coordinates, fields, number
 from visard.data.pictures import Crop, is_picture
 from visard.errors import UsageError
 
@@ -26,7 +26,7 @@ def read(source: Path, *, crop: int = 148, attributes: bool = True) -> Listing:
     """
     cut = Crop(crop, OFFICIAL_SIZE)
     folder = source if source.is_dir() else source.parent
-    container = open_container(_pictures(source))
+    container = Container(_pictures(source))
     try:
         where = {name.rsplit("/", 1)[-1]: name for name in container.names() if is_picture(name)}
         identity_of = _read_identities(_needed(folder, IDENTITIES))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.listing import Container, Extras, Files, Listing, coordinates, fields, number, open_container
+from visard.data.listing import Container, Extras, Files, Listing, coordinates, fields, number
 from visard.data.pairs import pair_extras, read_pair_list, with_folds
 from visard.data.pictures import Crop, is_picture
 from visard.errors import UsageError
@@ -64,7 +64,7 @@ def read_office31(source: Path, *, crop: int | None = None) -> Listing:
 
 def walk(source: Path, layout: str, place: Place) -> tuple[Container, list[tuple[str, str]], list[str]]:
     """The container at `source`, and of each picture that has a place the place and the file, in their order."""
-    container = open_container(source)
+    container = Container(source)
     placed = ((place(name.split("/")), name) for name in container.names() if is_picture(name))
     found = sorted((where, name) for where, name in placed if where is not None)
     if not found:

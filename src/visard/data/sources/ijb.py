@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.listing import (
+    Container,
     Files,
     Listing,
     Numbers,
@@ -23,7 +24,6 @@ from visard.data.listing import (
     csv_fields,
     fields,
     number,
-    open_container,
     rows_of,
 )
 from visard.errors import UsageError
@@ -96,7 +96,7 @@ def _listing(
 ) -> Listing:
     info: dict[str, Any] = {}
     return Listing(
-        Files(open_container(folder), files), files, *number(owners), align="landmarks", landmarks=points, boxes=boxes,
+        Files(Container(folder), files), files, *number(owners), align="landmarks", landmarks=points, boxes=boxes,
         size=112, extras=lambda kept: keep_splits(splits, kept, len(files), info), info=info,
     )  # fmt: skip
 

@@ -41,8 +41,8 @@ def read(source: Path) -> Listing:
     The identity of a picture is its label, or the first of several. Pictures are read when they are decoded.
     """
     records = RecordFile(_find(source))
-    chosen, header = _pictures(records)
     try:
+        chosen, header = _pictures(records)
         labels = records.labels()[chosen]
     except ValueError as error:
         raise UsageError(f"{records.path} is damaged: {error}") from None
@@ -71,10 +71,7 @@ def _find(source: Path) -> Path:
 def _pictures(records: RecordFile) -> tuple[Numbers, list[float]]:
     """Which records are pictures, in the order of the file, and the labels of the header if there is one."""
     order = np.argsort(records.offsets, kind="stable")
-    try:
-        first = records.record(int(np.argmin(records.keys)))
-    except ValueError as error:
-        raise UsageError(f"{records.path} is damaged: {error}") from None
+    first = records.record(int(np.argmin(records.keys)))
     if first.flag == 0 or first.data:
         return order, []
     keys = records.keys[order]

@@ -267,14 +267,10 @@ def background(t: Traits, view: View, grid: Plane) -> Plane:
     kind = t["back_kind"]
     tone = stretch(grid[:, 0, :4, :4], view.x.shape[-1]) * (0.35 * ramp(kind, 0.0, 0.5)) + (1.0 + 0.12 * along)
     canvas = np.asarray(tone[:, None] * wall)
-    paint_where(kind > 0.3, _gradient, canvas, along, other)
+    paint_where(kind > 0.3, lambda slope, o, part: over(part, o, 0.8 * ramp(slope, -0.7, 0.9)), canvas, along, other)
     paint_where((kind > 0.55) & (kind < 0.8), _panels, canvas, t, view.x, along, other)
     paint_where(kind >= 0.8, _lights, canvas, grid[:, 1], other, light)
     return canvas
-
-
-def _gradient(along: Plane, other: Plane, canvas: Plane) -> None:
-    over(canvas, other, 0.8 * ramp(along, -0.7, 0.9))
 
 
 def _panels(t: Traits, x: Plane, along: Plane, other: Plane, canvas: Plane) -> None:

@@ -98,7 +98,5 @@ def cached(spec: SyntheticSpec, root: Path | None = None, progress: Callable[[in
 
 def cache_folder() -> Path:
     """$VISARD_CACHE, or visard in the user's cache folder."""
-    if own := os.environ.get("VISARD_CACHE"):
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "visard"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("VISARD_CACHE") or base / "visard")
