@@ -33,7 +33,7 @@ Search = Literal["auto", "exact", "faiss"]
 BLOCK = 1024  # rows and columns of the products held at a time: 4 MB, which a cache holds
 EXACT = 300_000  # up to so many vectors "auto" compares every pair
 LISTS, PROBES, SAMPLES = 2048, 32, 40  # with faiss: lists, lists looked into for a vector, vectors to train a list
-CHUNK, ASKING = 65536, 8192  # rows of a search for lists, and of a product with one
+CHUNK, ASKING = 65536, 8192  # rows of a search for lists, and of a product with one or of distances
 
 
 def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") -> tuple[Ints, Floats]:
@@ -56,7 +56,8 @@ def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") ->
     else:  # a row without a direction stays at the origin, where products alone do not tell who is near
         unit = metric != "euclidean" and float(np.einsum("nd,nd->n", x, x).min()) > 0.5
         row = _exact(torch.from_numpy(x), unit).numpy()
-    distance = _distances(x, row)
+    pieces = (slice(i, i + ASKING) for i in range(0, len(x), ASKING))
+    distance = np.concatenate([np.linalg.norm(x[i].astype(np.float64) - x[row[i]], axis=1) for i in pieces])
     return row, (distance**2 / 2 if metric == "cosine" else distance).astype(np.float32)
 
 
@@ -64,13 +65,6 @@ def directions(x: Floats) -> Floats:
     """Rows at length 1; a zero row stays zero."""
     length = np.linalg.norm(x, axis=1, keepdims=True)
     return np.asarray(x / np.maximum(length, 1e-12), np.float32)
-
-
-def _distances(x: Floats, row: Ints) -> npt.NDArray[np.float64]:
-    """Euclidean distance of each vector to its neighbour, in pieces."""
-    parts = [np.linalg.norm(x[i : i + 8192].astype(np.float64) - x[row[i : i + 8192]], axis=1)
-             for i in range(0, len(x), 8192)]  # fmt: skip
-    return np.concatenate(parts)
 
 
 def _exact(x: Tensor, unit: bool) -> Tensor:

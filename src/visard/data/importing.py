@@ -193,9 +193,7 @@ def _decode_all(
 
     def decode_one(item: int, data: bytes | None) -> tuple[Pixels, Points | None] | str:
         try:
-            if data is None:
-                assert not isinstance(pictures, Stream)
-                data = pictures.read(item)
+            data = pictures.read(item) if data is None else data
             check_length(len(data))
             return framing(data, item, size)
         except Exception as error:  # the reason goes into the report

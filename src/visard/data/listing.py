@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import zipfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,34 +23,30 @@ Numbers = npt.NDArray[np.int64]
 Extras = Callable[[Numbers], dict[str, np.ndarray[Any, Any]]]
 
 
-class Encoded:
-    """Encoded pictures, as files hold them; either `Pictures` or a `Stream`."""
+class Pictures:
+    """Encoded pictures, as files hold them, by number; `read` is called from several threads at once."""
+
+    def read(self, item: int) -> bytes:
+        """The bytes of one picture."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of open files."""
 
 
-class Pictures(Encoded, ABC):
-    """Encoded pictures by number; `read` is called from several threads at once."""
-
-    @abstractmethod
-    def read(self, item: int) -> bytes:
-        """The bytes of one picture."""
-
-
-class Stream(Encoded, ABC):
+class Stream(Pictures):
     """Encoded pictures that can only be had one after the other."""
 
-    @abstractmethod
     def stream(self, items: Sequence[int]) -> Iterator[bytes]:
         """The bytes of the pictures `items`, whose numbers ascend; empty where there is none."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
 class Listing:
     """The pictures of a source, numbered from 0 ("items"), and what is known of each."""
 
-    pictures: Pictures | Stream
+    pictures: Pictures
     files: Sequence[str]  # what each picture is called
     identity: npt.NDArray[np.int32]  # of each picture, number of a name
     names: list[str]  # of the identities, in the order that limits and numbers follow

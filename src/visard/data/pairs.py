@@ -16,6 +16,7 @@ import numpy.typing as npt
 from visard.data.faces import FaceSet
 from visard.data.listing import Extras, Numbers, csv_fields, rows_of
 from visard.errors import UsageError, VisardError
+from visard.files import mapping
 
 ARRAY = "pairs"  # (P, 4) int64: row, row, same, fold
 FOLDS = 10
@@ -173,7 +174,7 @@ def _row(where: str, text: str, count: int) -> int:
 
 def splits(faces: FaceSet) -> list[int]:
     """The numbers of the splits: [0] for IJB-B and IJB-C, 1 to 10 for IJB-A."""
-    found = _ijb(faces).get("splits")
+    found = mapping(faces.info.get("ijb")).get("splits")
     if not isinstance(found, list) or not found or not all(isinstance(k, int) for k in found):
         raise UsageError(f"{faces.path.name} has no templates: it was not imported as ijb")
     return list(found)
@@ -201,16 +202,11 @@ def load_template_pairs(faces: FaceSet, split: int | None = None) -> TemplatePai
 def load_galleries(faces: FaceSet, split: int | None = None) -> Galleries:
     """The galleries and probes of one split."""
     k = _split(faces, split)
-    names = _ijb(faces).get("galleries", [])
+    names = mapping(faces.info.get("ijb")).get("galleries", [])
     if not names:
         raise UsageError(f"{faces.path.name} has no galleries: the import found no 1N files")
     galleries = {name: _gallery(faces, f"gallery_{k}_{name}") for name in names}
     return Galleries(galleries, _gallery(faces, f"probes_{k}"))
-
-
-def _ijb(faces: FaceSet) -> dict[str, Any]:
-    found = faces.info.get("ijb", {})
-    return found if isinstance(found, dict) else {}
 
 
 def _split(faces: FaceSet, split: int | None) -> int:

@@ -225,8 +225,8 @@ class FaceSetWriter:
         np.save(array_path(self.folder, name), values, allow_pickle=False)
         flush_to_disk(array_path(self.folder, name))
 
-    def drop(self, keep: npt.NDArray[np.bool_]) -> int:
-        """Of the first len(keep) rows leave those where `keep` is true, moved together; returns how many there are."""
+    def drop(self, keep: npt.NDArray[np.bool_]) -> None:
+        """Of the first len(keep) rows leave those where `keep` is true, moved together."""
         rows = np.flatnonzero(keep)
         with _writing(self.folder):
             for row, old in enumerate(rows):
@@ -239,7 +239,6 @@ class FaceSetWriter:
             labels[: len(rows)] = labels[rows]
         self._written[len(rows) :] = False
         self._files[: len(rows)] = [self._files[row] for row in rows]
-        return len(rows)
 
     def renumber(self, identity: npt.NDArray[np.integer[Any]]) -> None:
         """Replace identity number k by identity[k] everywhere; `close` checks that it has a name."""

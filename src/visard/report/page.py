@@ -14,19 +14,7 @@ from visard.files import mapping, number, whole, write_atomically
 from visard.report import charts, compare
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
-from visard.report.html import (
-    Section,
-    esc,
-    facts,
-    flag,
-    fold,
-    grid,
-    notice,
-    page_of,
-    sample_sheet,
-    table,
-    with_charts,
-)
+from visard.report.html import Section, esc, facts, flag, fold, grid, notice, page_of, sample_sheet, table, with_charts
 from visard.report.run_folder import Run, read_run
 from visard.text import NO_VALUE, count, duration, listing, percent, plain, plural, size
 

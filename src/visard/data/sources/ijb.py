@@ -15,17 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.data.listing import (
-    Container,
-    Files,
-    Listing,
-    Numbers,
-    coordinates,
-    csv_fields,
-    fields,
-    number,
-    rows_of,
-)
+from visard.data.listing import Container, Files, Listing, Numbers, coordinates, csv_fields, fields, number, rows_of
 from visard.errors import UsageError
 
 BLOCK = 2**24  # characters of the list of pairs that are parsed at a time
@@ -238,7 +228,10 @@ def read_ijba(source: Path) -> Listing:
         tables = {kind: faces.members(kinds[kind][k]) for kind in used}
         # a template may be in a gallery and in the 1:1 list
         every = np.unique(np.concatenate(list(tables.values())), axis=0)
-        subject_of = _subject_of(source, k, every)
+        both = np.unique(every[:, [1, 3]], axis=0)  # template, subject
+        twice = np.flatnonzero(np.diff(both[:, 0]) == 0)
+        if len(twice):
+            raise UsageError(f"{source}: template {both[twice[0], 0]} of split {k} has two subjects")
         comparisons = kinds.get("verify_comparisons", {}).get(k)
         if ("search_gallery" in tables) != ("search_probe" in tables):
             raise UsageError(f"{source}: split {k} has only one of search_gallery and search_probe")
@@ -246,7 +239,7 @@ def read_ijba(source: Path) -> Listing:
         splits[k] = Split(
             members=every,
             score=np.ones(len(every), np.float32),
-            pairs=None if comparisons is None else _comparisons(comparisons, subject_of),
+            pairs=None if comparisons is None else _comparisons(comparisons, dict(both.tolist())),
             galleries={GALLERY: np.unique(tables["search_gallery"][:, [1, 3]], axis=0)} if searched else {},
             probes=np.unique(tables["search_probe"][:, [1, 3]], axis=0) if searched else None,
         )
@@ -313,15 +306,6 @@ def _points(line: dict[str, str]) -> npt.NDArray[np.float32]:
     if np.isfinite(points[:2]).all() and points[0, 0] > points[1, 0]:
         points[:2] = points[1::-1]  # some tables call the eyes as one sees them, some as the person does
     return points
-
-
-def _subject_of(source: Path, k: int, members: Numbers) -> dict[int, int]:
-    """The subject of each template of split k."""
-    both = np.unique(members[:, [1, 3]], axis=0)
-    twice = np.flatnonzero(np.diff(both[:, 0]) == 0)
-    if len(twice):
-        raise UsageError(f"{source}: template {both[twice[0], 0]} of split {k} has two subjects")
-    return dict(both.tolist())
 
 
 def _comparisons(path: Path, subject_of: dict[int, int]) -> npt.NDArray[np.int32]:
