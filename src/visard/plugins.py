@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -83,10 +84,12 @@ class Registry(Mapping[str, T], Generic[T]):
             found = added.value
         elif (point := self._entry_points().get(name)) is not None:
             _check_allowed(point.module, name)
-            found = _imported(f"the entry point {name!r}", point.load)
+            with _importing(f"the entry point {name!r}"):
+                found = point.load()
         elif ":" in name:
             _check_allowed(name.partition(":")[0], name)
-            found = _imported(name, lambda: self._attribute(name))
+            with _importing(name):
+                found = self._attribute(name)
         else:
             raise KeyError(name)
         if not self._valid(found):
@@ -162,7 +165,8 @@ def _load(plugin: str) -> str:
     if not name.endswith(".py"):
         _check_allowed(name, name)
         if name not in _loaded:
-            _imported(name, lambda: _as_plugin(f"module {name}", lambda: importlib.import_module(name)))
+            with _importing(name, f"module {name}"):
+                importlib.import_module(name)
             _loaded[name] = ""
         return name
     path = Path(name).absolute()
@@ -174,7 +178,8 @@ def _load(plugin: str) -> str:
     if expected and digest != expected:
         raise UsageError(f"plug-in {path} has changed since the run began (it had the digest {expected})")
     if _loaded.get(str(path)) != digest:
-        _imported(str(path), lambda: _as_plugin(f"file {path.name}", lambda: _run_file(path)))
+        with _importing(str(path), f"file {path.name}"):
+            _run_file(path)
         _loaded[str(path)] = digest
     return f"{path}#{digest}"
 
@@ -209,20 +214,17 @@ def _run_file(path: Path) -> None:
     spec.loader.exec_module(module)
 
 
-def _as_plugin(origin: str, run: Callable[[], object]) -> None:
-    _loading.append(origin)
+@contextmanager
+def _importing(name: str, origin: str | None = None) -> Iterator[None]:
+    """What a plug-in raises is one line that names it; what it registers comes from `origin`."""
+    before = list(_loading)
+    _loading.extend([origin] if origin else [])
     try:
-        run()
-    finally:
-        _loading.pop()
-
-
-def _imported(name: str, run: Callable[[], Any]) -> Any:
-    """The result of an import; what a plug-in raises is one line that names it."""
-    try:
-        return run()
+        yield
     except VisardError:
         raise
     except Exception as error:
         text = " ".join(str(error).split())[:200]
         raise UsageError(f"plug-in {name}: {type(error).__name__}: {text}") from error
+    finally:
+        _loading[:] = before
