@@ -1,4 +1,8 @@
-"""A gallery of enrolled people: one template each, with what is needed to choose a threshold. A safetensors file."""
+"""A gallery of enrolled people, a safetensors file: a template of each, and what is needed to choose a threshold.
+
+Templates are searched by cosine: exactly, or through a sketch of bits that answers in milliseconds for a million. A
+gallery is filled from the pictures of a folder.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -29,9 +34,6 @@ from visard.evaluation.roc import allowed
 from visard.files import replacing
 from visard.inference.model import FaceModel, embed, load_model
 
-# ----------
-# Nearest templates by cosine: exactly, or through a sketch of bits that a million templates answer in milliseconds.
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Found = tuple[Floats, Ints]  # scores and rows (queries, k), best first
@@ -39,6 +41,8 @@ Found = tuple[Floats, Ints]  # scores and rows (queries, k), best first
 CELLS = 1 << 22  # scores held at a time by a thread
 BITS = 1024  # of a sketch
 CANDIDATES = 1024  # templates whose cosine is computed after the sketch
+ALIGNMENTS = ("none", "haar")
+BATCH = 256  # pictures decoded and embedded at a time
 
 
 class Index(Protocol):
@@ -365,13 +369,6 @@ def _threshold(strangers: Floats, rate: float) -> Threshold:
     return Threshold(float(np.nextafter(largest, np.float32(2))), rate, n, rate * n < 10)
 
 
-# ----------
-# Pictures in a folder to features with names: for galleries and for single queries.
-
-ALIGNMENTS = ("none", "haar")
-BATCH = 256  # pictures decoded and embedded at a time
-
-
 def person_of(name: str) -> str:
     """Whom a file shows: its outermost folder, or its own name without a number at the end (anna_2.jpg -> anna)."""
     folder, slash, _ = name.partition("/")
@@ -408,17 +405,19 @@ def enrol_folder(
         people: list[str] = []
         parts: list[npt.NDArray[np.float32]] = []
         skipped: list[tuple[str, str]] = []
+        square_of = partial(_square, container.read, cut=cut, size=model.size)
         with ThreadPoolExecutor(thread_name_prefix="visard-decode") as threads:
             for start in range(0, len(names), BATCH):
                 some = names[start : start + BATCH]
-                squares = list(threads.map(lambda name: _square(container.read, name, cut, model.size), some))
-                good = [
-                    (name, square) for name, square in zip(some, squares, strict=True) if not isinstance(square, str)
-                ]
-                skipped += [(printable(n), s) for n, s in zip(some, squares, strict=True) if isinstance(s, str)]
+                good = []
+                for name, square in zip(some, threads.map(square_of, some), strict=True):
+                    if isinstance(square, str):
+                        skipped.append((printable(name), square))
+                    else:
+                        good.append(square)
+                        people.append(printable(person_of(name)))
                 if good:
-                    parts.append(embed(model, np.stack([square for _, square in good]), flip=flip))
-                    people += [printable(person_of(name)) for name, _ in good]
+                    parts.append(embed(model, np.stack(good), flip=flip))
                 if progress is not None:
                     progress(min(start + BATCH, len(names)), len(names))
     finally:
