@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,7 +50,7 @@ class Flat(nn.Module):
     def forward(self, x):
         return self.fc(x.flatten(1))
 """
-HEAD_AND_RULE = ("method.head.kind=normface", "aggregation.rule=coordinate-median")
+OTHERS = ("method.head.kind=normface", "aggregation.rule=coordinate-median", 'engine.watchers=["csv"]')
 SETTINGS = [s for s in SMOKE if not s.startswith(("engine", "model"))] + ["model.name=flat"]
 
 
@@ -303,7 +304,7 @@ register("metrics", "mine")(Metric("A metric of my own", higher_is_better=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "changes"), [("scaffold", ()), ("fedbabu", ()), ("fedavg", HEAD_AND_RULE)])
+@pytest.mark.parametrize(("name", "changes"), [("scaffold", ()), ("fedbabu", ()), ("fedavg", OTHERS)])
 def test_the_examples_run(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
     files = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
     small = [s for s in SMOKE if not s.startswith("engine")]
@@ -313,3 +314,22 @@ def test_the_examples_run(name: str, changes: tuple[str, ...], tmp_path: Path) -
         runs[kind] = visard.run(name, out=tmp_path / kind, overrides=settings, plugins=files).folder
     for file in ("model.safetensors", "metrics.json", "ledger.json"):
         assert (runs["local"] / file).read_bytes() == (runs["pool"] / file).read_bytes(), file
+    if changes:
+        rows = (runs["local"] / "progress.csv").read_text().splitlines()
+        assert rows[0] == "step,stage,metric,value"
+        assert {row.split(",")[2] for row in rows} >= {"loss", "lr", "test/auc"}
+
+
+@pytest.mark.flower
+@pytest.mark.slow
+def test_simulated_parties_load_the_same_file(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("flwr", reason="Flower is not installed")
+    runs = []
+    for engine in ("local", "flower"):
+        sets = [part for s in (*SETTINGS, "engine.workers=2") for part in ("--set", s)]
+        words = ["run", "mine", "--plugin", str(file), "--engine", engine, "--out", str(tmp_path / engine), *sets]
+        command = [sys.executable, "-c", "from visard.cli import main; main()", *words]
+        subprocess.run(command, check=True, capture_output=True, timeout=300)
+        runs.append(tmp_path / engine)
+    for name in ("model.safetensors", "metrics.json", "ledger.json"):
+        assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes(), name

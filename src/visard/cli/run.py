@@ -31,8 +31,8 @@ REGISTRIES = (
     "visard.clustering.cluster:CLUSTERINGS",
     "visard.aggregation.rules:RULES",
     "visard.aggregation.outgoing:POSTPROCESSORS",
-    "visard.engines.loop:WATCHERS",
     "visard.evaluation.metrics:METRICS",
+    "visard.engines.loop:WATCHERS",
 )
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, get_type_hints
 
@@ -86,7 +87,8 @@ class Watchers:
                     logging.getLogger("visard").warning(text)
 
 
-WATCHERS: Registry[Callable[[], Watcher]] = Registry("watchers", {})
+# name -> f(run folder); `engine.watchers` in the settings names them
+WATCHERS: Registry[Callable[[Path], Watcher]] = Registry("watchers", {})
 
 
 class Stop:

@@ -8,16 +8,18 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from visard.config import Settings, load, parse
-from visard.core import Network
+from visard.core import ClientId, Disclosure
 from visard.data.catalog import open_faces
 from visard.data.faces import FaceSet, describe
 from visard.data.partition import partition
@@ -25,7 +27,7 @@ from visard.deployment.remote import PartyLink, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.loop import Watcher, Watchers, asking, run_rounds, stop_on_interrupt
+from visard.engines.loop import WATCHERS, Watcher, Watchers, asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
@@ -37,61 +39,6 @@ from visard.processes import Recipe, cores
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
 from visard.runs.evaluation import final_metrics, metrics_of_round
-
-if TYPE_CHECKING:
-    from visard.config import Settings
-
-
-# ----------
-# The engine that the settings of a run ask for.
-
-
-def make_network(
-    settings: Settings,
-    folder: Path,
-    world: World,
-    states: Checkpoint,
-    ledger: Ledger | None,
-    link: PartyLink | None = None,
-    run_spec: dict[str, Any] | None = None,
-) -> EngineNetwork:
-    """The engine of a run; a deployment brings its `link`, and `run_spec` is what its parties learn about the run."""
-    engine = settings.engine
-    workers = engine.workers or max(1, cores() // settings.numerics.threads_per_step)
-    recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(folder.absolute())})
-    if link is not None:
-        return RemoteNetwork(world, states, ledger, link, run_id(states.folder), run_spec)
-    if engine.kind == "flower":
-        from visard.deployment import flower
-
-        flower.require()
-        from visard.deployment.flower.simulation import SimulationLink
-
-        simulation = SimulationLink(world.clients, recipe, states.folder.absolute(), workers)
-        return RemoteNetwork(world, states, ledger, simulation, run_id(states.folder))
-    if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
-        return PoolNetwork(world, states, ledger, recipe, workers)
-    return LocalNetwork(world, states, ledger)
-
-
-def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
-    """The link to the parties of a deployment; None where the clients are simulated."""
-    if settings.engine.server is None:
-        return None
-    from visard.deployment import flower
-
-    flower.require()
-    from visard.deployment.flower.driver import DeploymentLink
-
-    return DeploymentLink(Path(settings.engine.server), settings.engine.wait, say)
-
-
-def run_id(checkpoint: Path) -> str:
-    """The id under which parties know this run folder; made once."""
-    path = checkpoint / "run.id"
-    if not path.exists():
-        write_atomically(path, secrets.token_hex(16))
-    return path.read_text()
 
 
 def run(
@@ -106,7 +53,8 @@ def run(
 ) -> Run:
     """Run a preset, a TOML file or settings, and leave a complete run folder behind.
 
-    `watcher` is one watcher or several (see `engines.loop.Watcher`): they see the run go by, and never end it.
+    `watcher` is one watcher or several (see `engines.loop.Watcher`), beside those that `engine.watchers` names: they
+    see the run go by, and never end it.
     `plugins` are files or modules with methods, heads and the like that the settings name.
 
     >>> import visard
@@ -117,9 +65,16 @@ def run(
         source = parse(source)
     settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
     folder = Path(out) if out is not None else Path("runs") / settings.name
+    named = [WATCHERS.find(name) for name in settings.engine.watchers or ()]
     _prepare(folder, settings, resume, overwrite)
     with only_user(folder), _threads(settings.numerics.threads_per_step):
-        return _run(settings, folder, Watchers(watcher))
+        watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
+        link = connect(settings, watchers.problem)
+        with closing(link) if link is not None else nullcontext():
+            job = _open(settings, folder, watchers, link)
+            server, metrics = _train(job)
+        _save(job, server, metrics)
+    return read_run(folder)
 
 
 def resume(out: str | Path, watcher: Watcher | Iterable[Watcher] | None = None) -> Run:
@@ -164,37 +119,51 @@ def _threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _run(settings: Settings, folder: Path, watcher: Watcher) -> Run:
-    link = connect(settings, watcher.problem)
-    try:
-        return _run_over(link, settings, folder, watcher)
-    finally:
-        if link is not None:
-            link.close()
+@dataclass(frozen=True)
+class _Job:
+    """A run in progress: what it was made from, and where it writes."""
+
+    settings: Settings
+    folder: Path
+    watcher: Watcher
+    link: PartyLink | None
+    run_spec: dict[str, Any] | None  # what the parties of a deployment learn about the run
+    faces: FaceSet
+    world: World
+    pooled: dict[ClientId, dict[Disclosure, int]]  # bytes of what a method took from clients before the first round
+    states: Checkpoint
+    events: EventLog
+    ledger: Ledger
+    begun: float  # by time.perf_counter
+
+    def warn(self, text: str) -> None:
+        """Say something that a reader of the report should know too."""
+        self.watcher.problem(text)
+        self.events.write("warning", text=text)
 
 
-def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher: Watcher) -> Run:
-    begun = time.perf_counter()
-    method = settings.method
+def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | None) -> _Job:
+    """Data, clients, checkpoint and logs of a run; its beginning is written into the event log."""
+    if link is None and settings.partition.kind == "parties":
+        raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
+    begun, method = time.perf_counter(), settings.method
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
-    world, left = centralised(make_world(settings, faces, federation), method)
+    world, pooled = centralised(make_world(settings, faces, federation), method)
     states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash, remote=link is not None)
     resumed = states.resume()
-    events = EventLog(folder / "events.jsonl")
     ledger = Ledger(states.ledger, states.committed.ledger_bytes)
     if not states.committed.ledger_bytes:
-        for client, sizes in left.items():
+        for client, sizes in pooled.items():
             ledger.record_pooled(client, sizes)
-    spec = None
-    if link is None and settings.partition.kind == "parties":
-        raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
+    run_spec = None
     if link is not None:
         from visard.deployment.join import join
 
-        world, spec = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
+        world, run_spec = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
+    events = EventLog(folder / "events.jsonl")
     events.write(
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
         machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
@@ -202,45 +171,92 @@ def _run_over(link: PartyLink | None, settings: Settings, folder: Path, watcher:
         resumed=resumed, data=_about(faces),
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
+    job = _Job(settings, folder, watcher, link, run_spec, faces, world, pooled, states, events, ledger, begun)
     if settings.numerics.precision == "bf16" and not fast_bf16():
-        watcher.problem(text := "this processor has no bfloat16 instructions: fp32 is several times faster here")
-        events.write("warning", text=text)
+        job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
     if oracle := method.oracle():
-        watcher.problem(text := f"{method.name} is told {oracle}, which only a simulation knows")
-        events.write("warning", text=text)
+        job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
+    return job
 
-    def evaluate(server: Any, net: Network) -> dict[str, Any]:
-        return metrics_of_round(settings, method, world, server, net)
 
-    pooled_bytes = sum(size for sizes in left.values() for size in sizes.values())
-    network = make_network(settings, folder, world, states, ledger, link, spec)
+def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
+    """All rounds that are left; returns the final server state and the metrics of its models."""
+    settings, method, world, watcher, events = job.settings, job.settings.method, job.world, job.watcher, job.events
+    network = make_network(job)
     try:
         with stop_on_interrupt(watcher.problem) as stop:
             server = run_rounds(
-                method, network, states, ledger, events, evaluate, settings.evaluation.every, watcher, stop
+                method, network, job.states, job.ledger, events, partial(metrics_of_round, settings, method, world),
+                settings.evaluation.every, watcher, stop,
             )  # fmt: skip
         with asking(network, "final", 0, events, watcher):
             metrics = final_metrics(settings, method, world, server, network)
-        if isinstance(network, RemoteNetwork) and states.remote:
+        if isinstance(network, RemoteNetwork) and job.states.remote:
             for client, failure in network.keep(method.basis(server), settings.name).items():
                 watcher.problem(f"{client} did not keep its own model: {failure}")
     except KeyboardInterrupt:
         events.write("run_stopped", reason="interrupted")
-        raise Interrupted(f"interrupted; continue with: visard run --resume --out {folder}") from None
+        raise Interrupted(f"interrupted; continue with: visard run --resume --out {job.folder}") from None
     except VisardError as error:
         events.write("run_stopped", reason=str(error))
         raise
     finally:
         network.close()
-    _save_models(settings, folder, world, states, server, faces.size)
-    pooled = frozenset(kind for sizes in left.values() for kind in sizes)
-    ledger.save(folder / "ledger.json", pooled, settings.to_dict().get("outgoing", ()))
-    events.write("run_finished", seconds=time.perf_counter() - begun)
+    return server, metrics
+
+
+def _save(job: _Job, server: Any, metrics: dict[str, Any]) -> None:
+    """The files that a finished run leaves behind."""
+    folder, faces = job.folder, job.faces
+    _save_models(job, server)
+    kinds = frozenset(kind for sizes in job.pooled.values() for kind in sizes)
+    job.ledger.save(folder / "ledger.json", kinds, job.settings.to_dict().get("outgoing", ()))
+    job.events.write("run_finished", seconds=time.perf_counter() - job.begun)
+    pooled_bytes = sum(size for sizes in job.pooled.values() for size in sizes.values())
     write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes))
     if faces.synthetic:  # nobody's picture, so the report may show some
         np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
     build_report([folder])
-    return read_run(folder)
+
+
+def make_network(job: _Job) -> EngineNetwork:
+    """The engine that the settings of a run ask for."""
+    engine, world, states, ledger = job.settings.engine, job.world, job.states, job.ledger
+    if job.link is not None:
+        return RemoteNetwork(world, states, ledger, job.link, run_id(states.folder), job.run_spec)
+    workers = engine.workers or max(1, cores() // job.settings.numerics.threads_per_step)
+    recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(job.folder.absolute())})
+    if engine.kind == "flower":
+        from visard.deployment import flower
+
+        flower.require()
+        from visard.deployment.flower.simulation import SimulationLink
+
+        simulation = SimulationLink(world.clients, recipe, states.folder.absolute(), workers)
+        return RemoteNetwork(world, states, ledger, simulation, run_id(states.folder))
+    if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
+        return PoolNetwork(world, states, ledger, recipe, workers)
+    return LocalNetwork(world, states, ledger)
+
+
+def run_id(checkpoint: Path) -> str:
+    """The id under which parties know this run folder; made once."""
+    path = checkpoint / "run.id"
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16))
+    return path.read_text()
+
+
+def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
+    """The link to the parties of a deployment; None where the clients are simulated."""
+    if settings.engine.server is None:
+        return None
+    from visard.deployment import flower
+
+    flower.require()
+    from visard.deployment.flower.driver import DeploymentLink
+
+    return DeploymentLink(Path(settings.engine.server), settings.engine.wait, say)
 
 
 def _about(faces: FaceSet) -> dict[str, Any]:
@@ -263,13 +279,13 @@ def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
     }
 
 
-def _save_models(settings: Settings, folder: Path, world: World, states: Checkpoint, server: Any, size: int) -> None:
+def _save_models(job: _Job, server: Any) -> None:
     """`model.safetensors`, and `clients/<id>.safetensors` where a client's own model differs from it.
 
     In a deployment a client's own model stays with its party.
     """
-    method = settings.method
-    spec = {"model": settings.model.name, "embedding": str(world.embedding), "size": str(size)}
+    method, folder = job.settings.method, job.folder
+    spec = {"model": job.settings.model.name, "embedding": str(job.world.embedding), "size": str(job.faces.size)}
     generic = method.backbone(server)
     if generic is not None:
         save_model(folder / "model.safetensors", generic, spec)
@@ -279,8 +295,8 @@ def _save_models(settings: Settings, folder: Path, world: World, states: Checkpo
         held = {CLASS_VECTORS: vectors} | ({} if biases is None else {BIASES: biases})
         save_model(folder / "class_vectors.safetensors", held, spec)
     basis = method.basis(server)
-    for client in () if states.remote else world.training:
-        own = method.personal(states.client_state(client), basis)
+    for client in () if job.states.remote else job.world.training:
+        own = method.personal(job.states.client_state(client), basis)
         if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
             continue
         (folder / "clients").mkdir(exist_ok=True)
