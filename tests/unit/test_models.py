@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from visard import models
 from visard.errors import UsageError, VisardError
 from visard.models.files import (
-    Architecture,
     guess,
     load,
     load_insightface,
@@ -337,7 +336,7 @@ def test_insightface_round_trip(tmp_path: Path, iresnet18: dict[str, Tensor], wr
         content = {key: value for key, value in content.items() if "num_batches" not in key}
     torch.save(content, path, _use_new_zipfile_serialization=wrapping != "old_format")
     weights = load_insightface(path)
-    assert guess(weights) == Architecture("iresnet18", 64, 32)
+    assert guess(weights) == ("iresnet18", 64, 32)
     model = models.build("iresnet18", embedding=64, size=32)
     model.load_state_dict(weights, strict=True)
     tolerance = 1e-3 if wrapping == "half" else 0
@@ -348,7 +347,7 @@ def test_insightface_round_trip(tmp_path: Path, iresnet18: dict[str, Tensor], wr
 @pytest.mark.parametrize("name", ["iresnet18", "iresnet34", "iresnet50", "iresnet100"])
 def test_guess(name: str) -> None:
     with torch.device("meta"):
-        assert guess(models.build(name, embedding=512).state_dict()) == Architecture(name, 512, 112)
+        assert guess(models.build(name, embedding=512).state_dict()) == (name, 512, 112)
 
 
 class Evil:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,7 +13,7 @@ from visard.cli.console import bar, list_skipped, say, table
 from visard.errors import UsageError
 
 if TYPE_CHECKING:
-    from visard.inference.gallery import Gallery, Threshold
+    from visard.inference.gallery import Threshold
 
 Model = Annotated[Path | None, typer.Option(help="the model (default: the one that the gallery was made with)")]
 Far = Annotated[float, typer.Option(help="false accepts among comparisons with strangers that the threshold allows")]
@@ -50,8 +50,7 @@ def enroll(
     whole = before.with_more(made) if add else made
     whole.save(gallery)
     list_skipped(skipped)
-    text = f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}"
-    say(text)
+    say(f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}")
 
 
 def identify(
@@ -77,7 +76,10 @@ def identify(
 
     options.load_plugins(plugin)
     known = Gallery.load(gallery)
-    limit = _limit(known, far, fpir, threshold)
+    if threshold is not None:
+        limit = _given(threshold)
+    else:
+        limit = known.comparison_threshold(far) if fpir is None else known.search_threshold(fpir)
     features = features_of(images, known.load_model(model), align=known.about["align"], flip=known.about["flip"] == "1")
     found = known.identify(features, top)
     if as_json:
@@ -117,22 +119,22 @@ def verify(
 
     if gallery is None and model is None:
         raise UsageError("name a model (--model) or a gallery (--gallery)")
-    align, flip, limit = "none", False, None
+    align, flip = "none", False
+    limit = None if threshold is None else _given(threshold)
     if gallery is not None:
         known = Gallery.load(gallery)
         align, flip = known.about["align"], known.about["flip"] == "1"
-        limit = known.pair_threshold(far) if threshold is None else _given(threshold)
+        limit = limit or known.pair_threshold(far)
         loaded = known.load_model(model)
     else:
         assert model is not None
-        limit = None if threshold is None else _given(threshold)
         loaded = open_model(model)
     one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip)).astype("float64")
     score = float(one @ two)
     same = None if limit is None else score >= limit.value
     if as_json:
-        answer: dict[str, Any] = {"score": score, "same": same, "threshold": limit._asdict() if limit else None}
-        print(json.dumps(answer, indent=1))
+        threshold_used = limit._asdict() if limit else None
+        print(json.dumps({"score": score, "same": same, "threshold": threshold_used}, indent=1))
         return
     verdict = {None: "", True: "the same person", False: "different people"}[same]
     say(f"score {score:.4f} {verdict}".rstrip())
@@ -140,12 +142,6 @@ def verify(
         say("no decision without a threshold: --threshold, or --gallery and --far")
     else:
         _say(limit)
-
-
-def _limit(known: Gallery, far: float, fpir: float | None, threshold: float | None) -> Threshold:
-    if threshold is not None:
-        return _given(threshold)
-    return known.comparison_threshold(far) if fpir is None else known.search_threshold(fpir)
 
 
 def _given(value: float) -> Threshold:

@@ -74,8 +74,8 @@ def _halves(view: FaceView) -> tuple[FaceView, FaceView]:
 
 
 def _batches(model: FaceModel, view: FaceView, size: int) -> list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]:
-    if isinstance(model.network, OnnxNetwork) and model.network.batch:
-        size = model.network.batch
+    if isinstance(model.network, OnnxNetwork):
+        size = model.network.batch or size
     rows = np.unique(np.linspace(0, len(view) - 1, CALIBRATION).astype(np.int64))
     usable = rows[: max(size, len(rows) // size * size)]
     pictures = resized(view.batch(usable), model.size)

@@ -64,21 +64,13 @@ def write_features(
                 found = unit_rows(found) if unit else np.ascontiguousarray(found, np.float32)
                 if not number:
                     shape = (len(view), found.shape[1])
-                    kind = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, kind)
+                    head = {"descr": "<f4", "fortran_order": False, "shape": shape}
+                    np.lib.format.write_array_header_1_0(file, head)
                 file.write(found.astype("<f4", copy=False).tobytes())
         manifest_path(path).unlink(missing_ok=True)  # never an old description of a new file
-        manifest = _describe(model, view, beside, shape, flip, unit)
-    write_json(manifest_path(path), manifest)
-    return manifest
-
-
-def _describe(
-    model: FaceModel, view: FaceView, file: Path, shape: tuple[int, int], flip: bool, unit: bool
-) -> dict[str, Any]:
-    with file.open("rb") as content:
-        sha256 = hashlib.file_digest(content, "sha256").hexdigest()
-    return {
+        with beside.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    manifest = {
         "version": VERSION,
         "rows": shape[0],
         "dimensions": shape[1],
@@ -94,6 +86,8 @@ def _describe(
         "identity": view.identity.tolist(),
         "names": list(view.faces.names),
     }
+    write_json(manifest_path(path), manifest)
+    return manifest
 
 
 def read_features(path: Path, view: FaceView) -> npt.NDArray[np.float32]:
@@ -166,7 +160,7 @@ def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, A
     people = None if vectors.identity is None else len(np.unique(vectors.identity))
     begun = time.perf_counter()
     found = cluster(vectors.features, settings, people)
-    report: dict[str, Any] = {
+    return found, {
         "settings": asdict(settings) | {"d": str(settings.d)},
         "d": found.d if found.d is not None and math.isfinite(found.d) else None,
         "d_of_the_paper": PAPER_D,
@@ -176,7 +170,6 @@ def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, A
         "counts": asdict(counts(found.labels)),
         "quality": None if vectors.identity is None else asdict(quality(found.labels, vectors.identity)),
     }
-    return found, report
 
 
 def check_out(path: Path, source: str) -> None:
@@ -185,21 +178,18 @@ def check_out(path: Path, source: str) -> None:
         raise UsageError(f"{path}: labels are written as .csv")
     if not path.parent.is_dir():
         raise UsageError(f"{path}: there is no folder {path.parent}")
-    taken = manifest_path(Path(source)) if source.endswith(".npy") else None
-    if taken is not None and taken.resolve() == path.with_suffix(".json").resolve():
-        raise UsageError(
-            f"--out {path}: the report beside it would be {taken.name}, which is where {source} is described"
-        )
+    report = path.with_suffix(".json")
+    if source.endswith(".npy") and manifest_path(Path(source)).resolve() == report.resolve():
+        raise UsageError(f"--out {path}: its report would be {report.name}, which is where {source} is described")
 
 
 def write_labels(path: Path, found: Clusters, vectors: Vectors, report: dict[str, Any]) -> Path:
     """`labels.csv` with row, label and, where known, the file; returns the path of the JSON report beside it."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["row", "label", "file"] if vectors.files else ["row", "label"])
+    table.writerow(["row", "label", *(["file"] if vectors.files else [])])
     for row, number in enumerate(found.labels.tolist()):
-        name = number if number >= 0 else ""
-        table.writerow([row, name, vectors.files[row]] if vectors.files else [row, name])
+        table.writerow([row, number if number >= 0 else "", *vectors.files[row : row + 1]])
     write_atomically(path, text.getvalue())
     write_json(path.with_suffix(".json"), report)
     return path.with_suffix(".json")

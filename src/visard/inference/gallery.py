@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -80,8 +80,7 @@ class Exact:
             starts = range(0, len(self.templates), size)
             parts = list(workers.map(lambda start: self._shard(library, queries, k, start, size), starts))
         value, row = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-        value, row = _ordered(value, row)
-        return value[:, :k], row[:, :k]
+        return _best(value, row, k)
 
     def _shard(self, library: Any, queries: Floats, k: int, start: int, size: int) -> Found:
         shard = self.templates[start : start + size]
@@ -90,11 +89,9 @@ class Exact:
             library.omp_set_num_threads(1)  # of this thread
             value, row = library.knn(queries, shard, k, metric=library.METRIC_INNER_PRODUCT)
             return value, row.astype(np.int64) + start
-        step, table, parts = max(1, CELLS // len(shard)), torch.from_numpy(shard).T, []
-        for begin in range(0, len(queries), step):
-            best = (torch.from_numpy(queries[begin : begin + step]) @ table).topk(k, dim=1)
-            parts.append((best.values.numpy(), best.indices.numpy()))
-        return np.concatenate([v for v, _ in parts]), np.concatenate([r for _, r in parts]) + start
+        step, given, table = max(1, CELLS // len(shard)), torch.from_numpy(queries), torch.from_numpy(shard).T
+        parts = [(given[i : i + step] @ table).topk(k, dim=1) for i in range(0, len(given), step)]
+        return torch.cat([p.values for p in parts]).numpy(), torch.cat([p.indices for p in parts]).numpy() + start
 
 
 @contextmanager
@@ -158,13 +155,12 @@ class Sketch:
                 torch.mv(table[torch.from_numpy(row)], torch.from_numpy(query)).numpy()
                 for row, query in zip(near, queries, strict=True)
             ]
-        value, row = _ordered(np.stack(scores), near)
-        return value[:, :k], row[:, :k]
+        return _best(np.stack(scores), near, k)
 
 
-def _ordered(value: Floats, row: Ints) -> Found:
-    """Best first; of equal scores the first template."""
-    order = np.lexsort((row, -value), axis=1)
+def _best(value: Floats, row: Ints, k: int) -> Found:
+    """The k best, best first; of equal scores the first template."""
+    order = np.lexsort((row, -value), axis=1)[:, :k]
     return np.take_along_axis(value, order, 1), np.take_along_axis(row.astype(np.int64), order, 1)
 
 
@@ -397,31 +393,27 @@ def enrol_folder(
 
     Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg.
     """
-    cut, container = framing(align), Container(folder)
-    try:
+    cut = framing(align)
+    people: list[str] = []
+    parts: list[npt.NDArray[np.float32]] = []
+    skipped: list[tuple[str, str]] = []
+    with closing(Container(folder)) as container, ThreadPoolExecutor(None, "visard-decode") as threads:
         names = [name for name in container.names() if is_picture(name)]
         if not names:
             raise UsageError(f"{folder} holds no pictures")
-        people: list[str] = []
-        parts: list[npt.NDArray[np.float32]] = []
-        skipped: list[tuple[str, str]] = []
         square_of = partial(_square, container.read, cut=cut, size=model.size)
-        with ThreadPoolExecutor(thread_name_prefix="visard-decode") as threads:
-            for start in range(0, len(names), BATCH):
-                some = names[start : start + BATCH]
-                good = []
-                for name, square in zip(some, threads.map(square_of, some), strict=True):
-                    if isinstance(square, str):
-                        skipped.append((printable(name), square))
-                    else:
-                        good.append(square)
-                        people.append(printable(person_of(name)))
-                if good:
-                    parts.append(embed(model, np.stack(good), flip=flip))
-                if progress is not None:
-                    progress(min(start + BATCH, len(names)), len(names))
-    finally:
-        container.close()
+        for start in range(0, len(names), BATCH):
+            some, good = names[start : start + BATCH], []
+            for name, square in zip(some, threads.map(square_of, some), strict=True):
+                if isinstance(square, str):
+                    skipped.append((printable(name), square))
+                else:
+                    good.append(square)
+                    people.append(printable(person_of(name)))
+            if good:
+                parts.append(embed(model, np.stack(good), flip=flip))
+            if progress is not None:
+                progress(min(start + BATCH, len(names)), len(names))
     if not people:
         file, reason = skipped[0]
         raise UsageError(f"{folder}: not one of {len(skipped)} pictures could be used ({file}: {reason})")

@@ -10,9 +10,8 @@ import json
 import re
 import warnings
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -62,7 +61,11 @@ def open_model(
     if ending == ".onnx":
         network, spec = load_onnx(path, size, name)
     elif ending in WEIGHTS:
-        network, spec = _load_insightface(path)
+        weights = load_insightface(path)
+        model, embedding, side = guess(weights)
+        network = build(model, embedding=embedding, size=side)
+        network.load_state_dict(weights)
+        spec = PRESETS["arcface"].to_spec() | {"model": model, "embedding": str(embedding), "size": str(side)}
     else:
         network, spec = load(path)
     own = Inputs.of_spec(spec, path)
@@ -87,15 +90,6 @@ def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
     return model.eval(), spec
 
 
-def _load_insightface(path: Path) -> tuple[nn.Module, dict[str, str]]:
-    weights = load_insightface(path)
-    name, embedding, size = guess(weights)
-    network = build(name, embedding=embedding, size=size)
-    network.load_state_dict(weights)
-    spec = {"model": name, "embedding": str(embedding), "size": str(size)}
-    return network, PRESETS["arcface"].to_spec() | spec
-
-
 def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str]) -> None:
     """Write weights and spec, atomically; equal weights and spec give equal bytes.
 
@@ -103,7 +97,7 @@ def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str
     """
     if absent := [key for key in NEEDED if key not in spec]:
         raise VisardError(f"cannot write {path}: the model's description lacks {', '.join(absent)}")
-    metadata = {"format": "pt", "visard": _version(), **NORMALISATION, **spec}
+    metadata = {"format": "pt", "visard": version("visard"), **NORMALISATION, **spec}
     # A copy of each: safetensors refuses views, tensors that share memory, and channels-last order.
     plain = {k: v.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, v in weights.items()}
     write_atomically(Path(path), _sorted_header(save(plain, metadata)))
@@ -119,8 +113,7 @@ def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             spec: dict[str, str] = dict(file.metadata() or {})
             weights: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise VisardError(f"{path} is not a readable model file: {reason}") from None
+        raise VisardError(f"{path} is not a readable model file: {str(error).splitlines()[0]}") from None
     if absent := [key for key in NEEDED if key not in spec]:
         raise VisardError(f"{path} was not written by visard: its metadata lacks {', '.join(absent)}")
     for key in ("embedding", "size"):
@@ -139,21 +132,6 @@ def _sorted_header(data: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
-def _version() -> str:
-    try:
-        return version("visard")
-    except PackageNotFoundError:
-        return "unknown"
-
-
-class Architecture(NamedTuple):
-    """What a set of weights belongs to."""
-
-    model: str
-    embedding: int
-    size: int
-
-
 def load_insightface(path: str | Path) -> dict[str, Tensor]:
     """Weights of an IResNet in float32, names and shapes checked; load them into `build(*guess(weights))`."""
     weights = read_weights(path)
@@ -166,11 +144,10 @@ def load_insightface(path: str | Path) -> dict[str, Tensor]:
         raise VisardError(f"{path}: {error}") from None
 
 
-def guess(weights: dict[str, Tensor]) -> Architecture:
-    """The IResNet that these weights belong to: its blocks are counted, the rest is in the shape of `fc`."""
-    numbers = [re.match(r"layer([1-4])\.(\d+)\.prelu\.weight$", key) for key in weights]
-    blocks = [m.groups() for m in numbers if m]
-    depths = tuple(sum(1 for stage, _ in blocks if stage == str(k)) for k in (1, 2, 3, 4))
+def guess(weights: dict[str, Tensor]) -> tuple[str, int, int]:
+    """Name, embedding and size of the IResNet of these weights: its blocks are counted, `fc` has the right shape."""
+    blocks = [m[1] for key in weights if (m := re.match(r"layer([1-4])\.\d+\.prelu\.weight$", key))]
+    depths = tuple(blocks.count(stage) for stage in "1234")
     fc = weights.get("fc.weight")
     if not blocks or fc is None or fc.ndim != 2:
         raise VisardError("not the weights of an IResNet (no layer1..4 with PReLU and no fc)")
@@ -180,7 +157,7 @@ def guess(weights: dict[str, Tensor]) -> Architecture:
     grid = round((fc.shape[1] / WIDTHS[3]) ** 0.5)
     if grid < 1 or WIDTHS[3] * grid**2 != fc.shape[1]:
         raise VisardError(f"fc.weight has {fc.shape[1]} inputs, not {WIDTHS[3]} times a square")
-    return Architecture(name, fc.shape[0], 16 * grid)
+    return name, fc.shape[0], 16 * grid
 
 
 def fit(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -193,8 +170,7 @@ def fit(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Te
         raise VisardError(f"{len(unknown)} weights are unknown to the network, first {unknown[0]!r}")
     for key, value in expected.items():
         if found[key].shape != value.shape:
-            shapes = f"{tuple(found[key].shape)} instead of {tuple(value.shape)}"
-            raise VisardError(f"{key!r} has the shape {shapes}")
+            raise VisardError(f"{key!r} has the shape {tuple(found[key].shape)} instead of {tuple(value.shape)}")
         if not torch.isfinite(found[key]).all():
             raise VisardError(f"{key!r} holds NaN or infinity")
     return {key: found[key].to(value.dtype).contiguous() for key, value in expected.items()}
@@ -251,8 +227,7 @@ def for_plain_pictures(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     imagenet, kernel = PRESETS["imagenet"], weights["conv1.weight"]
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (imagenet.mean, imagenet.std))
     added = (kernel * (0.5 - mean) / std).sum(dim=(1, 2, 3))
-    changed = {"conv1.weight": kernel / (2 * std), "bn1.running_mean": weights["bn1.running_mean"] - added}
-    return weights | changed
+    return weights | {"conv1.weight": kernel / (2 * std), "bn1.running_mean": weights["bn1.running_mean"] - added}
 
 
 def _reason(error: Exception) -> str:

@@ -40,12 +40,8 @@ class Inputs:
     def of_spec(cls, spec: dict[str, str], where: object = "model") -> Inputs:
         """As the metadata of a model file say: order, mean, std and size as text."""
         try:
-            return cls(
-                spec.get("order", "rgb"),
-                three(spec.get("mean", "0.5,0.5,0.5")),
-                three(spec.get("std", "0.5,0.5,0.5")),
-                int(spec.get("size", "112")),
-            )
+            mean, std = three(spec.get("mean", "0.5")), three(spec.get("std", "0.5"))
+            return cls(spec.get("order", "rgb"), mean, std, int(spec.get("size", "112")))
         except (ValueError, VisardError) as error:
             raise VisardError(f"{where}: its metadata are damaged ({error})") from None
 

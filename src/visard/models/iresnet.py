@@ -46,19 +46,14 @@ class IResNet(nn.Module):
     free scale next to a normalisation only drifts under weight decay.
     """
 
-    def __init__(
-        self, depths: tuple[int, int, int, int], embedding: int = 512, size: int = 112, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, depths: tuple[int, int, int, int], embedding: int = 512, size: int = 112) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.prelu = nn.PReLU(64)
-        self.layer1 = _stage(64, WIDTHS[0], depths[0])
-        self.layer2 = _stage(WIDTHS[0], WIDTHS[1], depths[1])
-        self.layer3 = _stage(WIDTHS[1], WIDTHS[2], depths[2])
-        self.layer4 = _stage(WIDTHS[2], WIDTHS[3], depths[3])
+        channels = (64, *WIDTHS)
+        self.layer1, self.layer2, self.layer3, self.layer4 = map(_stage, channels, WIDTHS, depths)
         self.bn2 = nn.BatchNorm2d(WIDTHS[3])
-        self.dropout = nn.Dropout(dropout)
         self.fc = nn.Linear(WIDTHS[3] * math.ceil(size / 16) ** 2, embedding)
         self.features = nn.BatchNorm1d(embedding)
         self.features.weight.requires_grad_(False)
@@ -69,8 +64,7 @@ class IResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.prelu(self.bn1(self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        x = self.dropout(torch.flatten(self.bn2(x), 1))
-        out: Tensor = self.features(self.fc(x))
+        out: Tensor = self.features(self.fc(torch.flatten(self.bn2(x), 1)))
         return out
 
 

@@ -127,8 +127,6 @@ def load_onnx(path: str | Path, size: int | None = None, name: str | None = None
 
 def _session(path: Path) -> Any:
     runtime = need("onnxruntime")
-    if not path.is_file():
-        raise UsageError(f"no model file at {path}")
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # what matters is raised
     options.intra_op_num_threads = torch.get_num_threads()
@@ -158,7 +156,6 @@ def _normalises(path: Path) -> bool:
 
 OPSET = 18  # what torch's exporter writes by itself
 TOLERANCE = 1e-5  # largest difference from PyTorch, relative to the largest value of a feature
-INPUT, OUTPUT = "pictures", "features"
 
 
 @dataclass(frozen=True)
@@ -193,7 +190,7 @@ def export_onnx(
         with _quiet():
             torch.onnx.export(
                 network, (example,), str(beside), dynamo=True, dynamic_shapes=shapes, opset_version=opset,
-                input_names=[INPUT], output_names=[OUTPUT], external_data=False, verbose=False,
+                input_names=["pictures"], output_names=["features"], external_data=False, verbose=False,
             )  # fmt: skip
         graph = onnx.load(str(beside))
         onnx.helper.set_model_props(graph, dict(sorted(spec.items())))
@@ -204,15 +201,14 @@ def export_onnx(
     return Exported(path, difference, path.stat().st_size)
 
 
-def check_against(one: nn.Module, two: nn.Module, size: int, batches: Sequence[int], seed: int = 0) -> float:
+def check_against(one: nn.Module, two: nn.Module, size: int, batches: Sequence[int]) -> float:
     """Largest difference of the features of random pictures, relative to their largest value."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(0)
     worst = 0.0
     with torch.inference_mode():
         for batch in batches:
             x = torch.rand(batch, 3, size, size, generator=rng).mul_(2).sub_(1)
-            a: Tensor = one.forward(x)
-            b: Tensor = two.forward(x)
+            a, b = one.forward(x), two.forward(x)
             if a.shape != b.shape:
                 raise VisardError(f"features of shape {tuple(b.shape)} instead of {tuple(a.shape)}")
             worst = max(worst, float((a - b).abs().max() / a.abs().max().clamp_min(1e-30)))
