@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -28,10 +28,7 @@ from visard.report.compare import flat
 from visard.studies.plan import PLACE, Plan, Row, in_order
 
 Standing = Literal["new", "unfinished", "finished", "other"]
-
-
-class OtherSettings(UsageError):
-    """A run is there already, but not the one that the bench means."""
+INTERRUPTED = "interrupted; the same command goes on where this one stopped"
 
 
 @dataclass(frozen=True)
@@ -79,9 +76,7 @@ class Job:
 
     def portable_command(self) -> str:
         """The same with the runs in `runs/`, wherever they are: for pages that others read."""
-        return (
-            Job(self.row, self.seed, Path("runs"), self.sets).command().replace(f"{Path('runs').absolute()}/", "runs/")
-        )
+        return replace(self, runs=Path("runs")).command().replace(f"{Path('runs').absolute()}/", "runs/")
 
     def note_sources(self) -> None:
         """Keep, beside the run, which results it starts from."""
@@ -95,33 +90,34 @@ class Job:
         return self.folder.with_name(f"{self.folder.name}.from.json")
 
     def standing(self, overwrite: bool = False) -> Standing:
-        """What is there of this run; `OtherSettings` if it is another one, or "other" if that may be replaced."""
-        try:
-            return self._standing()
-        except OtherSettings as error:
-            if not overwrite:
-                raise OtherSettings(f"{error}: --overwrite does it again, or give another --out") from None
-            return "other"
-
-    def _standing(self) -> Standing:
-        config = self.folder / "config.toml"
-        if not self.folder.exists() or not any(not p.name.startswith(".") for p in self.folder.iterdir()):
+        """What is there of this run; an error if it is another one, or "other" if that may be replaced."""
+        if not self.folder.exists() or all(p.name.startswith(".") for p in self.folder.iterdir()):
             return "new"
-        if not config.exists():
+        if not (self.folder / "config.toml").exists():
             raise UsageError(f"{self.folder} is not empty and is not a run")
+        if not (problem := self._problem()):
+            return "finished" if (self.folder / "metrics.json").exists() else "unfinished"
+        if not overwrite:
+            raise UsageError(f"{self.folder} {problem}: --overwrite does it again, or give another --out")
+        return "other"
+
+    def _problem(self) -> str:
+        """Why the run in the folder is not the one that the bench means, if it is not."""
         noted = read_json(self._noted) if self.sources and self._noted.exists() else {}
         moved = {noted[k]["folder"]: str(p.absolute()) for k, p in self.sources.items() if k in noted}
         wanted = self.settings()
         try:
-            there = parse(_moved(load(config).to_dict(), moved))
+            there = parse(_moved(load(self.folder / "config.toml").to_dict(), moved))
         except UsageError as error:
-            raise OtherSettings(f"{self.folder} holds a run that this visard cannot read: {error}") from None
+            return f"holds a run that this visard cannot read: {error}"
         if there.fingerprint() != wanted.fingerprint():
-            raise OtherSettings(f"{self.folder} was run with other settings ({_first_difference(there, wanted)})")
+            a, b = flat(there.to_dict()), flat(wanted.to_dict())
+            key = next(k for k in b | a if k != "name" and not k.startswith("engine.") and a.get(k) != b.get(k))
+            return f"was run with other settings ({key} = {a.get(key)} there, {b.get(key)} here)"
         for name, source in self.sources.items():
             if name in noted and (source / "metrics.json").exists() and noted[name]["figures"] != digest(source):
-                raise OtherSettings(f"{self.folder} was made from an earlier run of {name}")
-        return "finished" if (self.folder / "metrics.json").exists() else "unfinished"
+                return f"was made from an earlier run of {name}"
+        return ""
 
 
 def digest(folder: Path) -> str:
@@ -150,12 +146,6 @@ def _moved(value: Any, places: dict[str, str]) -> Any:
     return value
 
 
-def _first_difference(there: Settings, wanted: Settings) -> str:
-    a, b = flat(there.to_dict()), flat(wanted.to_dict())
-    keys = [k for k in {**b, **a} if k != "name" and not k.startswith("engine.") and a.get(k) != b.get(k)]
-    return f"{keys[0]} = {a.get(keys[0])} there, {b.get(keys[0])} here"
-
-
 @dataclass(frozen=True)
 class Outcome:
     """How a run of a bench ended."""
@@ -178,20 +168,15 @@ class Show(Protocol):
     def ended(self, outcome: Outcome) -> None: ...
 
 
-def check_settings(jobs: Sequence[Job], overwrite: bool = False) -> None:
-    """Before anything is run: every setting is right, and no folder holds another run (unless it may be replaced)."""
-    for job in jobs:
-        job.settings()
-        job.standing(overwrite)
-
-
 def execute(
     jobs: Sequence[Job], *, side_by_side: int = 1, overwrite: bool = False, show: Show | None = None
 ) -> list[Outcome]:
     """Run what is missing; the outcomes are in the order of the jobs. `jobs` come after those that they need."""
     if side_by_side < 1:
         raise UsageError(f"--jobs {side_by_side}: must be at least 1")
-    check_settings(jobs, overwrite)
+    for job in jobs:  # before anything is run: settings are right, and no folder holds another run
+        job.settings()
+        job.standing(overwrite)
     bench = _Bench(overwrite, show)
     if side_by_side == 1:
         for job in jobs:
@@ -229,9 +214,17 @@ class _Bench:
             if standing == "finished":
                 return Outcome(job, "finished", reused=True)
             job.note_sources()
-            (self._here if alone else self._apart)(job, standing == "unfinished", standing == "other")
+            how: dict[str, Any] = {"overrides": job.overrides(), "out": str(job.folder)}
+            how |= {"resume": standing == "unfinished", "overwrite": standing == "other"}
+            watcher = self.show.begun(job) if self.show else Watchers()
+            if alone:
+                from visard.runs.run import run
+
+                run(job.row.preset, **how, watcher=watcher)
+            else:
+                self._apart(job.row.preset, how, watcher)
         except (Interrupted, KeyboardInterrupt):
-            raise Interrupted("interrupted; the same command goes on where this one stopped") from None
+            raise Interrupted(INTERRUPTED) from None
         except VisardError as error:
             return Outcome(job, "failed", str(error))
         except Exception as error:
@@ -240,18 +233,9 @@ class _Bench:
             return Outcome(job, "failed", f"internal error: {one_line(error)}")
         return Outcome(job, "finished")
 
-    def _here(self, job: Job, resume: bool, overwrite: bool) -> None:
-        from visard.runs.run import run
-
-        run(job.row.preset, overrides=job.overrides(), out=job.folder, resume=resume, overwrite=overwrite,
-            watcher=self.show.begun(job) if self.show else Watchers())  # fmt: skip
-
-    def _apart(self, job: Job, resume: bool, overwrite: bool) -> None:
-        watcher = self.show.begun(job) if self.show else Watchers()
-        child = Child(
-            "visard.studies.execute:run_one", quiet=True, preset=job.row.preset,
-            overrides=[*job.overrides(), "engine.kind=local"], out=str(job.folder), resume=resume, overwrite=overwrite,
-        )  # fmt: skip
+    def _apart(self, preset: str, how: dict[str, Any], watcher: Watcher) -> None:
+        how["overrides"].append("engine.kind=local")
+        child = Child("visard.studies.execute:run_one", quiet=True, preset=preset, **how)
         self.children.add(child)
         try:
             if self.stopping:
@@ -294,7 +278,7 @@ def _in_processes(bench: _Bench, jobs: list[Job], side_by_side: int) -> None:
                 interrupted = True
                 bench.stop()
     if interrupted:
-        raise Interrupted("interrupted; the same command goes on where this one stopped")
+        raise Interrupted(INTERRUPTED)
 
 
 class Forward:

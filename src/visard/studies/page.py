@@ -9,7 +9,7 @@ from urllib.parse import quote
 from visard.evaluation.metrics import describe
 from visard.report.charts import band, by_round, colour, line, names_axis, offer, value_axis
 from visard.report.html import Chart, Json, Section, esc, facts, fold, grid, notice, page_of, table, with_charts
-from visard.studies.results import Cell, Compared, CurvesOf, FigureOf, Results, RunOf, Spread, TableOf, by_row, spread
+from visard.studies.results import Cell, Compared, CurvesOf, FigureOf, Results, RunOf, Spread, TableOf, spread
 from visard.text import NO_VALUE, duration, plain, plural
 
 BAND = "Band: one standard deviation over seeds."
@@ -59,8 +59,7 @@ def signed(value: float | None, percent: bool) -> str:
     """+3.10 or −0.42."""
     if value is None:
         return NO_VALUE
-    text = number_text(abs(value), percent)
-    return f"{'−' if value < 0 else '+'}{text}"
+    return f"{'−' if value < 0 else '+'}{number_text(abs(value), percent)}"
 
 
 def interval(compared: Compared, percent: bool) -> str:
@@ -90,9 +89,8 @@ def differences(table: TableOf) -> tuple[list[str], list[list[str]]]:
 def machine_line(results: Results) -> str:
     """Where and with what the metrics were measured."""
     m = results.machine
-    said = [results.date, str(m["cpu"]), f"{m['cores']} cores", f"torch {m['torch']}"]
-    said += [f"visard {results.versions['visard']}", f"Python {results.versions['python']}"]
-    return ", ".join(said)
+    software = f"torch {m['torch']}, visard {results.versions['visard']}, Python {results.versions['python']}"
+    return f"{results.date}, {m['cpu']}, {m['cores']} cores, {software}"
 
 
 def seeds_line(results: Results) -> str:
@@ -132,7 +130,7 @@ def markdown(results: Results) -> str:
 def runs(results: Results) -> tuple[list[str], list[list[str]]]:
     """Head and rows of the list of runs: how long each row took, and the command of its first seed."""
     rows = []
-    for name, found in by_row(results).items():
+    for name, found in results.by_row().items():
         times = [r.seconds for r in found if r.seconds is not None]
         rows.append([name, f"`{found[0].command}`", duration(sum(times)) if times else NO_VALUE])
     return ["row", "command (first seed)", "time, all seeds"], rows
@@ -197,8 +195,7 @@ def figure_chart(figure: FigureOf, id: str) -> Chart | None:
         data += _banded({x: known[x] for x in sorted(known)}, label, colours[label], percent)
     for label, points_printed in figure.paper.items():
         theirs = [(x, y / 100 if percent else y) for x, y in sorted(points_printed)]
-        style = {"dash": "dash", "width": 1.5}
-        data.append(line(theirs, f"{label}, paper", colours[label], percent, line=style))
+        data.append(line(theirs, f"{label}, paper", colours[label], percent, line={"dash": "dash", "width": 1.5}))
     if not data:
         return None
     axis: Json = {"title": {"text": esc(figure.x, 60)}}
@@ -299,9 +296,8 @@ def _table(results: TableOf, i: int) -> Section:
         cells = [[esc(cell, 120) for cell in line] for line in lines]
         inner = table([t.capitalize() for t in top], cells, "Differences, paired by seed", 2, quiet=True)
         body += fold("All differences in numbers", inner)
-    title = results.title
-    short = title if len(title) <= 24 else title[:23].rstrip() + "…"
-    return Section(f"table-{i}", title, body, tuple(charts), short=short)
+    short = results.title if len(results.title) <= 24 else results.title[:23].rstrip() + "…"
+    return Section(f"table-{i}", results.title, body, tuple(charts), short=short)
 
 
 def _cell(cell: Cell, percent: bool) -> str:
@@ -311,7 +307,7 @@ def _cell(cell: Cell, percent: bool) -> str:
 
 def _runs(results: Results) -> Section:
     rows = []
-    for name, runs in by_row(results).items():
+    for name, runs in results.by_row().items():
         times = [run.seconds for run in runs if run.seconds is not None]
         time = duration(sum(times) / len(times)) if times else NO_VALUE
         rows.append([esc(name, 80), " · ".join(_link(run) for run in runs), time])
@@ -323,5 +319,4 @@ def _runs(results: Results) -> Section:
 def _link(run: RunOf) -> str:
     if run.state != "finished":
         return f'<span class="mark alarm" title="{esc(run.reason, 300)}">seed&nbsp;{run.seed}&nbsp;failed</span>'
-    where = quote(f"{run.folder}/report.html")
-    return f'<a href="{esc(where)}">seed&nbsp;{run.seed}</a>'
+    return f'<a href="{esc(quote(f"{run.folder}/report.html"))}">seed&nbsp;{run.seed}</a>'

@@ -114,6 +114,10 @@ class Results:
     def failed(self) -> list[RunOf]:
         return [run for run in self.runs if run.state != "finished"]
 
+    def by_row(self) -> dict[str, list[RunOf]]:
+        """The runs by row."""
+        return {name: [run for run in self.runs if run.row == name] for name in dict.fromkeys(r.row for r in self.runs)}
+
     def to_dict(self) -> dict[str, Any]:
         """For `results.json`."""
         return asdict(self)
@@ -130,19 +134,15 @@ def collect(
     tables = [table for table in (_table(t, reader) for t in plan.tables) if table.cells]
     figures = []
     for fig in plan.figures:
+        where = f"figure {fig.title!r}"
         series = {
-            label: [
-                (x, row, reader.cell(row, fig.column, f"figure {fig.title!r}"))
-                for x, row in points
-                if row in reader.folders
-            ]
+            label: [(x, row, reader.cell(row, fig.column, where)) for x, row in points if row in reader.folders]
             for label, points in fig.series.items()
         }
         paper = {label: list(points) for label, points in fig.paper.items()}
         figures.append(FigureOf(fig.title, fig.x, _about(fig.column), series, paper))
         reader.none_has_it([row for points in fig.series.values() for _, row in points], fig.column)
     curves = [CurvesOf(c.title, c.metric, reader.curves(c.rows, c.metric, c.title)) for c in plan.curves]
-    settings = outcomes[0].job.settings()
     return Results(
         bench=bench,
         title=plan.title,
@@ -151,20 +151,20 @@ def collect(
         command=command,
         date=datetime.now(UTC).strftime("%Y-%m-%d"),
         versions={"visard": version("visard"), "python": platform.python_version(), "numpy": np.__version__},
-        machine=machine(settings),
+        machine=machine(outcomes[0].job.settings()),
         runs=[_record(outcome, out) for outcome in outcomes],
         tables=tables,
         figures=figures,
         curves=curves,
         notes=list(plan.notes),
-        problems=reader.problems,
+        problems=list(reader.problems),
     )
 
 
 def _record(outcome: Outcome, out: Path) -> RunOf:
     job = outcome.job
-    ends = [number(e.get("seconds")) for e in run_at(job.folder).of("run_finished")] if outcome.finished else []
-    folder, seconds = os.path.relpath(job.folder, out), ends[-1] if ends else None
+    ends = run_at(job.folder).of("run_finished") if outcome.finished else []
+    folder, seconds = os.path.relpath(job.folder, out), number(ends[-1].get("seconds")) if ends else None
     return RunOf(job.row.name, job.seed, outcome.state, outcome.reason, folder, job.portable_command(), seconds)
 
 
@@ -196,7 +196,7 @@ class _Reader:
     """Reads metrics once, and remembers which paths led nowhere."""
 
     def __init__(self, outcomes: Sequence[Outcome], seeds: Sequence[int]) -> None:
-        self.seeds, self.problems = list(seeds), list[str]()
+        self.seeds, self.problems = list(seeds), dict[str, None]()  # each problem once
         self.folders: dict[str, dict[int, Path]] = {}
         self.failures: dict[str, str] = {}
         for o in outcomes:
@@ -229,7 +229,7 @@ class _Reader:
         keys = [(row, id(column)) for row in dict.fromkeys(rows)]
         if keys and all(key in self._missing for key in keys):
             where, error = self._missing[keys[0]]
-            self._problem(f"{where}: {error}")
+            self.problems[f"{where}: {error}"] = None
 
     def curves(self, rows: Sequence[str], metric: str, title: str) -> dict[str, dict[int, list[tuple[int, float]]]]:
         found: dict[str, dict[int, list[tuple[int, float]]]] = {}
@@ -241,20 +241,8 @@ class _Reader:
                 except NoMetric as error:
                     missing.append(error)
         if missing and not any(found.values()):
-            self._problem(f"curves {title!r}: {missing[0]}")
+            self.problems[f"curves {title!r}: {missing[0]}"] = None
         return {row: series for row, series in found.items() if any(series.values())}
-
-    def _problem(self, text: str) -> None:
-        if text not in self.problems:
-            self.problems.append(text)
-
-
-def by_row(results: Results) -> Mapping[str, list[RunOf]]:
-    """The runs by row."""
-    rows: dict[str, list[RunOf]] = {}
-    for run in results.runs:
-        rows.setdefault(run.row, []).append(run)
-    return rows
 
 
 class NoMetric(VisardError):
@@ -271,9 +259,9 @@ def look_up(tree: Any, path: str) -> float | None:
     - "a.b | c.d": the first of several paths that leads somewhere.
     """
     missing: NoMetric | None = None
-    for one in path.split("|"):
+    for one in map(str.strip, path.split("|")):
         try:
-            return _number(_walk(tree, one.strip(), one.strip(), ""), one.strip())
+            return _number(_walk(tree, one, one, ""), one)
         except NoMetric as error:
             missing = missing or error
     assert missing is not None
@@ -292,13 +280,12 @@ def _walk(node: Any, rest: str, path: str, name: str) -> Any:
             found[f"{label:g}" if isinstance(label, float) else str(label)] = item
     elif isinstance(node, list):
         found = {str(i): item for i, item in enumerate(node)}
-    match = _first_key(rest, found, isinstance(node, list))
-    if match is None:
+    written, key = _first_key(rest, found, isinstance(node, list))
+    if not written:
         at = path[: len(path) - len(rest)].rstrip(".") or "the file"
         head = rest.split(".")[0] if isinstance(node, dict) else rest
         near = did_you_mean(head, found) if found else " (nothing is there)"
         raise NoMetric(f"no metric {path}: {at} has no {head!r}{near}")
-    written, key = match
     inner, left = found[key], rest[len(written) + 1 :]
     if not left and isinstance(node, list) and isinstance(inner, dict):
         left = name
@@ -307,19 +294,16 @@ def _walk(node: Any, rest: str, path: str, name: str) -> Any:
     return _walk(inner, left, path, key if isinstance(node, dict) else name)
 
 
-def _first_key(rest: str, found: dict[str, Any], in_list: bool) -> tuple[str, str] | None:
+def _first_key(rest: str, found: dict[str, Any], in_list: bool) -> tuple[str, str]:
     """The longest beginning of `rest` that is a key, as written and as it is: a list's 0.001 may be written 1e-3."""
-    parts = rest.split(".")
-    for n in range(len(parts), 0, -1):
-        head = ".".join(parts[:n])
-        key = head
+    head = rest
+    while head and head not in found:
         if in_list:
             with suppress(ValueError):
-                key = f"{float(head):g}"
-        for known in (head, key):
-            if known in found:
-                return head, known
-    return None
+                if (key := f"{float(head):g}") in found:
+                    return head, key
+        head = head.rpartition(".")[0]
+    return head, head
 
 
 def _number(value: Any, path: str) -> float | None:
@@ -372,12 +356,10 @@ def curve_of(metric: str, folder: Path) -> list[tuple[int, float]]:
     points, missing = [], None
     for x, tree in places:
         try:
-            y = look_up(tree, metric)
+            if (y := look_up(tree, metric)) is not None:
+                points.append((x, y))
         except NoMetric as error:
             missing = missing or error
-            continue
-        if y is not None:
-            points.append((x, y))
     if missing and not points:
         raise missing
     return points
@@ -405,11 +387,9 @@ class Difference:
 def spread(values: Sequence[float | None]) -> Spread:
     """Mean and standard deviation (ddof = 1) of the values that are there."""
     known = [v for v in values if v is not None]
-    if not known:
-        return Spread(0, None, None)
-    mean = math.fsum(known) / len(known)
-    if len(known) < 2:
-        return Spread(1, mean, None)
+    mean = math.fsum(known) / len(known) if known else None
+    if mean is None or len(known) < 2:
+        return Spread(len(known), mean, None)
     return Spread(len(known), mean, math.sqrt(math.fsum((v - mean) ** 2 for v in known) / (len(known) - 1)))
 
 
@@ -419,12 +399,12 @@ def differences(a: Mapping[int, float | None], b: Mapping[int, float | None], se
     return {seed: None if x is None or y is None else x - y for seed, (x, y) in both.items()}
 
 
-def paired(a: Mapping[int, float | None], b: Mapping[int, float | None], level: float = 0.95) -> Difference:
-    """Mean of a - b over the seeds that both have, with the t interval mean ± t(n - 1) std / sqrt(n)."""
+def paired(a: Mapping[int, float | None], b: Mapping[int, float | None]) -> Difference:
+    """Mean of a - b over the seeds that both have, with the 95 % t interval mean ± t(n - 1) std / sqrt(n)."""
     s = spread(list(differences(a, b, a).values()))
     if s.mean is None or s.std is None:
         return Difference(s.n, s.mean, None, None)
     from scipy.special import stdtrit  # quantiles of Student's t
 
-    half = float(stdtrit(s.n - 1, (1 + level) / 2)) * s.std / math.sqrt(s.n)
+    half = float(stdtrit(s.n - 1, 0.975)) * s.std / math.sqrt(s.n)
     return Difference(s.n, s.mean, s.mean - half, s.mean + half)
