@@ -30,8 +30,16 @@ def find(name: str, scale: str) -> Plan:
 
 def paper(name: str) -> dict[str, Any]:
     """The reference numbers in `papers/<name>.toml`, as they are printed in the paper."""
-    file = resources.files("visard.studies") / "papers" / f"{name}.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    return _toml(f"papers/{name}.toml")
+
+
+def scales(name: str) -> dict[str, Any]:
+    """What differs between the scales of a bench: `scales/<name>.toml`, a section for each."""
+    return _toml(f"scales/{name}.toml")
+
+
+def _toml(path: str) -> dict[str, Any]:
+    return tomllib.loads((resources.files("visard.studies") / path).read_text(encoding="utf-8"))
 
 
 def _module(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 from visard.config import load
 from visard.report.run_folder import Round
-from visard.studies import paper
+from visard.studies import paper, scales
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
@@ -223,8 +223,7 @@ class Study:
 
 def plan(scale: Scale) -> Plan:
     """Synthetic users at `smoke`; Widar3.0 and Office-Caltech10 at `small`; `paper` needs PAMAP2 and Office-31 too."""
-
-    known, costs, printed = tasks(scale), study(scale), paper("encrypted_mmd")
+    known, costs, printed, notes = tasks(scale), study(scale), paper("encrypted_mmd"), scales("encrypted_mmd")
     rows = {row.name: row for task in known for row in task.rows()}
     rows |= {row.name: row for row in [*costs.task.rows(), *costs.rows()]}
     curves = [
@@ -233,7 +232,7 @@ def plan(scale: Scale) -> Plan:
     ]  # fmt: skip
     return Plan(
         TITLE, tuple(rows.values()), (*(t.table(printed["prediction"]) for t in known), costs.table()),
-        costs.figures(), tuple(curves), NOTES[scale],
+        costs.figures(), tuple(curves), (*notes["notes"], *notes[scale]["notes"]),
     )  # fmt: skip
 
 
@@ -304,33 +303,3 @@ def study(scale: Scale) -> Study:
         return Study(task, task.cases[-1], (512, 1024, 2048))
     task = pamap2((20, 50))
     return Study(task, task.cases[-1], (512, 1024, 2048, 3072))
-
-
-SAME = (
-    "none: the pre-trained network as it is; every other row of a case starts from it. central: plain data in one "
-    "place and the exact Gaussian kernel. fitted: the same with the fitted quadratic. lambda 0: the same batches "
-    "without alignment. encrypted: packed, with the fitted quadratic.",
-    "The target predicts all that it has; its labels serve this test alone.",
-    "Keys have 512 bits unless a row says otherwise, which only a test may use: decryption is exact, so predictions do "
-    "not depend on the key; real sets with L = 64 travel under CKKS. Seconds are wall time with all parties one after "
-    "the other.",
-)
-NOTES: dict[Scale, tuple[str, ...]] = {
-    "smoke": (
-        *SAME,
-        "Synthetic users and small batches: the metrics say that everything runs and how costs differ.",
-    ),
-    "small": (
-        *SAME,
-        "Needs two sets: visard data import widar DIR, visard data import office-caltech DIR. Office-Caltech10 has ten "
-        "classes as SURF words, the paper's Office-31 has 31 classes as pictures. Room 2 has two users here.",
-        "Settings were chosen on other transfers: users 10, 11, 12 to 9 (room 1 to 3), 7, 8, 9 to 17 (3 to "
-        "1), 1, 6 to 9 (2 to 3), and the nine other pairs of Office-Caltech10.",
-        "Costs and Figure 6 are on synthetic users with a network like the paper's for PAMAP2 (1,188 parameters).",
-    ),
-    "paper": (
-        *SAME,
-        "Needs three sets: visard data import widar | pamap2 | office31 DIR. resnet18 starts from nothing, the paper's "
-        "from ImageNet: give its weights with --set model.weights=FILE on the rows called none.",
-    ),
-}

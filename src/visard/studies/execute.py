@@ -214,15 +214,14 @@ class _Bench:
             if standing == "finished":
                 return Outcome(job, "finished", reused=True)
             job.note_sources()
-            how: dict[str, Any] = {"overrides": job.overrides(), "out": str(job.folder)}
-            how |= {"resume": standing == "unfinished", "overwrite": standing == "other"}
+            how: dict[str, Any] = {"resume": standing == "unfinished", "overwrite": standing == "other"}
             watcher = self.show.begun(job) if self.show else Watchers()
             if alone:
                 from visard.runs.run import run
 
-                run(job.row.preset, **how, watcher=watcher)
+                run(job.row.preset, overrides=job.overrides(), out=job.folder, watcher=watcher, **how)
             else:
-                self._apart(job.row.preset, how, watcher)
+                self._apart(job, watcher, **how)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted(INTERRUPTED) from None
         except VisardError as error:
@@ -233,9 +232,11 @@ class _Bench:
             return Outcome(job, "failed", f"internal error: {one_line(error)}")
         return Outcome(job, "finished")
 
-    def _apart(self, preset: str, how: dict[str, Any], watcher: Watcher) -> None:
-        how["overrides"].append("engine.kind=local")
-        child = Child("visard.studies.execute:run_one", quiet=True, preset=preset, **how)
+    def _apart(self, job: Job, watcher: Watcher, **how: Any) -> None:
+        child = Child(
+            "visard.studies.execute:run_one", quiet=True, preset=job.row.preset,
+            overrides=[*job.overrides(), "engine.kind=local"], out=str(job.folder), **how,
+        )  # fmt: skip
         self.children.add(child)
         try:
             if self.stopping:

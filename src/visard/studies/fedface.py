@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from visard.data.catalog import find_set
 from visard.errors import UsageError
 from visard.files import read_json, write_json
 from visard.inference.model import evaluate, load_model
-from visard.studies import paper
+from visard.studies import paper, scales
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import look_up
 
@@ -25,63 +26,6 @@ VARIANTS = {
     ALONE: ("method.spread.weight=0",),
     FEDFACE: (),
 }
-TUNED_CLIENTS = {"smoke": 40, "small": 1000, "paper": 1000}
-# Figure 4: the same identities over ever more clients, from scratch; the last has one identity on each
-IDENTITIES = {"smoke": 24, "small": 300, "paper": 10000}
-CLIENTS: dict[Scale, tuple[int, ...]] = {
-    "smoke": (1, 4, 24),
-    "small": (1, 4, 15, 60, 300),
-    "paper": (1, 4, 8, 16, 64, 10000),
-}
-EVERY: dict[Scale, tuple[str, ...]] = {
-    "smoke": (
-        "data.identities=124", "data.images_per_identity=8", "data.size=32", "model.embedding=32",
-        "partition.public_identities=60", "partition.test_identities=24", "partition.split=[1.0,0.0,0.0]",
-        "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.every=0", "evaluation.clients=false",
-        "engine.kind=local",
-    ),
-    "small": ("evaluation.bootstrap=0", "engine.kind=local"),
-    "paper": (
-        "data.source=casia-webface", "model.name=spherenet64", "partition.public_identities=9000",
-        "partition.test_identities=400", "partition.split=[1.0,0.0,0.0]", "evaluation.bootstrap=0",
-        "evaluation.clients=false",
-    ),
-}  # fmt: skip
-PRETRAIN: dict[Scale, tuple[str, ...]] = {
-    "smoke": (*EVERY["smoke"], "method.rounds=8", "partition.clients=1", "partition.identities=1"),
-    "small": (),
-    "paper": (
-        *EVERY["paper"], "method.rounds=20", "method.training.batch_size=256", "method.head.scale=30",
-        "method.head.margin=0.3333", "partition.clients=1", "partition.identities=1",
-    ),
-}  # fmt: skip
-WORK: dict[Scale, tuple[str, ...]] = {
-    "smoke": ("method.rounds=10", "method.pretrain_rounds=0"),
-    "small": (),
-    "paper": (
-        "method.rounds=200", "method.pretrain_rounds=0", "method.training.lr=0.001", "method.spread.weight=10",
-        "method.spread.steps=1", "method.enrol=false", "evaluation.every=20",
-    ),
-}  # fmt: skip
-FINE_TUNING: dict[Scale, tuple[str, ...]] = {
-    "smoke": ("method.rounds=4", "method.head_start=means", "method.training.lr=0.01"),
-    "small": (),
-    "paper": (
-        "method.rounds=4", "method.head_start=means", "method.training.lr=0.001", "method.training.batch_size=256",
-        "method.head.scale=30", "method.head.margin=0.3333",
-    ),
-}  # fmt: skip
-FEDAVG: dict[Scale, tuple[str, ...]] = {
-    "smoke": ("method.rounds=6",),
-    "small": (
-        "method.rounds=10", "data.source=celeba", "partition.public_identities=3000", "partition.test_identities=1000",
-        "partition.min_images=5", "evaluation.every=0",
-    ),
-    "paper": (
-        "method.rounds=20", "method.training.batch_size=256", "method.head.scale=30", "method.head.margin=0.3333",
-        "partition.public_identities=0",
-    ),
-}  # fmt: skip
 UNSEEN = (
     *(Column(f"TAR @ FAR {far:g}", f"generic.test.verification.tar.{far:g}") for far in (0.1, 0.01, 0.001)),
     Column("accuracy", "generic.test.verification.accuracy"),
@@ -120,14 +64,12 @@ def plan(scale: Scale) -> Plan:
         Table("Table 1 on people whom nobody trained on", rows, UNSEEN, compare=compare),
         Table("Table 1 as printed: LFW, IJB-A and IJB-C", rows, PRINTED, paper("fedface")),
     )
-    series = {"FedAvg": tuple((float(n), _fedavg_name(n)) for n in CLIENTS[scale])}
-    figures = (
-        Figure(
-            f"Figure 4: FedAvg with {IDENTITIES[scale]:,} people over ever more clients", "clients", UNSEEN[0], series
-        ),
-    )
+    given = scales("fedface")[scale]
+    series = {"FedAvg": tuple((float(n), _fedavg_name(n)) for n in given["clients"])}
+    title = f"Figure 4: FedAvg with {given['identities']:,} people over ever more clients"
     return Plan(
-        TITLE, _rows(scale), tables, figures,
+        TITLE, _rows(given, "celeba-" if scale == "small" else ""), tables,
+        (Figure(title, "clients", UNSEEN[0], series),),
         curves=(Curves("AUC on people whom nobody trained on", rows[1:], "generic.test.auc"),),
         notes=(
             "Table 1 as printed is filled where lfw, ijba and ijbc are imported under these names.",
@@ -137,27 +79,19 @@ def plan(scale: Scale) -> Plan:
     )  # fmt: skip
 
 
-def _rows(scale: Scale) -> tuple[Row, ...]:
-    clients = (f"partition.clients={TUNED_CLIENTS[scale]}", "partition.kind=one_identity")
-    small = scale == "small"
-    pretrain = Row("pretrain", "celeba-pretrain" if small else "pretrain", PRETRAIN[scale])
-    tuned = Row(
-        CENTRAL,
-        "celeba-fedface-central" if small else "central",
-        (*EVERY[scale], *clients, *FINE_TUNING[scale], WEIGHTS),
-    )
-    federated = [
-        Row(name, "celeba-fedface" if small else "fedface", (*EVERY[scale], *clients, *WORK[scale], *more, WEIGHTS))
-        for name, more in VARIANTS.items()
+def _rows(given: dict[str, Any], celeba: str) -> tuple[Row, ...]:
+    every, identities = given["every"], given["identities"]
+    tuned = (*every, f"partition.clients={given['tuned_clients']}", "partition.kind=one_identity")
+    rows = [
+        Row("pretrain", f"{celeba}pretrain", () if celeba else (*every, *given["pretrain"])),
+        Row(CENTRAL, "celeba-fedface-central" if celeba else "central", (*tuned, *given["fine_tuning"], WEIGHTS)),
+        *(Row(n, f"{celeba}fedface", (*tuned, *given["work"], *more, WEIGHTS)) for n, more in VARIANTS.items()),
     ]
-    return pretrain, tuned, *federated, *(_fedavg(scale, n) for n in CLIENTS[scale])
-
-
-def _fedavg(scale: Scale, clients: int) -> Row:
-    identities = IDENTITIES[scale]
-    kind = "one_identity" if clients == identities else "equal"
-    split = (f"partition.kind={kind}", f"partition.clients={clients}", f"partition.identities={identities}")
-    return Row(_fedavg_name(clients), "fedavg-one-identity", (*EVERY[scale], *FEDAVG[scale], *split))
+    for n in given["clients"]:
+        kind = "one_identity" if n == identities else "equal"
+        split = (f"partition.kind={kind}", f"partition.clients={n}", f"partition.identities={identities}")
+        rows.append(Row(_fedavg_name(n), "fedavg-one-identity", (*every, *given["fedavg"], *split)))
+    return tuple(rows)
 
 
 def _fedavg_name(clients: int) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from visard.studies import paper
+from visard.studies import paper, scales
 from visard.studies.plan import Column, Curves, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
@@ -24,11 +25,6 @@ STATES = ("untuned", "statistics", "tuned")  # statistics: batch norm has seen t
 TABLE_I = (
     166, 1864, 932, 118, 325, 3235, 34, 432, 2450, 278, 329, 488, 2757, 276, 356, 347, 5820, 5383, 1660, 969,
 )  # fmt: skip
-ROUNDS = {"smoke": 2, "small": 10, "paper": 30}
-STEPS = {"smoke": 2, "small": 8, "paper": 50}  # of HF-MAML in a round; FedAvg takes as many gradients
-EVERY = {"smoke": 1, "small": 2, "paper": 1}  # rounds between the points of Figures 1 and 2
-BATCH = {"smoke": 16, "small": 16, "paper": 64}
-TUNED_ON = {"smoke": 16, "small": 32, "paper": 64}  # size of the batches that a client tunes on
 RATE, BETA, DELTA = 0.01, 0.1, 0.001  # learning rate of FedAvg and of tuning, and alpha; HF-MAML's step and probes
 SGD = (
     "method.training.unit=iterations", "method.training.weight_decay=0", "method.training.schedule=constant",
@@ -37,52 +33,7 @@ SGD = (
 )  # fmt: skip
 META = (f"method.training.beta={BETA}", f"method.training.delta={DELTA}")
 ORDERS = {EXACT: "exact", FIRST: "first"}
-HEAD_START = {"smoke": "means", "small": "means", "paper": "random"}  # few steps are not to be spent on finding people
-HEAD = {  # kind, scale and margin; with the paper's, 72 steps at its rates changed nothing in a trial
-    "smoke": ("cosface", 20, 0.1), "small": ("cosface", 20, 0.1), "paper": ("arcface", 8, 0.5),
-}  # fmt: skip
 C = 10.0  # of Eq. 4, which the paper does not give
-
-CLIENTS: dict[Scale, dict[str, tuple[str, ...]]] = {
-    "smoke": {
-        "equal": ("kind=equal", "clients=8", "hold_out=2"),
-        "lognormal": ("kind=lognormal", "clients=8", "hold_out=2", "sigma=1.35"),
-        "attributes": ("kind=attribute", "clients=8", "hold_out=2", "attributes=eight", "cap=60", "least=3"),
-    },
-    "small": {
-        "equal": ("kind=equal", "clients=20", "hold_out=5", "identities=1500", "client_images=8"),
-        "lognormal": (
-            "kind=lognormal", "clients=20", "hold_out=5", "identities=1500", "client_images=8",
-            f"shares={list(TABLE_I)}",
-        ),
-        "attributes": (
-            "kind=attribute", "clients=20", "hold_out=5", "attributes=table-ii", "cap=200", "least=3",
-            "split=[0.5,0.0,0.5]",
-        ),
-    },
-    "paper": {
-        "equal": ("kind=equal", "clients=20", "hold_out=5", "identities=1500"),
-        "lognormal": ("kind=lognormal", "clients=20", "hold_out=5", "identities=1500", f"shares={list(TABLE_I)}"),
-        # people with eight there or more: with fewer, a fifth of them makes no pair to test on
-        "attributes": ("kind=attribute", "clients=20", "hold_out=5", "attributes=table-ii", "cap=1100", "least=8"),
-    },
-}  # fmt: skip
-DATA: dict[Scale, tuple[str, ...]] = {
-    "smoke": (
-        "data.identities=160", "data.images_per_identity=8", "data.size=32", "model.embedding=32",
-        "partition.public_identities=40", "partition.test_identities=20", "engine.kind=local",
-    ),
-    "small": (
-        "data.source=celeba-32", "partition.min_images=5", "partition.public_identities=500",
-        "partition.test_identities=200", "engine.kind=local",
-    ),
-    "paper": ("data.source=celeba", "model.name=resnet18", "partition.seed=0", "partition.test_identities=100"),
-}  # fmt: skip
-TUNING: dict[Scale, tuple[str, ...]] = {
-    "smoke": ("alone=true", "pairs=60", "draws=1"),
-    "small": ("alone=true", "pairs=1000", "draws=1"),
-    "paper": ("pairs=1000", "draws=5"),
-}
 
 
 def gradients(folder: Path) -> float:
@@ -103,20 +54,6 @@ COST = (
     Column("gradients (thousand)", gradients, percent=False),
     Column("pictures drawn (thousand)", samples, percent=False),
 )
-NOTES = (
-    "FedAvg makes four local steps for each of HF-MAML: both evaluate as many gradients, of batches of one size.",
-    "same steps: FedAvg with as many local steps as HF-MAML, a quarter of the gradients. plain steps: the same without "
-    "momentum at HF-MAML's rate beta, so that HF-MAML differs by the adaptation alone.",
-    "exact: h by differentiating the gradient; first order: without h, half of the gradients.",
-    "statistics: batch norm alone has seen the batches of tuning. What tuning learns is what it adds to that.",
-    "smoke and small: CosFace instead of ArcFace, and clients' own heads start at the means of their people.",
-    "smoke and small: pictures of 32 x 32. paper: the paper's network started from ImageNet, which needs "
-    "--set model.weights=FILE with torchvision's ResNet-18; without it the weights are random.",
-    "trained: the clients that took part; later: those that were held out. Tuning: five batches of a client's own.",
-    "Half of the pairs are genuine; impostors of a client's test pictures are of all clients (which the paper allows), "
-    "or of its own people alone (which is what the paper's numbers look like).",
-    "lognormal: identities in the proportions of the paper's Table I, whose logarithms spread by 1.35, not sigma = 3.",
-)
 
 
 def plan(scale: Scale) -> Plan:
@@ -124,8 +61,11 @@ def plan(scale: Scale) -> Plan:
 
     `small` wants the face set celeba-32 in the data folder: visard data import celeba FOLDER --size 32 --out celeba-32
     """
-    start = () if scale == "paper" else (_start(scale),)
-    rows = [_row(scale, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p)]
+    known = scales("hf_maml")
+    given = known[scale]
+    first = given.get("pretrain")
+    start = (Row("start", first["preset"], (*given["data"], *first["set"])),) if first else ()
+    rows = [_row(scale, given, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p)]
     printed = paper("hf_maml")
     tables = [_table(p, k, whose, printed) for whose in IMPOSTORS for k in ("mean", "std") for p in PARTITIONS]
     names = tuple(row.name for row in rows)
@@ -140,14 +80,8 @@ def plan(scale: Scale) -> Plan:
             for state in STATES
             for path in (f"{who}.{state}/{TAR}.mean",)
         ),
-        notes=NOTES,
+        notes=tuple(known["notes"]),
     )
-
-
-def _start(scale: Scale) -> Row:
-    if scale == "smoke":
-        return Row("start", "pretrain", (*DATA[scale], "method.rounds=4", "partition.clients=1", "evaluation.every=0"))
-    return Row("start", "celeba-pretrain", (*DATA[scale], "method.rounds=6", "evaluation.every=0"))
 
 
 def _heads(partition: str) -> tuple[str, ...]:
@@ -160,39 +94,36 @@ def _variants(partition: str) -> list[tuple[str, str]]:
     return [*((m, h) for m in ("FedAvg", "HF-MAML") for h in _heads(partition)), *beside]
 
 
-def _row(scale: Scale, partition: str, method: str, head: str) -> Row:
+def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head: str) -> Row:
     begun = () if scale == "paper" else ("model.weights={start}/model.safetensors",)
     split = "partition.split=[0.7,0.1,0.2]" if scale == "paper" else "partition.split=[0.6,0.0,0.4]"
     evaluation = (
         "evaluation.impostors=all", "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.tuning.batches=5",
-        f"evaluation.tuning.batch_size={TUNED_ON[scale]}", f"evaluation.tuning.lr={RATE}",
-        *(f"evaluation.tuning.{t}" for t in TUNING[scale]),
-        f"evaluation.every={EVERY[scale] if partition == 'equal' and head == 'local' else 0}",
+        f"evaluation.tuning.batch_size={given['tuned_on']}", f"evaluation.tuning.lr={RATE}",
+        *(f"evaluation.tuning.{t}" for t in given["tuning"]),
+        f"evaluation.every={given['every'] if partition == 'equal' and head == 'local' else 0}",
     )  # fmt: skip
-    work = (f"method.rounds={ROUNDS[scale]}", f"method.training.batch_size={BATCH[scale]}")
-    own: tuple[str, ...]
+    work = (f"method.rounds={given['rounds']}", f"method.training.batch_size={given['batch']}")
     shared, strength = str(head == "global").lower(), C if head == "regularised" else 0
-    kind, size, margin = HEAD[scale]
+    kind, size, margin = given["head"]
     head_set = (
-        f"method.share_head={shared}", f"method.regularisation={strength}", f"method.head_start={HEAD_START[scale]}",
+        f"method.share_head={shared}", f"method.regularisation={strength}", f"method.head_start={given['head_start']}",
         f"method.head.kind={kind}", f"method.head.scale={size}", f"method.head.margin={margin}",
     )  # fmt: skip
-    own = (
-        *META, f"method.training.alpha={0.1 if head in ORDERS else RATE}", f"method.training.steps={STEPS[scale]}",
+    own: tuple[str, ...] = (
+        *META, f"method.training.alpha={0.1 if head in ORDERS else RATE}", f"method.training.steps={given['steps']}",
         f"method.training.order={ORDERS.get(head, 'hessian-free')}",
     )  # fmt: skip
     if method == "FedAvg":
         momentum, lr = (0, BETA) if head == PLAIN else (0.9, RATE)
-        steps = STEPS[scale] * (1 if head in (SAME_STEPS, PLAIN) else 4)
+        steps = given["steps"] * (1 if head in (SAME_STEPS, PLAIN) else 4)
         changed = (f"momentum={momentum}", f"lr={lr}", f"amount={steps}")
         own = (*SGD, *(f"method.training.{c}" for c in changed))
-    clients = tuple(f"partition.{c}" for c in CLIENTS[scale][partition])
-    preset = "fedavg" if method == "FedAvg" else "hf-maml"
-    return Row(
-        f"{partition} {method} {head}",
-        preset,
-        (*DATA[scale], *begun, split, *clients, *evaluation, *work, *head_set, *own),
-    )
+    clients = [f"partition.{c}" for c in given["clients"][partition]]
+    if partition == "lognormal" and scale != "smoke":
+        clients.append(f"partition.shares={list(TABLE_I)}")
+    settings = (*given["data"], *begun, split, *clients, *evaluation, *work, *head_set, *own)
+    return Row(f"{partition} {method} {head}", method.lower(), settings)
 
 
 def _table(
