@@ -21,8 +21,8 @@ import torch
 from visard.config import parse
 from visard.core import Weights
 from visard.data.augment import augment, to_float
-from visard.data.catalog import open_faces
 from visard.data.partition import partition
+from visard.data.sources.catalog import open_faces
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork

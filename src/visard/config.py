@@ -17,8 +17,8 @@ from visard import plugins
 from visard.aggregation.outgoing import POSTPROCESSORS, Postprocessor
 from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
-from visard.data.catalog import DataSettings
 from visard.data.partition_kinds import PartitionSettings
+from visard.data.sources.catalog import DataSettings
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation.metrics import FAR
 from visard.methods import METHODS

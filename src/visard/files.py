@@ -140,3 +140,9 @@ def whole(value: Any) -> int | None:
 def mapping(value: Any) -> dict[str, Any]:
     """A JSON object, or an empty one for anything else."""
     return value if isinstance(value, dict) else {}
+
+
+def cache_folder() -> Path:
+    """$VISARD_CACHE, or visard in the user's cache folder."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(os.environ.get("VISARD_CACHE") or base / "visard")

@@ -65,14 +65,14 @@ def photos(folder: Path, people: int = 3, each: int = 3) -> Path:
 
 
 def one_picture_each(here: Path) -> list[str]:
-    from visard.data.importing import import_faces
+    from visard.data.sources.importing import import_faces
 
     import_faces("folder", photos(here / "photos", 12, 1), here / "set", size=32, workers=1)
     return run("data.source=set")
 
 
 def truncated_set(here: Path) -> list[str]:
-    from visard.data.importing import import_faces
+    from visard.data.sources.importing import import_faces
 
     import_faces("folder", photos(here / "photos", 12, 4), here / "set", size=32, workers=1)
     with (here / "set" / "images.npy").open("r+b") as f:
@@ -107,7 +107,7 @@ def all_corrupt(here: Path) -> list[str]:
 def other_size_model(here: Path) -> list[str]:
     weights = build("tiny", size=64).state_dict()
     save_model(here / "m.safetensors", weights, {"model": "tiny", "embedding": "128", "size": "64"})
-    from visard.data.importing import import_faces
+    from visard.data.sources.importing import import_faces
 
     import_faces("folder", photos(here / "photos", 12, 4), here / "set", size=32, workers=1)
     return ["eval", "m.safetensors", "--data", "set"]

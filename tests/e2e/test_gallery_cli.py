@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from visard.cli import main
-from visard.data.importing import import_faces
+from visard.data.sources.importing import import_faces
 from visard.models import build
 from visard.models.files import save_model
 

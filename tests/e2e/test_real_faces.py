@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import visard
-from visard.data.importing import import_faces
+from visard.data.sources.importing import import_faces
 from visard.evaluation.verification import verify_all
 from visard.inference.model import open_data
 

@@ -11,8 +11,8 @@ from tests.unit.pictures import encode, pixels
 
 from visard.data import pictures
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.pictures import Haar, similarity, template, warp, warp_with_pillow
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
 FACE = np.array([(90.0, 80.0), (140.0, 95.0), (105.0, 120.0), (80.0, 140.0), (120.0, 152.0)])
@@ -232,14 +232,14 @@ def test_haar_needs_a_cascade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_found_box_becomes_a_square(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The geometry without OpenCV: a detector that always answers the same box."""
-    monkeypatch.setattr("visard.data.importing.Haar", lambda cascade: lambda picture: (90.0, 40.0, 60.0, 60.0))
+    monkeypatch.setattr("visard.data.sources.importing.Haar", lambda cascade: lambda picture: (90.0, 40.0, 60.0, 60.0))
     put(tmp_path / "src" / "a" / "1.png", encode(half_dark(90, 40, 60)))
     square = FaceSet.open(
         import_faces("folder", tmp_path / "src", tmp_path / "set", size=60, align="haar").path
     ).images[0]
     assert np.array_equal(square, half_dark(90, 40, 60)[40:100, 90:150])
     monkeypatch.setattr(
-        "visard.data.importing.Haar", lambda cascade: lambda picture: (180.0, 130.0, 60.0, 60.0)
+        "visard.data.sources.importing.Haar", lambda cascade: lambda picture: (180.0, 130.0, 60.0, 60.0)
     )  # over the edge
     edge = FaceSet.open(import_faces("folder", tmp_path / "src", tmp_path / "edge", size=60, align="haar").path).images[
         0

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.test_rfw import rfw as rfw_folder
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
+from visard.data.sources.importing import import_faces
 from visard.inference.model import embed, evaluate, load_model
 from visard.methods.fedfr_da import FedFRDA
 from visard.models import build

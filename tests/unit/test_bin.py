@@ -14,9 +14,9 @@ import pytest
 from tests.unit.pictures import pixels, png
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
 from visard.data.sources.bin import read_bin, write_bin
+from visard.data.sources.importing import import_faces
 from visard.data.unpickle import load_plain
 from visard.errors import UsageError, VisardError
 

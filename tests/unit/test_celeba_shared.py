@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
+from visard.data.sources.importing import import_faces
 
 pytestmark = pytest.mark.shared
 

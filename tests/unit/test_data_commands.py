@@ -10,12 +10,12 @@ import pytest
 from tests.unit.pictures import encode, pixels
 
 from visard.cli import main
-from visard.data.catalog import draw_pairs, export
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
 from visard.data.pictures import QUIET
 from visard.data.sources import SOURCES
+from visard.data.sources.catalog import draw_pairs, export
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError
 
 
@@ -115,7 +115,7 @@ def test_exports_that_cannot_be(photos: Path, tmp_path: Path) -> None:
 def test_a_script_needs_no_guard_and_no_processes(photos: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "import multiprocessing, sys\nfrom visard.data.importing import import_faces\n"
+        "import multiprocessing, sys\nfrom visard.data.sources.importing import import_faces\n"
         "r = import_faces('folder', 'photos', 'set', size=16, workers=3)\n"
         "assert r.pictures == 20 and not multiprocessing.active_children()\n"
     )

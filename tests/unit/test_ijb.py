@@ -7,10 +7,10 @@ import pytest
 from tests.unit.pictures import encode, pixels
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.pairs import load_galleries, load_pairs, load_template_pairs, load_templates, splits
 from visard.data.pictures import template
 from visard.data.sources import ijb
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
 # file, template, medium; subjects: template 1, 5 -> 100; 2 -> 200; 3 -> 300; 4 -> unknown to the 1N files

@@ -17,9 +17,9 @@ from PIL import Image
 
 from visard.data import pictures
 from visard.data.faces import FaceSet, list_sets
-from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
 from visard.data.pictures import CENTRE, Crop, Framing, Pixels
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
 RED = (220, 30, 40)
@@ -274,7 +274,7 @@ def test_a_killed_import_leaves_no_set(tmp_path: Path) -> None:
     for i in range(600):
         put(tmp_path / "src" / "p" / f"{i}.png", encoded(plain()))
     program = (
-        "import sys, time; from visard.data.importing import import_faces\n"
+        "import sys, time; from visard.data.sources.importing import import_faces\n"
         "def wait(*_): print('half', flush=True); time.sleep(60)\n"
         "import_faces('folder', sys.argv[1], sys.argv[2], size=16, workers=1, progress=wait)"
     )

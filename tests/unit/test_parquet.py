@@ -11,8 +11,8 @@ import pytest
 from tests.unit.pictures import pixels, png
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.sources import parquet
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
 pa = pytest.importorskip("pyarrow")
@@ -175,6 +175,6 @@ def test_wrong_paths_and_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_pyarrow_is_loaded_only_when_needed() -> None:
-    program = "import sys, visard.data.importing; sys.exit('pyarrow' in sys.modules)"
+    program = "import sys, visard.data.sources.importing; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     assert parquet.BATCH <= 256

@@ -262,8 +262,8 @@ def test_a_model_file_does_not_choose_what_is_imported(canary: Path, tmp_path: P
 
 def test_every_kind_of_thing_can_be_a_plug_in(file: Path) -> None:
     from visard.clustering.cluster import Clustering, cluster
-    from visard.data.importing import import_faces
     from visard.data.partition_kinds import PartitionSettings
+    from visard.data.sources.importing import import_faces
     from visard.evaluation.metrics import describe
 
     file.write_text(

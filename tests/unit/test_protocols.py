@@ -14,10 +14,10 @@ import visard
 from visard.cli.models import ijb_rows, rfw_rows
 from visard.config import EvaluationSettings
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.pairs import load_galleries, load_pairs, load_template_pairs, load_templates
 from visard.data.pictures import template
 from visard.data.sources.bin import write_bin
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 from visard.evaluation.benchmarks import by_group, lfw, rfw, squared_distances, ten_folds
 from visard.evaluation.ijb import (

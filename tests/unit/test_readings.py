@@ -13,7 +13,6 @@ from PIL import Image
 
 from visard.cli import main
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.sensors import (
@@ -30,6 +29,7 @@ from visard.data.sensors import (
     widar,
     write_readings,
 )
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
 USERS = ("u1", "u2", "u3")

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.pictures import pixels, png
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
+from visard.data.sources.importing import import_faces
 from visard.data.sources.recordio import RecordFile, write_recordio
 from visard.errors import UsageError, VisardError
 

@@ -7,9 +7,9 @@ import pytest
 from tests.unit.pictures import encode, pixels
 
 from visard.data.faces import FaceSet
-from visard.data.importing import import_faces
 from visard.data.pairs import load_pairs
 from visard.data.pictures import template
+from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
 RACES = ("African", "Asian")

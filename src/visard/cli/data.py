@@ -11,11 +11,11 @@ from PIL import Image
 
 from visard.cli import options
 from visard.cli.console import bar, list_skipped, say, table
-from visard.data.catalog import data_folder, export, find_set
 from visard.data.faces import FaceSet, describe, list_sets
-from visard.data.importing import import_faces
 from visard.data.sensors import READERS, import_readings
 from visard.data.sources import SOURCES
+from visard.data.sources.catalog import data_folder, export, find_set
+from visard.data.sources.importing import import_faces
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError
 from visard.report.html import contact_sheet

@@ -60,7 +60,7 @@ def evaluate(
       visard eval runs/demo/model.safetensors --data data/mine --protocol verification --json
     """
     from visard.config import EvaluationSettings
-    from visard.data.catalog import DataSettings, open_faces
+    from visard.data.sources.catalog import DataSettings, open_faces
     from visard.inference.features import read_features
     from visard.inference.model import evaluate as run_tests
     from visard.inference.model import open_data
@@ -277,7 +277,7 @@ def export(
 
       visard export runs/demo/model.safetensors --onnx small.onnx --int8 --data data/mine
     """
-    from visard.data.catalog import DataSettings, open_faces
+    from visard.data.sources.catalog import DataSettings, open_faces
     from visard.inference.export import export as write
     from visard.inference.model import open_data
 

@@ -20,9 +20,8 @@ import numpy.typing as npt
 
 from visard.data.faces import FaceSet
 from visard.data.storage import array_path, map_array
-from visard.data.synthetic.sets import cache_folder
 from visard.errors import UsageError, VisardError
-from visard.files import flush_to_disk, read_json, write_json
+from visard.files import cache_folder, flush_to_disk, read_json, write_json
 
 READINGS = "readings.json"
 KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}

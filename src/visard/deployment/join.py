@@ -8,10 +8,10 @@ from typing import Annotated, Any
 from visard import plugins
 from visard.config import Settings, parse
 from visard.core import Disclosure, Method
-from visard.data.catalog import find_set, open_faces
 from visard.data.faces import FaceSet, Federation
 from visard.data.partition import Manifest, partition
 from visard.data.partition_kinds import PartitionSettings
+from visard.data.sources.catalog import find_set, open_faces
 from visard.deployment.remote import PartyLink
 from visard.deployment.requirements import Requirements, without_folders
 from visard.engines.checkpoint import Checkpoint

@@ -19,9 +19,9 @@ from visard.aggregation.outgoing import Postprocessor
 from visard.aggregation.rules import Mean, Rule
 from visard.config import Settings, load
 from visard.core import PUBLIC, ClientId, Disclosure, Method, Setup, Weights
-from visard.data.catalog import open_faces
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
 from visard.data.partition import Manifest
+from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
 from visard.models.files import read_model, start_weights
 from visard.numerics import Numerics

@@ -24,9 +24,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from visard.data.importing import printable
 from visard.data.listing import Container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
+from visard.data.sources.importing import printable
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.grid import one_thread_each

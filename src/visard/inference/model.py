@@ -14,8 +14,8 @@ import numpy.typing as npt
 from torch import nn
 
 from visard.config import EvaluationSettings
-from visard.data.catalog import find_set
 from visard.data.faces import FaceSet, FaceView
+from visard.data.sources.catalog import find_set
 from visard.data.storage import digest
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation import benchmarks as tests

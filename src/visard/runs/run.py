@@ -20,9 +20,9 @@ import torch
 
 from visard.config import Settings, load, parse
 from visard.core import ClientId, Disclosure
-from visard.data.catalog import open_faces
 from visard.data.faces import FaceSet, describe
 from visard.data.partition import partition
+from visard.data.sources.catalog import open_faces
 from visard.deployment.remote import PartyLink, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from visard.data.catalog import find_set
+from visard.data.sources.catalog import find_set
 from visard.errors import UsageError
 from visard.files import read_json, write_json
 from visard.inference.model import evaluate, load_model

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +21,7 @@ from visard.data.faces import FaceSetWriter
 from visard.data.synthetic.render import DOMAINS, SyntheticSpec, render, render_rows
 from visard.data.synthetic.traits import ATTRIBUTES
 from visard.errors import UsageError, VisardError
+from visard.files import cache_folder
 from visard.processes import ChildError, compute, cores
 
 __all__ = ["ATTRIBUTES", "DOMAINS", "VERSION", "SyntheticSpec", "cached", "make", "render", "render_rows"]
@@ -94,9 +94,3 @@ def cached(spec: SyntheticSpec, root: Path | None = None, progress: Callable[[in
             if not out.is_dir():  # else another process finished the same set first
                 raise
     return out
-
-
-def cache_folder() -> Path:
-    """$VISARD_CACHE, or visard in the user's cache folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("VISARD_CACHE") or base / "visard")
