@@ -17,5 +17,5 @@ class NormFace(Head):
         super().__init__(classes, embedding)
         self.scale = scale
 
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
         return self.scale * cosine(f, w)

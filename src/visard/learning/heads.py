@@ -108,7 +108,7 @@ class Head(nn.Module, ABC):
         wide = torch.promote_types(features.dtype, torch.float32)
         device = features.device.type
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
-            scores = self._scores(features.to(wide), self.weight.to(wide), labels)
+            scores = self.scores(features.to(wide), self.weight.to(wide), labels)
         return scores if mask is None else scores.masked_fill(~mask, -torch.inf)
 
     def loss(self, features: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -120,7 +120,7 @@ class Head(nn.Module, ABC):
         return self.loss(features, labels, mask)
 
     @abstractmethod
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
         """`logits` before the mask, all in one type of float."""
 
     def _check(self, features: Tensor, labels: Tensor, mask: Tensor | None, lowest: int = 0) -> None:
@@ -152,7 +152,7 @@ class MarginHead(Head):
         _check_scale(scale)
         self.scale, self.margin, self.detach_margin = scale, margin, detach_margin
 
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
         cos = cosine(f, w)
         if labels is None:
             return self.scale * cos
@@ -230,7 +230,7 @@ class Softmax(Head):
         self.scale, self.normalise = scale, normalise
         self.bias = nn.Parameter(torch.zeros(classes)) if bias and not normalise else None
 
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
         if self.normalise:
             return self.scale * cosine(f, w)
         scores = f @ w.t()
@@ -268,7 +268,7 @@ class SphereFace2(Head):
         start = balanced_bias(classes, scale, margin, t, balance) if bias_start == "balanced" else 0.0
         self.bias = nn.Parameter(torch.full((1 if bias == "shared" else classes,), start))
 
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
         cos = cosine(f, w)
         score = spread(cos, self.t)
         if labels is not None:

@@ -56,7 +56,7 @@ class PositiveHead(Head):
         self.weight.data.copy_(w)
         self.weight.requires_grad_(trained)
 
-    def _scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
         return cosine(f, w)
 
     def loss(self, features: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
