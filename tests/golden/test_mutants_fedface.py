@@ -10,7 +10,6 @@ import torch
 from tests.golden.test_fedface_golden import STILL, linear_world
 from tests.toys import first_step, toy_engine
 
-from visard.engines.local import LocalNetwork
 from visard.learning.positive import SpreadOut, squared_hinge
 from visard.methods.fedface import Down, FedFace, Server
 
@@ -37,7 +36,7 @@ def test_fixed_class_vectors_stay(tmp_path: Path, together: bool) -> None:
     """`train_vectors` = False: only the network learns."""
     net = toy_engine(tmp_path, linear_world(tmp_path))
     if not together:
-        net.outcomes_together = lambda *asked: LocalNetwork.outcomes(net, *asked[:4])  # type: ignore[method-assign]
+        net.replies_together = lambda step, requests, mean: net.replies(step, requests)  # type: ignore[method-assign]
     W = {c: rows(i, net.world.clients[c].n_classes) for i, c in enumerate(net.clients)}
     theta = net.world.new_weights()
     net.begin("federate", 0)
