@@ -63,18 +63,19 @@ class Watchers:
         self._failed: set[int] = set()
 
     def rendering(self, done: int, total: int) -> None:
-        self._tell("rendering", done, total)
+        self.tell("rendering", done, total)
 
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-        self._tell("round", stage, step, steps, figures)
+        self.tell("round", stage, step, steps, figures)
 
     def evaluation(self, figures: dict[str, Any]) -> None:
-        self._tell("evaluation", figures)
+        self.tell("evaluation", figures)
 
     def problem(self, text: str) -> None:
-        self._tell("problem", text)
+        self.tell("problem", text)
 
-    def _tell(self, event: str, *values: Any) -> None:
+    def tell(self, event: str, *values: Any) -> None:
+        """Forward one event."""
         for number, watcher in enumerate(self._all):
             try:
                 getattr(watcher, event)(*values)

@@ -173,20 +173,16 @@ class Study:
     task: Task
     case: Case
     keys: tuple[int, ...]  # bits of n in Figure 6c
-    one: tuple[str, ...] = ("method.rounds=1", "method.exchanges=1")  # costs need one batch
 
     def cost(self, name: str, protocol: str, *more: str, sources: int | None = None) -> Row:
-        return self.task.row(
-            self.case, ENCRYPTED, 4, f"method.protocol={protocol}", *self.one, *more, sources=sources, name=name
-        )
+        """One batch of every client, which is enough for its costs."""
+        short = (f"method.protocol={protocol}", "method.rounds=1", "method.exchanges=1")
+        return self.task.row(self.case, ENCRYPTED, 4, *short, *more, sources=sources, name=name)
 
     def degree(self, k: int) -> Row:
         """The paper's protocol with the Taylor polynomial of degree k."""
         taylor = ("method.protocol=both", "method.compare.kernel=taylor", f"method.compare.degree={k}")
         return self.task.row(self.case, ENCRYPTED, 4, *taylor, name=f"degree {k}")
-
-    def many(self) -> tuple[int, ...]:
-        return tuple(range(1, len(self.case.sources) + 1))
 
     def rows(self) -> list[Row]:
         rows = [self.cost(name, protocol) for name, protocol in PROTOCOLS.items()]
@@ -195,7 +191,7 @@ class Study:
         for bits in self.keys:
             key = (f"method.key_bits={bits}",)
             rows += [self.cost(f"{name}, {bits} bits", PROTOCOLS[name], *key) for name in ("packed", "A + B")]
-        for s in self.many():
+        for s in range(1, len(self.case.sources) + 1):
             fewer = f"{self.case.name}, {NONE}, {s} sources"
             rows.append(self.task.row(self.case, NONE, 4, sources=s, name=fewer))
             rows.append(self.task.row(self.case, ENCRYPTED, 4, sources=s, name=f"encrypted, {s} sources"))
@@ -203,10 +199,10 @@ class Study:
         return rows
 
     def figures(self) -> tuple[Figure, ...]:
-        s, ks = self.many(), (1, 2, 3)
+        s = range(1, len(self.case.sources) + 1)
         found = {"encrypted": tuple((float(n), f"encrypted, {n} sources") for n in s)}
         sent = {name: tuple((float(n), f"{name}, {n} sources") for n in s) for name in ("A + B", "naive")}
-        degrees = {"A + B": tuple((float(k), f"degree {k}") for k in ks)}
+        degrees = {"A + B": tuple((float(k), f"degree {k}") for k in (1, 2, 3))}
         keys = {name: tuple((float(b), f"{name}, {b} bits") for b in self.keys) for name in ("packed", "A + B")}
         return (
             *(Figure(f"Figure 6a: sources, {c.title}", "sources", c, found) for c in QUALITY),
@@ -227,9 +223,13 @@ def plan(scale: Scale) -> Plan:
     rows = {row.name: row for task in known for row in task.rows()}
     rows |= {row.name: row for row in [*costs.task.rows(), *costs.rows()]}
     curves = [
-        Curves(f"Figure 5, {t.title}: {c.title}", (t.called(case, MULTI, L), t.called(case, ENCRYPTED, L)), c.metric)
-        for t in known for case, L, c in [(t.cases[0], t.lengths[-1], QUALITY[0])] if isinstance(c.metric, str)
-    ]  # fmt: skip
+        Curves(
+            f"Figure 5, {t.title}: balanced accuracy",
+            tuple(t.called(t.cases[0], kind, t.lengths[-1]) for kind in (MULTI, ENCRYPTED)),
+            "training.balanced_accuracy",
+        )
+        for t in known
+    ]
     return Plan(
         TITLE, tuple(rows.values()), (*(t.table(printed["prediction"]) for t in known), costs.table()),
         costs.figures(), tuple(curves), (*notes["notes"], *notes[scale]["notes"]),
@@ -295,11 +295,6 @@ def tasks(scale: Scale) -> tuple[Task, ...]:
 
 
 def study(scale: Scale) -> Study:
-    if scale == "smoke":
-        task = tasks(scale)[0]
-        return Study(task, task.cases[-1], (512, 1024))
-    if scale == "small":
-        task = sensors(5, 3, 100, 64, 15, (2, 10))
-        return Study(task, task.cases[-1], (512, 1024, 2048))
-    task = pamap2((20, 50))
-    return Study(task, task.cases[-1], (512, 1024, 2048, 3072))
+    task = sensors(5, 3, 100, 64, 15, (2, 10)) if scale == "small" else tasks(scale)[-1]
+    keys = {"smoke": (512, 1024), "small": (512, 1024, 2048), "paper": (512, 1024, 2048, 3072)}
+    return Study(task, task.cases[-1], keys[scale])

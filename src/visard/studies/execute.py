@@ -282,26 +282,14 @@ def _in_processes(bench: _Bench, jobs: list[Job], side_by_side: int) -> None:
         raise Interrupted(INTERRUPTED)
 
 
-class Forward:
-    """A watcher that passes everything on; see `engines.loop.Watcher`."""
+class Forward(Watchers):
+    """A watcher that sends every event to the parent process."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
 
-    def say(self, event: str, *values: Any) -> None:
+    def tell(self, event: str, *values: Any) -> None:
         send(self._channel, json.dumps([event, *values]).encode())
-
-    def rendering(self, done: int, total: int) -> None:
-        self.say("rendering", done, total)
-
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-        self.say("round", stage, step, steps, figures)
-
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        self.say("evaluation", figures)
-
-    def problem(self, text: str) -> None:
-        self.say("problem", text)
 
 
 def run_one(channel: socket.socket, preset: str, **how: Any) -> None:
@@ -319,6 +307,6 @@ def run_one(channel: socket.socket, preset: str, **how: Any) -> None:
     watcher = Forward(channel)
     try:
         run(preset, **how, watcher=watcher)
-        watcher.say("finished")
+        watcher.tell("finished")
     except (KeyboardInterrupt, Interrupted):
-        watcher.say("interrupted")
+        watcher.tell("interrupted")
