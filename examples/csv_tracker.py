@@ -15,6 +15,8 @@ from visard.plugins import register
 class CsvTracker(Watcher):
     """Lines of step, stage, metric and value: those of rounds, then those of the test after it."""
 
+    files = ("progress.csv",)
+
     def __init__(self, folder: Path) -> None:
         self.path, self.step, self.stage = folder / "progress.csv", 0, ""
         if not self.path.exists():  # a run that is resumed goes on with its file

@@ -27,6 +27,7 @@ from visard.numerics import Numerics
 from visard.plugins import Registry
 from visard.presets import presets
 
+HEADING = "# visard run config.toml"  # the first line of the config.toml of a run
 CHOSEN = ("method", "aggregation", "outgoing")  # sections that name a class, whose settings are its fields
 
 
@@ -108,7 +109,7 @@ class Settings(Section):
 
     def to_toml(self) -> str:
         """The complete `config.toml`, which reproduces the run."""
-        return f"# visard run config.toml\n{tomli_w.dumps(self.to_dict())}"
+        return f"{HEADING}\n{tomli_w.dumps(self.to_dict())}"
 
     def fingerprint(self) -> str:
         """A hash of all that results depend on; the name, the engine and the place of plug-ins are not among it."""

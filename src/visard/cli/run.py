@@ -63,6 +63,11 @@ def run(
     from visard.runs.run import resume as resume_run
     from visard.runs.run import run as run_settings
 
+    if resume and overwrite:
+        raise UsageError("--resume continues a run, --overwrite replaces it: give one of them")
+    given = {"--set": sets, "--engine": engine, "--server": server, "--plugin": plugin}
+    if source is None and (odd := next((name for name, value in given.items() if value), None)):
+        raise UsageError(f"--resume --out FOLDER continues with the settings in the folder: leave out {odd}")
     watcher = RunWatcher()
     try:
         if source is None:

@@ -25,7 +25,8 @@ S = TypeVar("S")
 class Watcher(Protocol):
     """Who wants to see a run go by: the progress bar of the command line, a notebook, a tracker, a test.
 
-    One that is derived from this class does nothing where it does not say otherwise.
+    One that is derived from this class does nothing where it does not say otherwise. The class attribute `files` names
+    what it writes into the run folder, so that --overwrite may remove it.
     """
 
     def rendering(self, done: int, total: int) -> None:

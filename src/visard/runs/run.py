@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import secrets
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -32,13 +31,14 @@ from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
 from visard.errors import Interrupted, UsageError, VisardError
-from visard.files import only_user, write_atomically, write_json
+from visard.files import write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
 from visard.runs.evaluation import final_metrics, metrics_of_round
+from visard.runs.folder import run_folder
 
 
 def run(
@@ -66,8 +66,8 @@ def run(
     settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
     folder = Path(out) if out is not None else Path("runs") / settings.name
     named = [WATCHERS.find(name) for name in settings.engine.watchers or ()]
-    _prepare(folder, settings, resume, overwrite)
-    with only_user(folder), _threads(settings.numerics.threads_per_step):
+    files = [name for make in named for name in getattr(make, "files", ())]
+    with run_folder(folder, settings, resume, overwrite, files), _threads(settings.numerics.threads_per_step):
         watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
         link = connect(settings, watchers.problem)
         with closing(link) if link is not None else nullcontext():
@@ -83,30 +83,6 @@ def resume(out: str | Path, watcher: Watcher | Iterable[Watcher] | None = None) 
     if not config.exists():
         raise UsageError(f"{out} holds no run to resume (there is no config.toml)")
     return run(config, out=out, resume=True, watcher=watcher)
-
-
-def _prepare(folder: Path, settings: Settings, resume: bool, overwrite: bool) -> None:
-    """Make the folder of a new run, or check that there is one to resume; never touch anything else."""
-    config = folder / "config.toml"
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not a folder for a run")
-    if resume:
-        if not config.exists():
-            raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
-        if load(config).fingerprint() != settings.fingerprint():
-            raise UsageError(f"{folder} was run with other settings: resume it with its own {config}")
-        return
-    if folder.exists() and any(not p.name.startswith(".") for p in folder.iterdir()):
-        if not overwrite:
-            raise UsageError(f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out")
-        if not config.exists():
-            raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
-        shutil.rmtree(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
-    write_atomically(config, settings.to_toml())
 
 
 @contextmanager

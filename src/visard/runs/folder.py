@@ -1,0 +1,94 @@
+"""The folder of a run: made, continued or overwritten. A file that no run wrote is never touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from visard.config import HEADING, Settings, load
+from visard.errors import UsageError
+from visard.files import only_user, write_atomically
+
+# all that a run writes, as patterns relative to its folder
+WRITTEN = (
+    "config.toml", "partition.json", "events.jsonl", "metrics.json", "ledger.json", "samples.npy", "report.html",
+    "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
+    "checkpoint/manifest.json", "checkpoint/ledger.jsonl", "checkpoint/server-*.bin", "checkpoint/run.id",
+    "checkpoint/parties.json", "checkpoint/clients/*.pack", ".*.tmp", "checkpoint/.*.tmp",
+)  # fmt: skip
+
+
+@contextmanager
+def run_folder(
+    folder: Path, settings: Settings, resume: bool, overwrite: bool, more: Sequence[str] = ()
+) -> Iterator[None]:
+    """Hold the folder of a run for this process alone; a start that fails leaves nothing of its own behind.
+
+    `more` are names of files that watchers of the run write beside its own.
+    """
+    written = (*WRITTEN, *more)
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder for a run")
+    if resume:
+        _check_same(folder, settings)
+        with only_user(folder):
+            yield
+        return
+    existed = folder.exists()
+    if existed and _is_used(folder) and not overwrite:
+        raise UsageError(f"{folder} is not empty: use --resume to continue it, --overwrite, or another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+    with only_user(folder):  # before anything is removed: another process may be writing here
+        if _is_used(folder):
+            check_removable(folder, written)
+            remove_written(folder, written)
+        try:
+            write_atomically(folder / "config.toml", settings.to_toml())
+            yield
+        except BaseException:
+            if not (folder / "events.jsonl").exists():  # it did not begin
+                remove_written(folder, written)
+                if not existed and [path.name for path in folder.iterdir()] == [".lock"]:
+                    (folder / ".lock").unlink()
+                    folder.rmdir()
+            raise
+
+
+def _is_used(folder: Path) -> bool:
+    return any(not path.name.startswith(".") for path in folder.iterdir())
+
+
+def _check_same(folder: Path, settings: Settings) -> None:
+    config = folder / "config.toml"
+    if not config.exists():
+        raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
+    if load(config).fingerprint() != settings.fingerprint():
+        raise UsageError(f"{folder} was run with other settings: resume it with its own {config}")
+
+
+def check_removable(folder: Path, written: Sequence[str] = WRITTEN) -> None:
+    """Refuse a folder that is no run, or that holds a file which no run wrote: the line names the first one."""
+    config = folder / "config.toml"
+    if not config.is_file() or not config.read_bytes().startswith(HEADING.encode()):
+        raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or (not path.is_dir() and not _is_written(path.relative_to(folder), written)):
+            raise UsageError(f"{folder} holds {path.relative_to(folder)}, which no run wrote: it is not overwritten")
+
+
+def remove_written(folder: Path, written: Sequence[str] = WRITTEN) -> None:
+    """Remove what a run wrote, but for the lock, and the folders that are empty then."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+        if path.is_dir() and not path.is_symlink():
+            if path.relative_to(folder).parts[0] in ("clients", "checkpoint") and not any(path.iterdir()):
+                path.rmdir()
+        elif path.name != ".lock" and not path.is_symlink() and _is_written(path.relative_to(folder), written):
+            path.unlink()
+
+
+def _is_written(name: Path, written: Sequence[str]) -> bool:
+    return any(name.match(pattern) and len(name.parts) == pattern.count("/") + 1 for pattern in written)
