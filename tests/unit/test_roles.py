@@ -1,14 +1,20 @@
-"""Assignment that belong to keys."""
+"""Clients that belong to keys."""
 
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+if find_spec("cryptography") is None:
+    pytest.skip("needs the package cryptography: pip install 'visard[flower]'", allow_module_level=True)
+
 from visard.deployment.keys import FILE, Assignment, read_parties, write_parties
 from visard.errors import UsageError, VisardError
+
+pytestmark = pytest.mark.flower  # run by make flower, which installs the package
 
 BOUND = Assignment.parse(["1=house-1", "1=pool", "2=house-2"], 3)
 
