@@ -22,7 +22,7 @@ COMMANDS = {
     "presets": ("run:presets", "List the presets that `visard run` knows."),
     "plugins": ("run:plugins", "List everything that settings can name, and where it comes from: visard or a plug-in."),
     "data": ("data:app", "Make, import and look at face sets."),
-    "run": ("run:run", "Train with a method and leave a run folder with figures, models, ledger and report."),
+    "run": ("run:run", "Train with a method and leave a run folder with metrics, models, ledger and report."),
     "bench": (
         "bench:bench",
         "Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.",

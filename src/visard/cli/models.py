@@ -86,12 +86,12 @@ def evaluate(
     title = f"{model.name} on {data}"
     if protocol in (Protocol.lfw, Protocol.rfw, Protocol.ijb):
         show = {Protocol.lfw: lfw_rows, Protocol.rfw: rfw_rows, Protocol.ijb: ijb_rows}[protocol]
-        table(f"{title}: {protocol.value}", ("figure", "value", "note"), show(figures[protocol.value]))
+        table(f"{title}: {protocol.value}", ("metric", "value", "note"), show(figures[protocol.value]))
         return
     from visard.runs.evaluation import headline
 
     rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None]
-    table(title, ("figure", "value", "95 % interval"), rows)
+    table(title, ("metric", "value", "95 % interval"), rows)
 
 
 def lfw_rows(figures: dict[str, Any]) -> Rows:
@@ -233,7 +233,7 @@ def cluster(
     if as_json:
         print(json.dumps(report, indent=1))
         return
-    table(f"{method} of {source}", ("figure", "value", "note"), rows_of(report), text=1)
+    table(f"{method} of {source}", ("metric", "value", "note"), rows_of(report), text=1)
     say(f"labels: {out} and {beside.name}")
 
 
@@ -300,7 +300,7 @@ def export(
         say(f"largest difference from PyTorch: {made.difference:.1e}")
         return
     rows = [(k, share(v), share(loss.after[k])) for k, v in loss.before.items() if v is not None]
-    table(f"On {loss.pictures} pictures of {data}", ("figure", "before", "int8"), rows)
+    table(f"On {loss.pictures} pictures of {data}", ("metric", "before", "int8"), rows)
     say(f"mean cosine of features before and after: {loss.cosine:.4f}")
 
 

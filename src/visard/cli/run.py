@@ -50,7 +50,7 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
     plugin: options.Plugin = None,
 ) -> None:
-    """Train with a method and leave a run folder with figures, models, ledger and report.
+    """Train with a method and leave a run folder with metrics, models, ledger and report.
 
     Examples:
 
@@ -91,12 +91,12 @@ def show(result: Run) -> None:
     metrics = result.metrics
     rows = [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
     if rows:
-        table("Generic model on people whom no client knows", ("figure", "value", "95 % interval"), rows)
+        table("Generic model on identities that no client has", ("metric", "value", "95 % interval"), rows)
     summary = metrics["clients"]["summary"]
     if summary:
         table(
             "Clients on their own held-out pictures",
-            ("figure", "mean", "std", "worst", "worst client"),
+            ("metric", "mean", "std", "worst", "worst client"),
             [(k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"]) for k, v in summary.items()],
         )
     traffic = metrics["communication"]

@@ -57,7 +57,7 @@ class World:
     seed: int
     clients: dict[ClientId, ClientData]
     training: tuple[ClientId, ...]
-    benchmarks: Mapping[str, FaceView]  # public test sets of people whom no client knows
+    benchmarks: Mapping[str, FaceView]  # public test sets of identities that no client has
     classes: int
     embedding: int
     build: Callable[[], nn.Module]
