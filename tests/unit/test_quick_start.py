@@ -31,6 +31,8 @@ LIGHT = [
     ["--version"],
     ["methods"],
     ["presets"],
+    ["plugins"],
+    ["bench"],
     ["data", "list"],
     ["keys", "make", "--out", "keys", "--nodes", "1", "--host", "localhost"],
 ]

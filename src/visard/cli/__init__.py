@@ -20,7 +20,10 @@ from visard.errors import VisardError
 COMMANDS = {
     "methods": ("run:methods", "List the methods, their papers, and what leaves a client in each."),
     "presets": ("run:presets", "List the presets that `visard run` knows."),
-    "plugins": ("run:plugins", "List everything that settings can name, and where it comes from: visard or a plug-in."),
+    "plugins": (
+        "run:plugins",
+        "List the plug-ins that settings can name, and where each comes from.",
+    ),
     "data": ("data:app", "Make, import and look at face sets."),
     "run": ("run:run", "Train with a method and leave a run folder with metrics, models, ledger and report."),
     "bench": (

@@ -105,7 +105,7 @@ def bench(
     from visard import studies as benches
 
     if name is None:
-        table("Benches", ("name", "what"), benches.titles().items(), text=2)
+        table("Benches", ("name", "what"), benches.BENCHES.items(), text=2)
         return
     from visard.studies.execute import execute, jobs_of
     from visard.studies.results import collect

@@ -13,7 +13,7 @@ from visard.cli import options
 from visard.cli.console import RunWatcher, mark, say, share, table
 from visard.errors import UsageError
 from visard.methods import METHODS
-from visard.plugins import BUILT_IN
+from visard.plugins import BUILT_IN, KINDS, Registry
 from visard.presets import presets as all_presets
 from visard.text import size
 
@@ -165,21 +165,28 @@ def summary(method: type[Method[Any]]) -> dict[str, Any]:
     return {"title": method.title, "paper": method.paper, **kinds}
 
 
-def plugins(plugin: options.Plugin = None) -> None:
-    """List everything that settings can name, and where it comes from: visard or a plug-in.
+def plugins(
+    plugin: options.Plugin = None,
+    everything: Annotated[bool, typer.Option("--all", help="list what comes with visard too")] = False,
+) -> None:
+    """List the plug-ins that settings can name, and where each comes from.
 
     Example: visard plugins --plugin my_method.py
     """
     options.load_plugins(plugin)
+    known: list[Registry[Any]] = [Registry(kind, {}) for kind in KINDS]
+    if everything:  # which imports most of visard
+        known = [getattr(import_module(module), name) for module, name in (where.split(":") for where in REGISTRIES)]
     rows = []
-    for where in REGISTRIES:
-        module, _, name = where.partition(":")
-        registry = getattr(import_module(module), name)
+    for registry in known:
         names: dict[str, list[str]] = {}
         for entry in registry:
             names.setdefault(registry.origin(entry), []).append(entry)
         rows += [(registry.kind, origin, ", ".join(found)) for origin, found in names.items()]
-    table("What settings can name", ("kind", "comes from", "names"), rows, text=3)
+    if rows:
+        table("What settings can name", ("kind", "comes from", "names"), rows, text=3)
+    else:
+        say("no plug-ins; visard plugins --all lists what comes with visard")
 
 
 def presets() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from visard.studies import BENCHES
 from visard.studies.plan import Column, Curves, Plan, Row, Scale, Table
-
-TITLE = "Local, federated averaging and central training"
 
 ROWS = ("local", "fedavg", "central")
 SETTINGS: dict[Scale, tuple[str, ...]] = {
@@ -56,7 +55,7 @@ def plan(scale: Scale) -> Plan:
         compare=(("fedavg", "local"),),
     )
     return Plan(
-        TITLE,
+        BENCHES["baselines"],
         tuple(rows),
         (others, own),
         curves=(Curves("AUC on people whom nobody trained on", ROWS, "generic.test.auc | clients.test/auc.mean"),),

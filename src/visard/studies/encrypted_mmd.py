@@ -9,11 +9,9 @@ from typing import Any
 
 from visard.config import load
 from visard.report.run_folder import Round
-from visard.studies import paper, scales
+from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import run_at
-
-TITLE = "Encrypted MMD: users align their features without showing them"
 
 NONE, MULTI, SINGLE, ENCRYPTED = "none", "central", "central, one source", "encrypted"
 FITTED, FURTHER = "central, fitted", "central, lambda 0"
@@ -231,8 +229,9 @@ def plan(scale: Scale) -> Plan:
         for t in known
     ]
     return Plan(
-        TITLE, tuple(rows.values()), (*(t.table(printed["prediction"]) for t in known), costs.table()),
-        costs.figures(), tuple(curves), (*notes["notes"], *notes[scale]["notes"]),
+        BENCHES["encrypted-mmd"], tuple(rows.values()),
+        (*(t.table(printed["prediction"]) for t in known), costs.table()), costs.figures(), tuple(curves),
+        (*notes["notes"], *notes[scale]["notes"]),
     )  # fmt: skip
 
 

@@ -10,11 +10,9 @@ from visard.data.sources.catalog import find_set
 from visard.errors import UsageError
 from visard.files import read_json, write_json
 from visard.inference.model import evaluate, load_model
-from visard.studies import paper, scales
+from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import look_up
-
-TITLE = "FedFace: one face on each phone improves a pre-trained network"
 
 CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE = (
     "central fine-tuning", "random fixed", "random trainable", "no spread-out", "FedFace",
@@ -68,7 +66,7 @@ def plan(scale: Scale) -> Plan:
     series = {"FedAvg": tuple((float(n), _fedavg_name(n)) for n in given["clients"])}
     title = f"Figure 4: FedAvg with {given['identities']:,} people over ever more clients"
     return Plan(
-        TITLE, _rows(given, "celeba-" if scale == "small" else ""), tables,
+        BENCHES["fedface"], _rows(given, "celeba-" if scale == "small" else ""), tables,
         (Figure(title, "clients", UNSEEN[0], series),),
         curves=(Curves("AUC on people whom nobody trained on", rows[1:], "generic.test.auc"),),
         notes=(

@@ -14,7 +14,7 @@ from visard.evaluation.arrays import Floats
 from visard.evaluation.identification import identify
 from visard.files import read_json, write_json
 from visard.inference.model import embed, evaluate, load_model, open_data
-from visard.studies import paper, scales
+from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import NoMetric, run_at
 
@@ -79,8 +79,6 @@ def rank_1(features: Floats, identity: Any) -> float | None:
     rest = ~query
     return identify(features[rest], identity[rest], features[query], identity[query], template="max").rank[1]
 
-
-TITLE = "FedFR-DA: adapting to people whose pictures nobody labelled"
 
 VARIANTS = ("S", "L")  # the source is as large as the target, or several times as large
 COMPARED = ("Source-Only", "Target-Only", "Merge", "Fine-tune", "DAN", "DANN", "FedFR-DA")
@@ -240,7 +238,7 @@ def plan(scale: Scale) -> Plan:
         for side in ("target", "source")
     ]
     return Plan(
-        TITLE,
+        BENCHES["fedfr-da"],
         tuple(row for v in both for row in v.rows()),
         tuple(tables),
         tuple(

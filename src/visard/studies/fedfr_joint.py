@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from visard.studies import paper, scales
+from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import Column, Figure, Plan, Row, Scale, Table
-
-TITLE = "FedFR-joint: a generic and a personal model for each client, ingredient by ingredient"
 
 PRE, FEDAVG, HARD, CON, BRANCH, CENTRAL = (
     "pre-trained", "FedAvg", "+ hard negatives", "+ contrastive", "+ branch", "central on all",
@@ -41,7 +39,7 @@ def plan(scale: Scale) -> Plan:
               {BRANCH: {column.title: shown["table3"][name][1] for name, column in models.items()}}),
     )  # fmt: skip
     return Plan(
-        TITLE, _rows(size), tables, _figures(size),
+        BENCHES["fedfr-joint"], _rows(size), tables, _figures(size),
         notes=(
             "pre-trained and central on all: runs of no rounds that test the networks of rows pretrain and pooled.",
             "pooled starts from the pre-trained network too, and trains on all pictures in one place.",

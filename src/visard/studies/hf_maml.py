@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from visard.studies import paper, scales
+from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import Column, Curves, Plan, Row, Scale, Table
 from visard.studies.results import run_at
-
-TITLE = "HF-MAML and FedAvg, before and after tuning, on even, uneven and mixed clients"
 
 TAR = "tar@far=0.1"
 IMPOSTORS = {"": "all clients", "own/": "the client itself"}  # prefix of the metric, and whose identities impostors are
@@ -71,7 +69,7 @@ def plan(scale: Scale) -> Plan:
     names = tuple(row.name for row in rows)
     curves = tuple(f"equal {m} local" for m in ("FedAvg", "HF-MAML"))
     return Plan(
-        TITLE,
+        BENCHES["hf-maml"],
         (*start, *rows),
         (*tables, _gains(8 if scale == "smoke" else 20), Table("What it cost", names, COST)),
         curves=tuple(
