@@ -42,6 +42,7 @@ class ModelSettings(Section):
     embedding: int | None = Field(default=None, ge=2, le=4096)  # None: the network's own default
     weights: str | None = None  # a model file to start from
     class_vectors: str | None = None  # a file of class vectors of the public identities, which a run leaves behind
+    frozen_norm: bool | None = None  # batch norm keeps the statistics that it came with; None: see Settings.frozen_norm
 
 
 class EngineSettings(Section):
@@ -94,9 +95,22 @@ class Settings(Section):
     aggregation: Rule = Mean()
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
 
+    @property
+    def frozen_norm(self) -> bool:
+        """Whether batch norm keeps its statistics in training: as set, or where weights are given.
+
+        Not of itself where the method has settings that are about these statistics, such as FedBN's.
+        """
+        asked = self.model.frozen_norm
+        return asked if asked is not None else self.model.weights is not None and not self.method.trains_norm()
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is None (TOML has no word for it)."""
         plain = self.model_dump(mode="json", exclude={"method", "aggregation", "outgoing"})
+        if self.frozen_norm or self.model.weights is not None:
+            plain["model"]["frozen_norm"] = self.frozen_norm
+        else:
+            del plain["model"]["frozen_norm"]
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
@@ -114,6 +128,8 @@ class Settings(Section):
     def fingerprint(self) -> str:
         """A hash of all that results depend on; the name, the engine and the place of plug-ins are not among it."""
         content = {k: v for k, v in self.to_dict().items() if k not in ("name", "engine")}
+        if not self.frozen_norm:  # runs from before there was this setting go on
+            content["model"].pop("frozen_norm", None)
         if self.plugins:
             content["plugins"] = plugins.digests(self.plugins)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -128,6 +144,9 @@ def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | 
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{where} is not valid TOML: {error}") from None
     tree.setdefault("name", Path(str(source).rpartition(":")[2]).stem)
+    model = tree.get("model")
+    if text.startswith(HEADING) and isinstance(model, dict) and "weights" in model:
+        model.setdefault("frozen_norm", False)  # a complete file of an older visard, which knew nothing else
     for override in overrides:
         _override(tree, override)
     if recorded:

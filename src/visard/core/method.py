@@ -76,6 +76,10 @@ class Method(ABC, Generic[S]):
         """Whether a method that centralises data takes the public pictures too."""
         return False
 
+    def trains_norm(self) -> bool:
+        """Whether the settings ask for batch norm whose statistics follow the batches; see `model.frozen_norm`."""
+        return False
+
     def oracle(self) -> str:
         """What the method asks of clients that only labels can tell: a run says so, a deployment refuses it."""
         return ""

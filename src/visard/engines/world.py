@@ -24,6 +24,7 @@ from visard.data.partition import Manifest
 from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
 from visard.models.files import read_model, start_weights
+from visard.models.frozen import keep_statistics
 from visard.numerics import Numerics
 
 CLASS_VECTORS, BIASES = "class_vectors", "biases"  # entries of a file of class vectors
@@ -72,6 +73,7 @@ class World:
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     aggregation: Rule = Mean()  # how replies become one
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
+    frozen_norm: bool = False  # batch norm keeps the statistics that it came with
     announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
     _network: nn.Module | None = field(default=None, repr=False)
 
@@ -80,6 +82,8 @@ class World:
         if self._network is None:
             with torch.random.fork_rng(devices=[]):  # a step draws the same whether it is the first here or not
                 self._network = self.numerics.prepare(self.build())
+            if self.frozen_norm:
+                keep_statistics(self._network)
             if self.numerics.compile:
                 self._network.compile()  # in place, so that the names of the weights stay
         return self._network
@@ -166,6 +170,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         biases=biases,
         aggregation=settings.aggregation,
         outgoing=settings.outgoing,
+        frozen_norm=settings.frozen_norm,
         start_from=start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
 

@@ -87,6 +87,9 @@ class Averaging(Method[Server]):
         if self.share_head and self.head.biased:
             raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
 
+    def trains_norm(self) -> bool:
+        return self.batch_norm != "average"
+
     @abstractmethod
     def rate(self, round: int) -> float:
         """The learning rate of a round, from 0."""

@@ -95,6 +95,9 @@ class FedFace(Fitting[Server], Looking[Server]):
     def supervised(self) -> Supervised:
         return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)
 
+    def trains_norm(self) -> bool:
+        return self.batch_norm == "train"
+
     def start(self, setup: Setup) -> Server:  # line 1
         theta = setup.new_weights()
         if self.pretrain_rounds and not setup.public_classes:

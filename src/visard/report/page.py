@@ -125,6 +125,7 @@ def run_facts(run: Run) -> dict[str, str]:
         "visard": str(run.started.get("version") or ""),
         "torch": str(machine.get("torch") or ""),
         "Threads": str(machine.get("threads") or ""),
+        "Batch norm": "statistics frozen" if run.started.get("frozen_norm") is True else "",
         "Data fingerprint": str(data.get("fingerprint") or "")[:16],
     }
     return {k: v for k, v in found.items() if v}

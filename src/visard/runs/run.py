@@ -122,6 +122,11 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
     """Data, clients, checkpoint and logs of a run; its beginning is written into the event log."""
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
+    if settings.frozen_norm and settings.model.weights is None:
+        raise UsageError(
+            "model.frozen_norm: statistics of an untrained network fit no picture: give model.weights, "
+            "for example the model of visard run pretrain"
+        )
     begun, method = time.perf_counter(), settings.method
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
@@ -144,7 +149,7 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
         machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
         parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
-        resumed=resumed, data=_about(faces),
+        frozen_norm=settings.frozen_norm, resumed=resumed, data=_about(faces),
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
     job = _Job(settings, folder, watcher, link, run_spec, faces, world, pooled, states, events, ledger, begun)

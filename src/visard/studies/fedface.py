@@ -11,7 +11,7 @@ from visard.errors import UsageError
 from visard.files import read_json, write_json
 from visard.inference.model import evaluate, load_model
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.studies.plan import TRAINED_NORM, Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import look_up
 
 CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE = (
@@ -82,7 +82,11 @@ def _rows(given: dict[str, Any], celeba: str) -> tuple[Row, ...]:
     tuned = (*every, f"partition.clients={given['tuned_clients']}", "partition.kind=one_identity")
     rows = [
         Row("pretrain", f"{celeba}pretrain", () if celeba else (*every, *given["pretrain"])),
-        Row(CENTRAL, "celeba-fedface-central" if celeba else "central", (*tuned, *given["fine_tuning"], WEIGHTS)),
+        Row(
+            CENTRAL,
+            "celeba-fedface-central" if celeba else "central",
+            (*tuned, *given["fine_tuning"], WEIGHTS, TRAINED_NORM),
+        ),
         *(Row(n, f"{celeba}fedface", (*tuned, *given["work"], *more, WEIGHTS)) for n, more in VARIANTS.items()),
     ]
     for n in given["clients"]:

@@ -15,7 +15,7 @@ from visard.evaluation.identification import identify
 from visard.files import read_json, write_json
 from visard.inference.model import embed, evaluate, load_model, open_data
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.studies.plan import TRAINED_NORM, Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import NoMetric, run_at
 
 # RFW as the test of a bench's runs: the pairs of each domain, and rank-1 among its identities.
@@ -117,7 +117,7 @@ class Variant:
         batch = f"method.training.batch_size={given['batch']}"
         self.common = (*ALL, *given["data"], given["source"][name], *head, batch)
         base = f"{{{name} Source-Only}}"
-        self.start = (f"model.weights={base}/model.safetensors",)
+        self.start = (f"model.weights={base}/model.safetensors", TRAINED_NORM)
         self.vectors = (*self.start, f"model.class_vectors={base}/class_vectors.safetensors")
 
     def iterations(self, amount: int, count: int) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import Column, Figure, Plan, Row, Scale, Table
+from visard.studies.plan import TRAINED_NORM, Column, Figure, Plan, Row, Scale, Table
 
 PRE, FEDAVG, HARD, CON, BRANCH, CENTRAL = (
     "pre-trained", "FedAvg", "+ hard negatives", "+ contrastive", "+ branch", "central on all",
@@ -54,7 +54,7 @@ def plan(scale: Scale) -> Plan:
 def _rows(size: dict[str, Any]) -> tuple[Row, ...]:
     preset = size["preset"].format
     weights = "model.weights={pretrain}/model.safetensors"
-    given = (weights, "model.class_vectors={pretrain}/class_vectors.safetensors")
+    given = (weights, "model.class_vectors={pretrain}/class_vectors.safetensors", TRAINED_NORM)
     first = tuple(text.replace("pretrain", CON) for text in given)
     every = size["every"]
 
@@ -68,7 +68,7 @@ def _rows(size: dict[str, Any]) -> tuple[Row, ...]:
         row(HARD, OFF["contrast"], OFF["branch"]),
         row(CON, OFF["branch"]),
         row(BRANCH, "method.personalise.compare=true"),
-        Row("pooled", preset("central"), (*every, *size["central"], "method.with_public=true", weights)),
+        Row("pooled", preset("central"), (*every, *size["central"], "method.with_public=true", weights, TRAINED_NORM)),
         row(CENTRAL, "method.rounds=0", start=("model.weights={pooled}/model.safetensors",)),
         row(TUNE, "method.rounds=0", OFF["branch"], "method.personalise.stage=finetune", start=first),
         row(KD, "method.rounds=0", OFF["branch"], "method.personalise.stage=kd", start=first),

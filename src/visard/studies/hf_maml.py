@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import Column, Curves, Plan, Row, Scale, Table
+from visard.studies.plan import TRAINED_NORM, Column, Curves, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
 TAR = "tar@far=0.1"
@@ -93,7 +93,7 @@ def _variants(partition: str) -> list[tuple[str, str]]:
 
 
 def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head: str) -> Row:
-    begun = () if scale == "paper" else ("model.weights={start}/model.safetensors",)
+    begun = () if scale == "paper" else ("model.weights={start}/model.safetensors", TRAINED_NORM)
     split = "partition.split=[0.7,0.1,0.2]" if scale == "paper" else "partition.split=[0.6,0.0,0.4]"
     evaluation = (
         "evaluation.impostors=all", "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.tuning.batches=5",

@@ -12,6 +12,8 @@ from visard.errors import UsageError, did_you_mean
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
+# for runs from given weights: the papers let batch norm follow its batches, and the pages in docs/results were made so
+TRAINED_NORM = "model.frozen_norm=false"
 PLACE = re.compile(r"\{([^{}]*)\}")  # the run folder of another row in an override
 BAD_NAME = re.compile(r"[/\\{}\x00-\x1f]|^[.\s]|\s$")
 
