@@ -56,7 +56,7 @@ class FedBabu(Method[Server]):
     name = "fedbabu"
     title = "averaging of the body under a fixed random head, then tuning at each client"
     paper = "Oh, Kim, Yun 2022"
-    discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
 
     rounds: int = 20
     participation: float = 1.0

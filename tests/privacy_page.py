@@ -28,6 +28,8 @@ def fields_of(method: type[Method[Any]]) -> dict[Disclosure, list[str]]:
         for field, kind in declared_kinds(reply).items():
             mark = "?" if type(None) in get_args(hints[field]) else ""
             found.setdefault(kind, []).append(f"{reply.__name__}.{field}{mark}")
+            if kind is Disclosure.weights:
+                found.setdefault(Disclosure.statistic, []).append(f"{reply.__name__}.{field}[running statistics]")
     return {kind: found[kind] for kind in Disclosure if kind in found}
 
 

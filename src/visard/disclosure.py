@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import fields
 from enum import Enum
 from typing import Any, cast, get_type_hints
@@ -38,11 +38,12 @@ class Disclosure(Enum):
         "data. It shows whether two clients know the same person.",
         ("Tensor", "dict"),
     )
-    statistic = (
+    statistic = (  # also the running statistics in weights: see `pieces`
         "statistic",
-        "statistics over many pictures",
+        "statistics over many pictures, such as batch norm's running means",
         "A figure over many pictures. It says something about the whole data of the client and, taken often enough "
-        "with small changes, about single pictures.",
+        "with small changes, about single pictures. Running means of a client with one person give that person's "
+        "mean face, if the server chooses the weights.",
     )
     ciphertext = (
         "ciphertext",
@@ -74,6 +75,9 @@ class Disclosure(Enum):
     pictures = ("pictures", "pictures of faces", "Everything.", (), True)
 
 
+RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # how torch names what batch norm gathers
+
+
 def declared_kinds(reply: type) -> dict[str, Disclosure]:
     """Field -> kind of a reply type; a field without a kind is a programming error."""
     return _kinds(cast(Hashable, reply))
@@ -89,3 +93,55 @@ def _kinds(reply: Any) -> dict[str, Disclosure]:
             raise TypeError(f"{reply.__name__}.{f.name} must be Annotated with exactly one kind of Disclosure")
         kinds[f.name] = marks[0]
     return kinds
+
+
+def possible_kinds(reply: type) -> frozenset[Disclosure]:
+    """All kinds that a reply of this type may carry; weights may hold running statistics."""
+    kinds = frozenset(declared_kinds(reply).values())
+    return kinds | {Disclosure.statistic} if Disclosure.weights in kinds else kinds
+
+
+def is_statistic(entry: str, statistics: Collection[str]) -> bool:
+    """Whether an entry of weights is gathered over pictures, not learnt: one of the network's `statistics`, or one
+    that is named as torch names them. What a sender calls its entries can only add to that."""
+    return entry in statistics or entry.rpartition(".")[2] in RUNNING
+
+
+def pieces(reply: Any, statistics: Collection[str]) -> Iterator[tuple[str, Disclosure, Any]]:
+    """(field, kind, value) of all that a reply carries; of weights the running statistics are a piece of their own.
+
+    `statistics` are the entries of the run's network that are no parameters (`World.statistics`).
+    """
+    for name, kind in declared_kinds(type(reply)).items():
+        value = getattr(reply, name)
+        if kind is Disclosure.weights and isinstance(value, dict):
+            gathered = {k: v for k, v in value.items() if is_statistic(k, statistics)}
+            if gathered:
+                yield name, kind, {k: v for k, v in value.items() if k not in gathered}
+                yield name, Disclosure.statistic, gathered
+                continue
+        yield name, kind, value
+
+
+def carried_kinds(reply: Any, statistics: Collection[str]) -> frozenset[Disclosure]:
+    """The kinds of which a reply carries anything; a field that is None or an empty dict or list carries nothing."""
+    return frozenset(
+        kind
+        for _, kind, value in pieces(reply, statistics)
+        if value is not None and not (isinstance(value, dict | list | tuple) and not value)
+    )
+
+
+def expected_kinds(reply: type, message: Any, statistics: Collection[str]) -> frozenset[Disclosure]:
+    """The kinds that the reply to `message` may carry, before the step is done.
+
+    Weights come back with the entries that were sent under the same name; where none were sent, the network says
+    whether running statistics may be among them.
+    """
+    kinds = set(declared_kinds(reply).values())
+    for name, kind in declared_kinds(reply).items():
+        if kind is Disclosure.weights:
+            sent = getattr(message, name, None)
+            if any(is_statistic(k, statistics) for k in (sent if isinstance(sent, dict) else statistics)):
+                kinds.add(Disclosure.statistic)
+    return frozenset(kinds)

@@ -11,7 +11,7 @@ from tests.e2e.smoke import smoke
 
 import visard
 from visard.config import load
-from visard.core import declared_kinds
+from visard.core import Disclosure, possible_kinds
 from visard.methods import METHODS
 from visard.methods.scoring import steps_of
 from visard.presets import presets
@@ -63,7 +63,7 @@ def test_a_run_leaves_everything_behind(finished: dict[str, visard.Run], name: s
 @pytest.mark.parametrize("name", METHODS)
 def test_declarations_are_complete(name: str) -> None:
     method = METHODS[name]
-    kinds = {k for step in steps_of(method).values() for k in declared_kinds(step.types[1]).values()}
+    kinds = frozenset[Disclosure]().union(*(possible_kinds(step.types[1]) for step in steps_of(method).values()))
     assert kinds <= method.discloses
     assert method.title
     assert name in presets(), "a preset"
@@ -101,6 +101,7 @@ def assert_same_results(a: Path, b: Path) -> None:
 def test_batch_norm_that_stays_at_home(tmp_path: Path, policy: str) -> None:
     run = finish("fedavg", tmp_path / "run", f"method.batch_norm={policy}", "evaluation.client_benchmarks=true")
     assert run.metrics["generic"] == {}
+    assert "statistic" not in run.ledger["totals"], "running statistics stay at home"
     assert len(list((run.folder / "clients").glob("*.safetensors"))) == 3
     assert "test/auc" in run.metrics["clients"]["summary"]
 

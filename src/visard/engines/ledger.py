@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from visard.core import ClientId, Disclosure, declared_kinds
+from visard.core import ClientId, Disclosure
+from visard.disclosure import pieces
 from visard.engines.codec import size_of
 from visard.files import replacing
 
@@ -25,13 +26,16 @@ class Ledger:
         path.touch()
         os.truncate(path, committed_bytes)
 
-    def record(self, stage: str, round: int, client: ClientId, reply: Any) -> int:
-        """Write one row for each field of a reply; returns the bytes that left."""
+    def record(self, stage: str, round: int, client: ClientId, reply: Any, statistics: Collection[str] = ()) -> int:
+        """Write a row for each field of a reply, and one for running statistics in it; returns the bytes that left.
+
+        `statistics` are the entries of weights that are such (`World.statistics`).
+        """
         total = 0
         start = json.dumps([stage, round, client, type(reply).__name__])[:-1]
-        for name, text in _fields(cast(Hashable, type(reply))):
-            total += (size := size_of(getattr(reply, name)))
-            self._lines.append(start + text % size)
+        for name, kind, value in pieces(reply, statistics):
+            total += (size := size_of(value))
+            self._lines.append(start + _end(name, kind) % size)
         return total
 
     def record_pooled(self, client: ClientId, sizes: dict[Disclosure, int]) -> None:
@@ -76,7 +80,6 @@ class Ledger:
 
 
 @functools.cache
-def _fields(reply: Any) -> list[tuple[str, str]]:
-    """Field -> the end of its row, with a place for the bytes: rows of thousands of clients differ in little."""
-    kinds = declared_kinds(reply).items()
-    return [(n, f', "{n}", "{k.value}", %d, {json.dumps(k is Disclosure.ciphertext)}]') for n, k in kinds]
+def _end(field: str, kind: Disclosure) -> str:
+    """The end of a row, with a place for the bytes: rows of thousands of clients differ in little."""
+    return f', "{field}", "{kind.value}", %d, {json.dumps(kind is Disclosure.ciphertext)}]'

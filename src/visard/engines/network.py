@@ -16,6 +16,7 @@ from torch import Tensor
 
 from visard.aggregation.rules import Reduction, Weighing
 from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, declared_kinds
+from visard.disclosure import is_statistic
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import sizes_of
 from visard.engines.ledger import Ledger
@@ -30,22 +31,35 @@ LONGEST_TRACEBACK = 20_000
 
 
 def refusal(
-    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, embedding: int, checked: Collection[str] = ()
+    step: BoundStep[Any, Any],
+    message: Any,
+    reply: Any,
+    pictures: int,
+    embedding: int,
+    checked: Collection[str] = (),
+    statistics: Collection[str] = (),
 ) -> tuple[str, str] | None:
     """(field, reason) of the first thing wrong with a reply, or None; fields in `checked` are known to be good.
 
     A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes; a
     count `n` is the reply's weight in averages, so it lies between 1 and the `pictures` that the client has; class
-    vectors are rows of `embedding` numbers, and their biases `b` a row.
+    vectors are rows of `embedding` numbers, and their biases `b` a row. `statistics` are the entries of weights that
+    are gathered over pictures: only a method that declares the kind `statistic` may send them.
     """
     try:
-        return _refusal(step, message, reply, pictures, embedding, checked)
+        return _refusal(step, message, reply, pictures, embedding, checked, statistics)
     except Exception as error:  # nothing that a client sends may end the run
         return "", f"cannot be checked: {type(error).__name__}"
 
 
 def _refusal(
-    step: BoundStep[Any, Any], message: Any, reply: Any, pictures: int, embedding: int, checked: Collection[str]
+    step: BoundStep[Any, Any],
+    message: Any,
+    reply: Any,
+    pictures: int,
+    embedding: int,
+    checked: Collection[str],
+    statistics: Collection[str],
 ) -> tuple[str, str] | None:
     expected = step.types[1]
     if type(reply) is not expected:
@@ -60,6 +74,9 @@ def _refusal(
             continue
         if not isinstance(value, shapes) or isinstance(value, bool):
             return name, f"is declared as {kind.value} but is a {type(value).__name__}"
+        gathered = [k for k in value if is_statistic(k, statistics)] if kind is Disclosure.weights else []  # type: ignore[attr-defined]
+        if gathered and Disclosure.statistic not in step.owner.discloses:
+            return name, f"holds the running statistic {gathered[0]!r}, a kind that {step.owner.name} does not declare"
         if kind in (Disclosure.metric, Disclosure.count) and (reason := _no_figures(value, kind)):
             return name, reason
         if (kind, name) == (Disclosure.count, "n") and isinstance(value, int) and not 1 <= value <= pictures:
@@ -276,14 +293,18 @@ class EngineNetwork(ABC):
                     continue
                 checked = reduction.known(value) if reduction else ()
                 pictures = self.world.pictures(client)
-                if wrong := refusal(step, messages[client], value, pictures, self.world.embedding, checked):
+                if wrong := refusal(
+                    step, messages[client], value, pictures, self.world.embedding, checked, self.world.statistics
+                ):
                     name, reason = wrong
                     kind = type(value).__name__
                     missing[client] = plain(f"reply refused: {kind}{name and '.' + name} {reason}")
                     self._problem("refused", client, message=kind, field=name, reason=reason)
                     continue
                 if self.ledger is not None and client != POOL:
-                    self.traffic.bytes_up += self.ledger.record(self.stage, self.round, client, value)
+                    self.traffic.bytes_up += self.ledger.record(
+                        self.stage, self.round, client, value, self.world.statistics
+                    )
                 if reply.state is not None:
                     self.states.adopt(client, reply.state)
                 self.traffic.replied += 1

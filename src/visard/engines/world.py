@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping
@@ -87,6 +88,16 @@ class World:
             if self.numerics.compile:
                 self._network.compile()  # in place, so that the names of the weights stay
         return self._network
+
+    @functools.cached_property
+    def statistics(self) -> frozenset[str]:
+        """Entries of the network's weights that are no parameters, such as batch norm's running means: they are
+        gathered over pictures, so they leave a client as the kind `statistic`."""
+        network = self._network
+        if network is None:  # a server that trains nothing needs the names alone
+            with torch.random.fork_rng(devices=[]):
+                network = self.build()
+        return frozenset(network.state_dict()) - {name for name, _ in network.named_parameters(remove_duplicate=False)}
 
     def new_weights(self) -> Weights:
         """The weights a run starts from: given ones, or fresh ones that are the same for the same seed."""

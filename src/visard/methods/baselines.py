@@ -22,7 +22,9 @@ class Central(Fitting[Theta]):
 
     name = "central"
     title = "all pictures in one place: the upper bound"
-    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+    discloses = frozenset(
+        {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
+    )
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: AtLeastOne = 20
@@ -110,7 +112,9 @@ class Pretrain(Fitting[PretrainServer]):
 
     name = "pretrain"
     title = "one client with labelled pictures trains alone: where federation starts"
-    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+    discloses = frozenset(
+        {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
+    )
 
     rounds: AtLeastOne = 20
     training: Training = Training()

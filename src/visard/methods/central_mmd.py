@@ -41,7 +41,9 @@ class CentralMMD(AdaptingByMMD[Start]):
     name = "central-mmd"
     title = "domain adaptation by MMD on pooled data: the reference of encrypted-mmd"
     paper = "Kang, Li, Zhang 2022"
-    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count})
+    discloses = frozenset(
+        {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}
+    )
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     target: ClientId = "target"  # as partition.kind = one_domain calls it

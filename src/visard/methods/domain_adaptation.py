@@ -109,7 +109,7 @@ class Up:
 class Adapting(Method[Server]):
     """Every batch is half source, half target; the head learns from the source, the penalty sees both."""
 
-    discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     rounds: AtLeastOne = 20

@@ -72,7 +72,9 @@ class Task(NamedTuple):
 class Averaging(Method[Server]):
     """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
 
-    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+    discloses = frozenset(
+        {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
+    )
 
     rounds: AtLeastOne = 20
     head: HeadSettings = HeadSettings()

@@ -77,7 +77,9 @@ class FedFace(Fitting[Server], Looking[Server]):
     name = "fedface"
     title = "one face on each phone: positives at the clients, separation at the server"
     paper = "Aggarwal et al. 2021 (IJCB)"
-    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+    discloses = frozenset(
+        {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
+    )
 
     rounds: AtLeastOne = 200  # T
     training: OneStep = OneStep()  # Algorithm 1: one gradient step on all pictures, eta = 0.001

@@ -65,7 +65,7 @@ class FedFRDA(Aligning[Server]):
     title = "adapt to people whose pictures have no labels, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
     discloses = (
-        frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric}) | SEALED
+        frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric}) | SEALED
     )  # the last with align.weight alone
 
     rounds: AtLeastOne = 20  # R

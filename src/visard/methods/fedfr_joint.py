@@ -78,7 +78,9 @@ class FedFRJoint(WithProxies[Server]):
     name = "fedfr-joint"
     title = "one generic model for all, one personal model for each"
     paper = "Liu et al. 2022 (AAAI)"
-    discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.count, Disclosure.metric})
+    discloses = frozenset(
+        {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
+    )
 
     rounds: Number = 30  # T; 0 = only test what model.weights gives
     training: JointTraining = JointTraining()

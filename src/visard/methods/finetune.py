@@ -36,7 +36,7 @@ class FineTune(Method[Theta]):
     name = "finetune"
     title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
     paper = "a baseline of Zhuang et al. 2021"
-    discloses = frozenset({Disclosure.weights, Disclosure.count, Disclosure.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
     centralises = frozenset(
         {Disclosure.pictures, Disclosure.labels}
     )  # the last where they are looked at, see `centralises_from`
