@@ -14,13 +14,14 @@ import torch
 from tests.toys import Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
 
 from visard.aggregation.outgoing import Clip
-from visard.deployment.party import OwnStates, Party
+from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.remote import Link, Parts, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import encode
 from visard.engines.ledger import Ledger
 from visard.engines.request import Reply, Request, WireError, check_names, pack, step_of, unpack
 from visard.errors import VisardError
+from visard.models.files import read_model
 
 CLIENTS = ("client-000", "client-001", "client-002")
 RUN = "ab" * 16
@@ -163,7 +164,81 @@ def test_a_party_keeps_its_model_whatever_the_run_is_called(tmp_path: Path, name
     rounds(net, Toy(), 0, 1)
     assert net.keep({"w": torch.zeros(2)}, name) == {}
     kept = [p.name for p in (tmp_path / "models").rglob("*.safetensors")]
-    assert sorted(k.rpartition(f"-{RUN[:8]}-")[2] for k in kept) == [f"{c}.safetensors" for c in CLIENTS]
+    assert sorted(k.rpartition(f"-{RUN}-")[2] for k in kept) == [f"{c}.safetensors" for c in CLIENTS]
+
+
+def test_a_server_cannot_replace_a_model_that_a_party_has(tmp_path: Path) -> None:
+    own = party(tmp_path, CLIENTS[0])
+    own.models = tmp_path / "models"
+    toy_world(tmp_path)
+    spec = {"model": "tiny", "embedding": 8, "size": 32}
+    told = {"method": "toy", "clients": 3, "faults": {}, "spec": spec}
+
+    def keep(value: float, run: str = RUN) -> str:
+        request = Request(run, told, CLIENTS[0], "", "keep", 0, 1, keep="ours")
+        header, _ = own.do(pack(request), encode(Basis({"w": torch.full((2,), value)})))
+        return unpack(header, Reply).failure or ""
+
+    def kept() -> list[float]:
+        return sorted(float(read_model(p)[0]["w"][0]) for p in own.models.iterdir())  # type: ignore[union-attr]
+
+    assert [keep(1.0), keep(2.0), keep(2.0), keep(3.0, RUN[:-1] + "c")] == [""] * 4
+    assert kept() == [1.0, 2.0, 3.0], "one file for the same model; run ids count whole"
+    assert [keep(float(i)) for i in range(10, 18)] == [""] * 8
+    assert keep(99.0) == "this party keeps at most 10 models of a run"
+    assert kept()[:3] == [1.0, 2.0, 3.0]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.bin")}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"state": None, "committed": ""}, "goes on without the state that this party keeps"),
+        ({"state": None}, "goes on without the state that this party keeps"),
+        ({"committed": "clients/client-000-000009-1.bin"}, "is not in the party's state folder"),
+        ({"committed": "clients/client-001-000002-1.bin"}, "names a state that is not one of this client"),
+        ({"new_state": "clients/client-001-000009-1.bin"}, "names a state that is not one of this client"),
+        ({"new_state": "clients/client-000-000002-1.bin"}, "would replace clients/client-000-000002-1.bin"),
+    ],
+)
+def test_a_server_can_neither_delete_nor_replace_states(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+    own = parties(tmp_path)
+    sent: list[bytes] = []
+
+    def note(request: Request, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+        if request.client == CLIENTS[0]:
+            sent.append(pack(request))
+        return header, payload
+
+    net = network(tmp_path, DictLink(own, note))
+    rounds(net, Toy(), 0, 3)
+    message = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
+    before = files(tmp_path / "at")
+    bad = replace(unpack(sent[-1], Request), round=7, **change)
+    assert says in (unpack(own[CLIENTS[0]].do(pack(bad), message)[0], Reply).failure or "")
+    assert files(tmp_path / "at") == before
+    good = replace(unpack(sent[-1], Request), round=7)
+    assert unpack(own[CLIENTS[0]].do(pack(good), message)[0], Reply).failure is None, "the run itself goes on"
+
+
+def test_a_round_that_was_never_committed_begins_again_without_a_state(tmp_path: Path) -> None:
+    """A run that is killed in its first round, after a state of that round was named, starts that round anew."""
+    own = party(tmp_path, CLIENTS[0])
+    toy_world(tmp_path)
+    told = {"method": "toy", "clients": 3, "faults": {}}
+    first = Request(RUN, told, CLIENTS[0], "add", "add", 0, 1, new_state="clients/client-000-000001-1.bin")
+    message = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
+
+    def do(request: Request) -> Reply:
+        return unpack(own.do(pack(request), message)[0], Reply)
+
+    state = do(first).state
+    assert do(replace(first, ask=2, state=state, new_state="clients/client-000-000001-2.bin")).failure is None
+    assert do(first).failure is None
+    assert "goes on without" in (do(replace(first, round=1)).failure or "")
 
 
 def test_a_run_waits_for_as_many_as_the_method_asks_for(tmp_path: Path) -> None:

@@ -23,10 +23,12 @@ from visard.engines.local import States, perform
 from visard.engines.request import Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line
-from visard.files import PRIVATE, flush_to_disk, write_atomically, write_durably
+from visard.files import PRIVATE, flush_to_disk, mapping, read_json, write_atomically, write_durably, write_json
 from visard.methods.scoring import steps_of
 from visard.processes import Recipe, receive, send
 
+KEPT = "kept.json"  # a party's record of the states of a run
+MOST_MODELS = 10  # of one client in one run: a run that is resumed after its end asks for its model again
 MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
 
 
@@ -34,7 +36,9 @@ class OwnStates:
     """States on the party's own disk: the server knows their names and a keyed digest, never their content.
 
     The request names the present state and the one of the last committed round. A state is written before the
-    reply leaves and nothing names it until the server commits, so a lost or refused reply moves nothing.
+    reply leaves and nothing names it until the server commits, so a lost or refused reply moves nothing. The party
+    keeps its own record (`kept.json`) of the states that were ever called committed: no request removes or replaces
+    the last two of them, and a request that leaves out the state of a client that has one is refused.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -50,16 +54,12 @@ class OwnStates:
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()
 
     def read(self, request: Request) -> State:
-        self.sweep(request)
+        self._sweep(request)
         if request.state is None:
             return {}
-        name = request.state.name
-        try:
-            data = (self.folder / request.run / name).read_bytes()
-        except OSError:
-            raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder") from None
+        data = (self.folder / request.run / request.state.name).read_bytes()
         if not hmac.compare_digest(self.digest(data), request.state.digest):
-            raise PublicError(f"its state {name} of run {request.run[:8]} is damaged")
+            raise PublicError(f"its state {request.state.name} of run {request.run[:8]} is damaged")
         state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state
 
@@ -76,18 +76,39 @@ class OwnStates:
         flush_to_disk(path.parent)
         return StateFile(request.new_state, digest)
 
-    def sweep(self, request: Request) -> None:
-        """Keep the present state and the last two committed ones; the rest is debris of lost and refused replies."""
+    def _sweep(self, request: Request) -> None:
+        """Note what the request calls committed; remove what lost and refused replies left behind, and nothing else."""
         folder = self.folder / request.run / "clients"
-        if not folder.is_dir():
-            return
         client = quote(request.client, safe="")
-        mine = [name for p in folder.iterdir() if owner_of(name := f"clients/{p.name}") == client]
-        kept = {request.committed, request.state.name if request.state else ""}
-        older = [n for n in mine if step_of(n) < step_of(request.committed)]
-        kept |= set(sorted(older, key=step_of)[-1:])
-        for name in set(mine) - kept:
+        mine = [n for p in folder.glob("*") if owner_of(n := f"clients/{p.name}") == client]
+        record, before = self._record(request), self._record(request)
+        present = request.state.name if request.state else ""
+        if any(owner_of(n) != client for n in (present, request.committed, request.new_state) if n):
+            raise PublicError("the run names a state that is not one of this client")
+        if request.new_state in record["committed"]:
+            raise PublicError(f"the run would replace {request.new_state}, a state that it has committed")
+        for name in filter(None, (present, request.committed)):
+            if not (self.folder / request.run / name).is_file():
+                raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder")
+        if present:
+            record["named"] = [request.stage, request.round]
+        elif mine and (record["committed"] or record["named"] not in ([], [request.stage, request.round])):
+            raise PublicError("the run goes on without the state that this party keeps of it")
+        if request.committed:
+            record["committed"] = sorted({*record["committed"], request.committed}, key=step_of)[-2:]
+        if record != before:
+            path = self.folder / request.run / KEPT
+            write_json(path, self._records(request) | {request.client: record})
+        for name in set(mine) - {present, *record["committed"]}:
             (self.folder / request.run / name).unlink(missing_ok=True)
+
+    def _records(self, request: Request) -> dict[str, Any]:
+        path = self.folder / request.run / KEPT
+        return mapping(read_json(path)) if path.exists() else {}
+
+    def _record(self, request: Request) -> dict[str, Any]:
+        """Of a client: its committed states, oldest first, and the round in which a state was last named."""
+        return {"committed": [], "named": []} | mapping(self._records(request).get(request.client))
 
 
 @dataclass
@@ -144,8 +165,22 @@ class Party:
         if own is not None:
             self.models.mkdir(parents=True, exist_ok=True)
             spec = {k: str(request.settings["spec"][k]) for k in ("model", "embedding", "size")}
-            save_model(self.models / f"{request.keep}.safetensors", own, spec)
+            path, earlier = self._new_model(request)
+            save_model(path, own, spec)
+            if any(path.read_bytes() == other.read_bytes() for other in earlier):  # resumed after its end
+                path.unlink()
         return request.reply()
+
+    def _new_model(self, request: Request) -> tuple[Path, list[Path]]:
+        """A file of this run that does not exist yet, and those that do: what a server names is never overwritten."""
+        assert self.models is not None
+        name = f"{request.keep[:100]}-{request.run}-{quote(request.client, safe='')[:50]}"
+        numbers = ["", *(f"-{number}" for number in range(2, MOST_MODELS + 1))]
+        paths = [self.models / f"{name}{number}.safetensors" for number in numbers]
+        for i, path in enumerate(paths):
+            if not path.exists():
+                return path, paths[:i]
+        raise PublicError(f"this party keeps at most {MOST_MODELS} models of a run")
 
 
 def presence(world: World, own: bool) -> dict[ClientId, dict[str, int]]:

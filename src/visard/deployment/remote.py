@@ -98,12 +98,9 @@ class RemoteNetwork(EngineNetwork):
         """Let every client make its own model from `theta` and keep it at its party; returns who failed and why."""
         self.begin("keep", 0)
         self.asks, basis = 1, Basis(theta)
-        name = f"{quote(name, safe='')[:80]}-{self.run[:8]}"  # of a file, and of two runs with one name never the same
+        name = quote(name, safe="")[:80]
         self.link.gather(self.clients, 0)
-        requests = [
-            replace(self.request(c, "", basis, self.world.timeout), keep=f"{name}-{quote(c, safe='')}")
-            for c in self.clients
-        ]
+        requests = [replace(self.request(c, "", basis, self.world.timeout), keep=name) for c in self.clients]
         return {r.client: plain(r.failure) for r in self._exchange(requests, None) if r.failure is not None}
 
     def _exchange(self, requests: Sequence[Request], kind: type | None) -> Iterator[Reply]:
