@@ -125,11 +125,16 @@ class Settings(Section):
         """The complete `config.toml`, which reproduces the run."""
         return f"{HEADING}\n{tomli_w.dumps(self.to_dict())}"
 
-    def fingerprint(self) -> str:
-        """A hash of all that results depend on; the name, the engine and the place of plug-ins are not among it."""
+    def fingerprint(self, rounds: bool = True) -> str:
+        """A hash of all that results depend on; the name, the engine and the place of plug-ins are not among it.
+
+        Without `rounds`: of all that a run keeps when it is extended by more rounds.
+        """
         content = {k: v for k, v in self.to_dict().items() if k not in ("name", "engine")}
         if not self.frozen_norm:  # runs from before there was this setting go on
             content["model"].pop("frozen_norm", None)
+        if not rounds and not self.method.fixed_length():
+            content["method"] = {k: v for k, v in content["method"].items() if k != "rounds"}
         if self.plugins:
             content["plugins"] = plugins.digests(self.plugins)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

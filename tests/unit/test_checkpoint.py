@@ -35,6 +35,7 @@ def committed(folder: Path, rounds: int = 2) -> Checkpoint:
     states = Checkpoint(folder, "hash")
     for r in range(rounds):
         put(states, "a/b", {"r": r, "t": torch.tensor([r])})
+        states.ledger.write_bytes(b"123456789\n" * r)
         states.commit(server(r), 10 * r)
     return states
 
@@ -67,7 +68,7 @@ def test_debris_of_a_kill_is_harmless(tmp_path: Path) -> None:
     (tmp_path / ".manifest.json.1.tmp").write_text("{")
     again = Checkpoint(tmp_path, "hash")
     assert again.resume()
-    again.commit(server(5), 30)
+    again.commit(server(5), 10)
     third = Checkpoint(tmp_path, "hash")
     third.resume()
     assert third.server_state(Server).note == 5
@@ -106,6 +107,109 @@ def test_foreign_manifests_are_refused(tmp_path: Path, change: dict[str, object]
         says = "not a checkpoint"
     with pytest.raises(VisardError, match=says):
         Checkpoint(tmp_path, "hash").resume()
+
+
+def older(folder: Path, name: str) -> None:
+    """Put a file of the second round back in its place after the fifth."""
+    before = folder.with_name("before")
+    committed(before)
+    for path in before.rglob("*"):
+        if path.is_file() and path.name != "chain.jsonl":
+            target = folder / path.relative_to(before)
+            if name in ("all", path.name):
+                target.write_bytes(path.read_bytes())
+
+
+@pytest.mark.parametrize("field", ["step", "ledger_bytes", "digest", "ledger_digest", "clients"])
+def test_a_changed_manifest_is_refused(tmp_path: Path, field: str) -> None:
+    committed(tmp_path, rounds=5)
+    path = tmp_path / "manifest.json"
+    manifest = json.loads(path.read_text())
+    lowered: dict[str, object] = {
+        "step": 3, "ledger_bytes": 20, "digest": "0" * 64, "ledger_digest": "1" * 64,
+        "clients": {},
+    }  # fmt: skip
+    path.write_text(json.dumps(manifest | {field: lowered[field]}))
+    again = Checkpoint(tmp_path, "hash")
+    with pytest.raises(VisardError, match=r"manifest.json was changed|ledger.jsonl was changed"):
+        again.resume()
+
+
+def test_a_manifest_without_its_clients_is_refused(tmp_path: Path) -> None:
+    """A dropped state would start its client anew, without a word."""
+    committed(tmp_path, rounds=3)
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"clients": {}}))
+    with pytest.raises(VisardError, match=r"manifest.json was changed"):
+        Checkpoint(tmp_path, "hash").resume()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "all"])
+def test_an_older_manifest_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    committed(folder, rounds=5)
+    older(folder, name)
+    with pytest.raises(VisardError, match="of round 2, but round 4 was committed"):
+        Checkpoint(folder, "hash").resume()
+
+
+def test_changed_rows_of_the_ledger_are_refused(tmp_path: Path) -> None:
+    states = committed(tmp_path, rounds=3)
+    states.ledger.write_bytes(b"123456789\n123456780\n")
+    with pytest.raises(VisardError, match=r"ledger.jsonl was changed"):
+        Checkpoint(tmp_path, "hash").resume()
+    states.ledger.write_bytes(b"123456789\n")
+    with pytest.raises(VisardError, match="too short"):
+        Checkpoint(tmp_path, "hash").resume()
+
+
+def test_a_chain_that_is_lost_or_cut_is_refused(tmp_path: Path) -> None:
+    states = committed(tmp_path, rounds=5)
+    lines = states.chain.path.read_text().splitlines(keepends=True)
+    other = lines[3].replace(lines[3][6:20], "0" * 14)
+    changed = (lines[:3], lines[:2] + lines[4:], [*lines[:3], other, lines[4]], ["[1, 2\n"], ["7\n"], [])
+    for text in map("".join, changed):
+        states.chain.path.write_text(text)
+        with pytest.raises(VisardError, match=r"chain\.jsonl"):
+            Checkpoint(tmp_path, "hash").resume()
+    states.chain.path.unlink()
+    with pytest.raises(VisardError, match="missing or damaged"):
+        Checkpoint(tmp_path, "hash").resume()
+
+
+@pytest.mark.parametrize("half", ["", "[6"])
+def test_a_kill_between_chain_and_manifest_is_harmless(tmp_path: Path, half: str) -> None:
+    """The round is done again, and its line is written again."""
+    states = committed(tmp_path, rounds=2)
+    manifest = (tmp_path / "manifest.json").read_bytes()
+    kept = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.suffix in (".bin", ".pack")}
+    states.commit(server(2), 10)
+    chain = states.chain.path.read_text()
+    (tmp_path / "manifest.json").write_bytes(manifest)
+    for path, data in kept.items():
+        path.write_bytes(data)
+    with states.chain.path.open("a") as file:
+        file.write(half)
+    again = Checkpoint(tmp_path, "hash")
+    assert again.resume()
+    assert again.committed.step == 2
+    again.commit(server(2), 10)
+    assert again.chain.path.read_text() == chain
+
+
+def test_a_checkpoint_without_a_chain_goes_on_with_one(tmp_path: Path) -> None:
+    states = committed(tmp_path, rounds=3)
+    states.chain.path.unlink()
+    path = tmp_path / "manifest.json"
+    before = {k: v for k, v in json.loads(path.read_text()).items() if k != "ledger_digest"}
+    path.write_text(json.dumps(before | {"version": 2}))
+    again = Checkpoint(tmp_path, "hash")
+    assert again.resume()
+    again.commit(server(3), 20)
+    last = Checkpoint(tmp_path, "hash")
+    assert last.resume()
+    assert last.committed.step == 4
 
 
 def test_an_unchanged_state_is_not_written_again(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--resume", "--set", "method.rounds=9"], "leave out --set"),
+        (["--resume", "--set", "seed=9"], "leave out --set"),
         (["--resume", "--engine", "pool"], "leave out --engine"),
         (["fedavg", "--resume", "--overwrite"], "give one of them"),
     ],

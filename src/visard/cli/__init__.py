@@ -6,8 +6,11 @@ So `visard --help` is quick, and a command loads torch only if it computes somet
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from importlib import import_module
+from types import FrameType
 from typing import Annotated, Any
 
 import click
@@ -130,6 +133,8 @@ def commands() -> click.Group:
 
 def main() -> None:
     """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
+    if threading.current_thread() is threading.main_thread():  # others may not
+        signal.signal(signal.SIGTERM, _terminate)
     try:
         commands()()
     except VisardError as error:
@@ -144,6 +149,12 @@ def main() -> None:
         first = (str(error).splitlines() or [""])[0]
         _say(f"internal error: {type(error).__name__}: {first} (VISARD_DEBUG=1 shows where)")
         sys.exit(1)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    """End like an error does, so that half-written files are removed; once, so that this is not interrupted."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _say(text: str) -> None:

@@ -59,21 +59,27 @@ def run(
       visard run fedavg --set method.rounds=5 --set partition.clients=4 --out runs/short
 
       visard run --resume --out runs/short
+
+      visard run --resume --out runs/short --set method.rounds=10
     """
     from visard.runs.run import resume as resume_run
     from visard.runs.run import run as run_settings
 
     if resume and overwrite:
         raise UsageError("--resume continues a run, --overwrite replaces it: give one of them")
-    given = {"--set": sets, "--engine": engine, "--server": server, "--plugin": plugin}
+    others = [text for text in sets or () if text.partition("=")[0].strip() != "method.rounds"]
+    given = {"--set": others, "--engine": engine, "--server": server, "--plugin": plugin}
     if source is None and (odd := next((name for name, value in given.items() if value), None)):
-        raise UsageError(f"--resume --out FOLDER continues with the settings in the folder: leave out {odd}")
+        raise UsageError(
+            f"--resume --out FOLDER continues with the settings in the folder: leave out {odd} "
+            "(only more rounds can be set: --set method.rounds=N)"
+        )
     watcher = RunWatcher()
     try:
         if source is None:
             if not (resume and out):
                 raise UsageError("give a preset or a TOML file (visard presets lists them), or --resume with --out")
-            result = resume_run(out, watcher)
+            result = resume_run(out, watcher, sets or ())
         else:
             overrides = [*(sets or []), *([f"engine.kind={engine}"] if engine else [])]
             overrides += [f"engine.server={str(server.absolute())!r}"] if server else []

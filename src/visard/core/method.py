@@ -84,6 +84,10 @@ class Method(ABC, Generic[S]):
         """What the method asks of clients that only labels can tell: a run says so, a deployment refuses it."""
         return ""
 
+    def fixed_length(self) -> str:
+        """Why a run cannot be extended by more rounds; empty if no round depends on how many follow it."""
+        return "its rounds may depend on how many there are"
+
     def backbone(self, server: S) -> Weights | None:
         """The generic model to test, by default the server state's `theta`; None if the method has none."""
         return getattr(server, "theta", None)

@@ -2,6 +2,8 @@
 
 checkpoint/
   manifest.json        the only truth: what it names is complete, everything else is debris
+  chain.jsonl          a digest for each round, of the round's states, ledger and the digest before: a manifest that was
+                       changed, or replaced by an older one, does not fit to it and is refused
   server-000012.bin    server state after step 12
   clients/000009-*     packs of client states (see `Packs`), each state written only when it changed
   ledger.jsonl         rows of the ledger; the manifest says how many bytes of it count
@@ -26,7 +28,8 @@ from visard.engines.request import Request, StateFile
 from visard.errors import VisardError
 from visard.files import PRIVATE, flush_to_disk, read_json, write_atomically, write_durably
 
-VERSION = 2
+VERSION = 3
+UNCHAINED = 2  # of visard 0.1, whose checkpoints have no chain
 MOST_PACKS = 64  # more than this many are merged, so that rounds with few clients do not leave thousands of files
 CHUNK = 1 << 24
 T = TypeVar("T")
@@ -185,18 +188,22 @@ class Position:
     ledger_bytes: int = 0
     server: str = ""
     digest: str = ""  # of the server's file
+    ledger_digest: str = ""  # of as many bytes of the ledger
     clients: dict[ClientId, StateFile] = field(default_factory=dict)
 
 
 class Checkpoint:
     """The checkpoint folder of a run, and the only place where client states live."""
 
-    def __init__(self, folder: Path, run_hash: str, remote: bool = False) -> None:
+    def __init__(self, folder: Path, run_hash: str, remote: bool = False, unchained_hash: str = "") -> None:
         self.folder = folder
         self.run_hash = run_hash
+        self._unchained_hash = unchained_hash or run_hash  # as a checkpoint without a chain has it
         self.remote = remote  # client states live at the parties: here are only their names and digests
         self.committed = Position()
+        self.chain = Chain(folder / "chain.jsonl")
         self.packs = Packs(folder)
+        self._rows = hashlib.sha256()  # of the ledger so far
         self._changed: dict[ClientId, StateFile] = {}
         self._names = 0
         self._token = secrets.token_hex(4)  # workers of a killed run may still be writing: their packs are not ours
@@ -214,24 +221,40 @@ class Checkpoint:
         manifest = read_json(self.folder / "manifest.json")
         try:
             version, run_hash = manifest["version"], manifest["run"]
-            if version == VERSION:
+            if version in (VERSION, UNCHAINED):
                 clients = {client: StateFile(*place) for client, place in manifest["clients"].items()}
-                figures = {name: manifest[name] for name in ("step", "ledger_bytes", "server", "digest")}
-                position = Position(**figures, clients=clients)
+                values = {name: manifest[name] for name in ("step", "ledger_bytes", "server", "digest")}
+                position = Position(**values, ledger_digest=manifest.get("ledger_digest", ""), clients=clients)
         except (KeyError, TypeError, AttributeError):
             raise VisardError(f"{self.folder / 'manifest.json'} is not a checkpoint of visard") from None
-        if version != VERSION:
+        if version not in (VERSION, UNCHAINED):
             raise VisardError(f"{self.folder} is of checkpoint format {version}, this visard reads {VERSION}")
-        if run_hash != self.run_hash:
+        if run_hash != (self.run_hash if version == VERSION else self._unchained_hash):
             raise VisardError(f"{self.folder} belongs to a run with other settings: resume with its own config.toml")
         if manifest.get("remote", False) is not self.remote:
             where = "at the parties" if manifest.get("remote", False) else "in this folder"
             raise VisardError(
                 f"{self.folder}: the clients' states of this run are {where}: resume it with the same engine"
             )
+        if version == VERSION or self.chain.path.exists():
+            self.chain.check(position.step, self._content(position))
+        self._rows = self._read_ledger(position)
         self.committed = position
         self._sweep()
         return True
+
+    def _content(self, position: Position) -> str:
+        """All that a round's place in the chain stands for."""
+        states = sorted((client, file.digest) for client, file in position.clients.items())
+        ledger = [position.ledger_bytes, position.ledger_digest]
+        return json.dumps([self.run_hash, self.remote, position.step, ledger, position.digest, states])
+
+    def _read_ledger(self, position: Position) -> Any:
+        """The running digest of the committed rows, which must be there as they were."""
+        rows = hashlib.sha256(read_start(self.ledger, position.ledger_bytes))
+        if position.ledger_digest not in ("", rows.hexdigest()):
+            raise VisardError(f"{self.ledger} was changed: its digest does not match the manifest")
+        return rows
 
     def server_state(self, kind: type[T]) -> T:
         """The server state of the last committed round."""
@@ -277,7 +300,10 @@ class Checkpoint:
             for pack in {file.name for file in clients.values()} - before:
                 flush_to_disk(self.folder / pack)
             flush_to_disk(self.folder / "clients")
-        position = Position(step, ledger_bytes, name, hashlib.sha256(data).hexdigest(), clients)
+        self._rows.update(read_start(self.ledger, ledger_bytes, self.committed.ledger_bytes))
+        digest, rows = hashlib.sha256(data).hexdigest(), self._rows.hexdigest()
+        position = Position(step, ledger_bytes, name, digest, rows, clients)
+        self.chain.append(step, self._content(position))
         self._write_manifest(position)
         self.committed = position
         self._changed.clear()
@@ -295,6 +321,67 @@ class Checkpoint:
         for path in (*self.folder.glob("server-*.bin"), *(self.folder / "clients").iterdir()):
             if str(path.relative_to(self.folder)) not in named:
                 path.unlink(missing_ok=True)
+
+
+class Chain:
+    """One line for each committed round: its number, and a digest of its content and of the line before.
+
+    A line is durable before the manifest names its round, so that a kill leaves at most one line too many. The name of
+    the file is made durable together with that of the manifest.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._last = ""
+
+    def append(self, step: int, content: str) -> None:
+        self._last = self._digest(self._last, content)
+        with self.path.open("ab") as file:
+            file.write(f'[{step}, "{self._last}"]\n'.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+    def check(self, step: int, content: str) -> None:
+        """Refuse a manifest that does not fit to the chain; a line of a round that was never committed is cut off."""
+        links = self._read()
+        steps = [number for number, _ in links]
+        wrong = f"{self.path.with_name('manifest.json')} was changed or replaced"
+        if step not in steps:
+            raise VisardError(f"{wrong}: it is of round {step}, which {self.path.name} does not know")
+        at = steps.index(step)
+        if len(links) - at > 2:
+            raise VisardError(f"{wrong}: it is of round {step}, but round {steps[-2]} was committed")
+        self._last = self._digest(links[at - 1][1] if at else "", content)
+        if self._last != links[at][1]:
+            raise VisardError(f"{wrong}: round {step} does not match the digest in {self.path.name}")
+        with self.path.open("rb") as file:
+            os.truncate(self.path, sum(len(file.readline()) for _ in range(at + 1)))
+
+    def _read(self) -> list[tuple[int, str]]:
+        try:
+            *lines, _ = self.path.read_text().split("\n")  # after the last line break is nothing, or half a line
+            return [(int(step), str(digest)) for step, digest in map(json.loads, lines)]
+        except (OSError, ValueError, TypeError):
+            raise VisardError(f"{self.path} is missing or damaged: the checkpoint cannot be checked") from None
+
+    @staticmethod
+    def _digest(before: str, content: str) -> str:
+        return hashlib.sha256(f"{before}\n{content}".encode()).hexdigest()
+
+
+def read_start(path: Path, stop: int, start: int = 0) -> bytes:
+    """Bytes `start` to `stop` of a file; one clear line if it is shorter."""
+    if start == stop:
+        return b""
+    try:
+        with path.open("rb") as file:
+            file.seek(start)
+            data = file.read(stop - start)
+    except OSError as error:
+        raise VisardError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
+    if len(data) != stop - start:
+        raise VisardError(f"checkpoint file {path} is damaged (it is too short)")
+    return data
 
 
 def read_checked(path: Path, digest: str) -> bytes:

@@ -106,24 +106,26 @@ class Stop:
 
 @contextmanager
 def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Catch Ctrl-C during a run: the first lets the round end and be saved, the second stops at once. Outside
-    the main thread signals are left alone."""
+    """Catch Ctrl-C during a run: the first lets the round end and be saved, the second stops at once, and so does
+    SIGTERM. Outside the main thread signals are left alone."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def interrupted(number: int, frame: FrameType | None) -> None:
-        if stop.wanted:
+        if stop.wanted or number == signal.SIGTERM:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
             raise KeyboardInterrupt
         stop.wanted = True
         say("interrupted: this round is finished and saved first (Ctrl-C again stops at once)")
 
-    before = signal.signal(signal.SIGINT, interrupted)
+    before = {number: signal.signal(number, interrupted) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def rounds_of(method: Method[S]) -> list[tuple[Stage[S], int]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.core.method import AtLeastOne
 from visard.learning.heads import HeadSettings
-from visard.learning.train import Training
+from visard.learning.train import Training, fixed_by
 from visard.learning.weights import weights_of
 from visard.methods.domain_adaptation import SOURCE
 from visard.methods.supervised import Down, Fit, Fitting, Supervised, Theta, fit
@@ -41,6 +41,9 @@ class Central(Fitting[Theta]):
 
     def start(self, setup: Setup) -> Theta:
         return Theta(setup.new_weights())
+
+    def fixed_length(self) -> str:
+        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Theta]]:
         return [Stage("train", self.rounds, self.round)]
@@ -73,6 +76,9 @@ class Local(Method[Theta]):
 
     def start(self, setup: Setup) -> Theta:
         return Theta(setup.new_weights())
+
+    def fixed_length(self) -> str:
+        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Theta]]:
         return [Stage("train", self.rounds, self.round)]
@@ -126,6 +132,9 @@ class Pretrain(Fitting[PretrainServer]):
 
     def start(self, setup: Setup) -> PretrainServer:
         return PretrainServer(setup.new_weights(), self.head.build(1, setup.embedding).weight.detach())
+
+    def fixed_length(self) -> str:
+        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[PretrainServer]]:
         return [Stage("train", self.rounds, self.round)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from visard.config import HEADING, Settings, load
 from visard.errors import UsageError
@@ -14,8 +16,8 @@ from visard.files import only_user, write_atomically
 WRITTEN = (
     "config.toml", "partition.json", "events.jsonl", "metrics.json", "ledger.json", "samples.npy", "report.html",
     "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
-    "checkpoint/manifest.json", "checkpoint/ledger.jsonl", "checkpoint/server-*.bin", "checkpoint/run.id",
-    "checkpoint/parties.json", "checkpoint/clients/*.pack", ".*.tmp", "checkpoint/.*.tmp",
+    "checkpoint/manifest.json", "checkpoint/chain.jsonl", "checkpoint/ledger.jsonl", "checkpoint/server-*.bin",
+    "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack", ".*.tmp", "checkpoint/.*.tmp",
 )  # fmt: skip
 
 
@@ -31,8 +33,10 @@ def run_folder(
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, not a folder for a run")
     if resume:
-        _check_same(folder, settings)
+        longer = _check_same(folder, settings)
         with only_user(folder):
+            if longer:
+                write_atomically(folder / "config.toml", settings.to_toml())
             yield
         return
     existed = folder.exists()
@@ -62,12 +66,32 @@ def _is_used(folder: Path) -> bool:
     return any(not path.name.startswith(".") for path in folder.iterdir())
 
 
-def _check_same(folder: Path, settings: Settings) -> None:
+def _check_same(folder: Path, settings: Settings) -> bool:
+    """Refuse settings that are not those of the run in the folder; whether they are, but for more rounds."""
     config = folder / "config.toml"
     if not config.exists():
         raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
-    if load(config).fingerprint() != settings.fingerprint():
+    before = load(config)
+    if before.fingerprint() == settings.fingerprint():
+        return False
+    old, new = before.method, settings.method
+    rounds: Any = getattr(old, "rounds", None)
+    if rounds is None or type(old) is not type(new) or not _same_but_for_rounds(before, settings):
         raise UsageError(f"{folder} was run with other settings: resume it with its own {config}")
+    if getattr(new, "rounds", 0) < rounds:
+        raise UsageError(f"{folder}: a run of {rounds} rounds can get more, not fewer")
+    reason = new.fixed_length()
+    stages = [[(stage.name, stage.rounds) for stage in method.stages()] for method in (old, new)]
+    if not reason and (stages[0][:-1] != stages[1][:-1] or stages[0][-1][0] != stages[1][-1][0]):
+        reason = "another stage follows its rounds"
+    if reason:
+        raise UsageError(f"{folder}: {new.name} cannot be given more rounds: {reason}")
+    return True
+
+
+def _same_but_for_rounds(before: Settings, settings: Settings) -> bool:
+    method = dataclasses.replace(settings.method, rounds=before.method.rounds)  # type: ignore[type-var,attr-defined]
+    return settings.model_copy(update={"method": method}).fingerprint() == before.fingerprint()
 
 
 def check_removable(folder: Path, written: Sequence[str] = WRITTEN) -> None:

@@ -77,12 +77,12 @@ def run(
     return read_run(folder)
 
 
-def resume(out: str | Path, watcher: Watcher | Iterable[Watcher] | None = None) -> Run:
-    """Continue the run in folder `out` with its own settings."""
+def resume(out: str | Path, watcher: Watcher | Iterable[Watcher] | None = None, overrides: Sequence[str] = ()) -> Run:
+    """Continue the run in folder `out` with its own settings; `overrides` may give it more rounds, and nothing else."""
     config = Path(out) / "config.toml"
     if not config.exists():
         raise UsageError(f"{out} holds no run to resume (there is no config.toml)")
-    return run(config, out=out, resume=True, watcher=watcher)
+    return run(config, out=out, overrides=overrides, resume=True, watcher=watcher)
 
 
 @contextmanager
@@ -133,7 +133,10 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
     world, pooled = centralised(make_world(settings, faces, federation), method)
-    states = Checkpoint(folder / "checkpoint", settings.fingerprint() + manifest.hash, remote=link is not None)
+    states = Checkpoint(
+        folder / "checkpoint", settings.fingerprint(rounds=False) + manifest.hash, link is not None,
+        settings.fingerprint() + manifest.hash,
+    )  # fmt: skip
     resumed = states.resume()
     ledger = Ledger(states.ledger, states.committed.ledger_bytes)
     if not states.committed.ledger_bytes:
