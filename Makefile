@@ -3,23 +3,31 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# wheels alone, each with a known digest: no setup.py runs, and no build tool is fetched without one
+LOCKED := --quiet --require-hashes --no-deps --only-binary :all: --requirement
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test shared flower lint types ci pages docs fuzz coverage mutants bench clean
+.PHONY: help setup lock sbom demo test shared flower lint types ci pages docs fuzz coverage mutants bench clean
 .NOTPARALLEL:
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
-$(READY): pyproject.toml constraints.txt
+# The lock comes first, so that torch finds all that it needs there already and is the only thing without a digest (with
+# its CUDA libraries, where the index serves such a build).
+$(READY): pyproject.toml constraints.txt requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "visard needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; rm -rf $(VENV); exit 1; }
+	$(BIN)/python -m pip install $(LOCKED) requirements.lock
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,align]'
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 setup: $(READY)  ## create the virtual environment and install visard into it
+
+lock: $(READY)  ## write the lock files anew, after a change of dependencies in pyproject.toml or constraints.txt
+	$(BIN)/python -m tests.lock
 
 demo: $(READY)  ## train with ten clients on synthetic faces and write a report (about three minutes)
 	$(BIN)/visard run demo --out runs/demo --overwrite
@@ -31,7 +39,7 @@ shared: $(READY)  ## tests on real faces, where ../shared/data has them
 	$(PYTEST) -n 2 -m shared || { code=$$?; [ $$code = 5 ] && echo "no tests on real data were found" || exit $$code; }
 
 flower: $(READY)  ## install Flower and test simulations and deployments with it, on loopback
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[flower]'
+	$(BIN)/python -m pip install $(LOCKED) requirements-flower.lock
 	$(PYTEST) -m flower
 
 lint: $(READY)  ## style and likely mistakes
