@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from dataclasses import fields
 from enum import Enum
 from typing import Any, cast, get_type_hints
@@ -75,6 +75,33 @@ class Disclosure(Enum):
     pictures = ("pictures", "pictures of faces", "Everything.", (), True)
 
 
+MOST_NAMES = 1024  # that a field may have
+LONGEST_NAME = 100
+
+
+class Names:
+    """The names that a field with a dict of metrics or counts may have: a reply with any other is refused.
+
+    `figures: Annotated[dict[str, float], Disclosure.metric, Names("loss", "steps")]`. Where they depend on what was
+    asked for, `of` gives them from the method and the message.
+    """
+
+    def __init__(self, *words: str, of: Callable[[Any, Any], Collection[str]] | None = None) -> None:
+        self.words, self.of = frozenset(words), of
+        if odd := _unfit(self.words):
+            raise TypeError(f"{odd!r} is no name of a metric")
+
+    def stranger(self, names: Collection[str], method: Any, message: Any) -> str | None:
+        """The first of these names that the field may not have."""
+        allowed = self.words if self.of is None else self.words | frozenset(self.of(method, message))
+        odd = _unfit(allowed) or next((name for name in names if name not in allowed), None)
+        return "" if odd is None and len(names) > MOST_NAMES else odd
+
+
+def _unfit(names: Collection[str]) -> str | None:
+    return next((name for name in names if len(name) > LONGEST_NAME or not name.isprintable()), None)
+
+
 RUNNING = ("running_mean", "running_var", "num_batches_tracked")  # how torch names what batch norm gathers
 
 
@@ -93,6 +120,18 @@ def _kinds(reply: Any) -> dict[str, Disclosure]:
             raise TypeError(f"{reply.__name__}.{f.name} must be Annotated with exactly one kind of Disclosure")
         kinds[f.name] = marks[0]
     return kinds
+
+
+def declared_names(reply: type) -> dict[str, Names]:
+    """Field -> the names that its dict may have; a field that lists none has no dict, or an empty one."""
+    return _names(cast(Hashable, reply))
+
+
+@functools.cache
+def _names(reply: Any) -> dict[str, Names]:
+    hints = get_type_hints(reply, include_extras=True)
+    marks = {f.name: getattr(hints[f.name], "__metadata__", ()) for f in fields(reply)}
+    return {name: next((m for m in of if isinstance(m, Names)), Names()) for name, of in marks.items()}
 
 
 def possible_kinds(reply: type) -> frozenset[Disclosure]:

@@ -6,12 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.e2e.smoke import smoke
 from tests.toys import noise_faces
 
 import visard
 from visard.config import load
 from visard.data.partition import partition
+from visard.engines.codec import size_of
 from visard.report.run_folder import read_events, rounds
 from visard.studies import fedface as bench
 from visard.studies.plan import SCALES, check
@@ -31,7 +33,7 @@ def test_collapse_is_watched_in_every_round_and_drawn(tmp_path: Path) -> None:
     rows = json.loads((run.folder / "ledger.json").read_text())["rows"]
     vectors = [row for row in rows if row[5] == "class_vectors"]
     assert len(vectors) == 2 * 3, "one row of each of three clients in two rounds"
-    assert {row[6] for row in vectors} == {16 * 4}
+    assert {row[6] for row in vectors} == {size_of(torch.zeros(1, 16))}
 
 
 def test_pretraining_sees_the_public_people_and_no_client_or_test_person(tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.e2e.smoke import smoke
 
 import visard
 from visard.config import load
 from visard.core import Disclosure, possible_kinds
+from visard.engines.codec import size_of
 from visard.methods import METHODS
 from visard.methods.scoring import steps_of
 from visard.presets import presets
@@ -111,7 +113,7 @@ def test_a_shared_head_leaves_as_class_vectors(tmp_path: Path) -> None:
     ledger = json.loads((run.folder / "ledger.json").read_text())
     rows = [r for r in ledger["rows"] if r[4] == "W"]
     assert {r[5] for r in rows} == {"class_vectors"}
-    assert all(r[6] == 24 * 16 * 4 for r in rows)
+    assert {r[6] for r in rows} == {size_of(torch.zeros(24, 16))}
     assert len(rows) == 2 * 2, "two of three clients in each of two rounds"
 
 

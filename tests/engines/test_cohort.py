@@ -18,6 +18,7 @@ from visard.data.faces import FaceSet
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.engines.checkpoint import Checkpoint
+from visard.engines.codec import size_of
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork, cohorts
 from visard.engines.network import EngineNetwork
@@ -224,7 +225,7 @@ def test_client_i_never_gets_another_row(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in net.states.ledger.read_text().splitlines()]
     vectors = [row for row in rows if row[5] == "class_vectors"]
     assert vectors
-    assert {row[6] for row in vectors} == {8 * 4}, "one row of eight numbers"
+    assert {row[6] for row in vectors} == {size_of(torch.zeros(1, 8))}, "one row of eight numbers"
     assert {row[4] for row in vectors} == {"w"}
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tests.toys import Toy, ToyDown, toy_engine, toy_world
 
+from visard.engines.codec import size_of
 from visard.errors import VisardError
 
 CLIENTS = ("client-000", "client-001", "client-002")
@@ -73,7 +74,7 @@ def test_two_asks_of_a_round_draw_different_numbers(tmp_path: Path) -> None:
         ("too heavy", "refused", "is 1000000000000, but the client has 18 pictures"),
         ("beyond floats", "refused", "holds an integer that is negative or too large"),
         ("figure beyond floats", "refused", "holds an integer that is too large"),
-        ("figure with a bad name", "refused", "whose name is longer than 100 or cannot be printed"),
+        ("figure with a bad name", "refused", "has the name '\\x1b[2J', which ToyUp.loss does not list"),
         ("float8", "refused", "cannot be checked: NotImplementedError"),
         ("other type", "refused", "is a OtherUp, the step declares ToyUp"),
     ],
@@ -102,13 +103,13 @@ def test_the_ledger_counts_every_field(tmp_path: Path) -> None:
     Toy().round(Toy().start(net.world.setup()), net)
     rows = [json.loads(line) for line in _ledger_lines(net)]
     assert [row[2:] for row in rows[:4]] == [
-        [CLIENTS[0], "ToyUp", "w", "class_vectors", 16, False],
-        [CLIENTS[0], "ToyUp", "theta", "weights", 16, False],
-        [CLIENTS[0], "ToyUp", "n", "count", 8, False],
-        [CLIENTS[0], "ToyUp", "loss", "metric", 8, False],
+        [CLIENTS[0], "ToyUp", "w", "class_vectors", 16 + 9 + 53, False],
+        [CLIENTS[0], "ToyUp", "theta", "weights", 16 + 21 + 55, False],
+        [CLIENTS[0], "ToyUp", "n", "count", len("12"), False],
+        [CLIENTS[0], "ToyUp", "loss", "metric", len('{"f":"0x1.8000000000000p+1"}'), False],
     ]
-    assert net.traffic.bytes_up == 3 * 48
-    assert net.traffic.bytes_down == 3 * 32
+    assert net.traffic.bytes_up == sum(row[6] for row in rows)
+    assert net.traffic.bytes_down == 3 * size_of(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 
 
 def test_an_undeclared_kind_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.toys import Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
+from tests.toys import OtherUp, Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
 
 from visard.aggregation.outgoing import Clip
 from visard.deployment.party import Basis, OwnStates, Party
@@ -294,9 +294,10 @@ def test_a_request_that_stands_in_line_has_the_time_of_those_before_it_too(tmp_p
         ("shape", "refused", "has shape (3,), expected (4,)"),
         ("key", "refused", "lacks entry 'a'"),
         ("no weight", "refused", "is 0, but the client has"),
-        ("beyond floats", "refused", "holds an integer that is negative or too large"),
-        ("picture as count", "missing", "reply refused: ToyUp.n is not a int"),
-        ("other type", "missing", "undeclared field 'face'"),
+        ("beyond floats", "missing", "its reply is not sent: ToyUp.n is not what the method declares"),
+        ("picture as count", "missing", "its reply is not sent: ToyUp.n is not what the method declares"),
+        ("figure with a bad name", "missing", "its reply is not sent: ToyUp.loss is not what the method declares (see"),
+        ("other type", "missing", "its reply is not sent: ToyUp is not what the method declares"),
     ],
 )
 def test_a_bad_client_loses_only_itself(tmp_path: Path, fault: str, event: str, says: str) -> None:
@@ -350,6 +351,21 @@ def resent(old: bytes, new: bytes) -> Forge:
         (
             resent(b'"theta":{"d":{"a":{"t":"1"}', b'"theta":{"d":{"\\u001b[2J\\n":5'),
             "reply refused: ToyUp.theta[[2J ]",
+        ),
+        (resent(b'"n":', b'"n": '), "reply refused: its bytes hold more than its fields"),
+        (resent(b'"loss":{"f":', b'"loss":{"d":{"a secret":1.0},"f":'), "reply refused: "),
+        (lambda r, h, p: (h + b" ", p) if r.client == CLIENTS[1] else (h, p), "header holds more than its fields"),
+        (
+            lambda r, h, p: (h[:-1] + b',"note":"a secret"}', p) if r.client == CLIENTS[1] else (h, p),
+            "header holds more than its fields",
+        ),
+        (
+            lambda r, h, p: (h, p + bytes(8)) if r.client == CLIENTS[1] else (h, p),
+            "reply refused: message cannot be read",
+        ),
+        (
+            lambda r, h, p: (h, encode(OtherUp(torch.zeros(3, 8, 8)))) if r.client == CLIENTS[1] else (h, p),
+            "undeclared field 'face'",
         ),
         (lambda r, h, p: (h, encode({"x": 1})) if r.client == CLIENTS[1] else (h, p), "reply refused: ToyUp"),
     ],

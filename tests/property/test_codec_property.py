@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from visard.engines.codec import CodecError, decode, encode, own, size_of
+from visard.engines.codec import CodecError, decode, encode, encoded_size, own, size_of
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -208,7 +208,25 @@ def test_own_shares_no_memory(message: Message) -> None:
         assert value.numel() == 0 or value.data_ptr() != message.theta[key].data_ptr()
 
 
-def test_size_counts_content() -> None:
-    inner = Inner(torch.zeros(3, dtype=torch.float32), "é")
-    assert size_of(inner) == 12 + 2
-    assert size_of({"a": 1, "b": [b"xyz", 2.0, None]}) == 8 + 3 + 8
+@given(messages())
+def test_sizes_are_those_of_the_encoded_message(message: Message) -> None:
+    data = encode(message)
+    assert encoded_size(message) == len(data)
+    tree = int.from_bytes(data[5:9], "little")
+    listed = data[9 + tree + 8 :][: int.from_bytes(data[9 + tree :][:8], "little")]
+    numbers = len(data) - 9 - tree - 8 - len(listed)
+    assert size_of(message) == tree + len(listed.rstrip()) - len("{}") + numbers
+    if message.theta:
+        alone = encode(message.theta)
+        assert 0 < len(alone) - size_of(message.theta) <= 9 + 8 + 2 + 7, "all but the frame and the padding"
+
+
+def test_the_keys_of_a_dictionary_are_counted() -> None:
+    picture = torch.randint(97, 123, (3072,), generator=torch.Generator().manual_seed(0))
+    text = bytes(picture.tolist()).decode()
+    assert size_of({text[i : i + 66]: 0.0 for i in range(0, 3072, 66)}) > 3072
+    assert size_of({"a": 1}) == len('{"d":{"a":1}}')
+    assert size_of([None] * 100) == len("[]") + 4 * 100 + 99, "a list of nothing still says how long it is"
+    assert size_of(torch.zeros(0, 5, 7)) > 40, "so does a shape without numbers"
+    assert [size_of(nothing) for nothing in (None, {}, [], ())] == [0, 0, 0, 0]
+    assert size_of(10**5000) > 4000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_type_hints
 
 import pytest
 import torch
@@ -13,9 +13,12 @@ from tests.toys import Toy, ToyDown, ToyUp, toy_engine, toy_network, toy_world
 from torch import Tensor, nn
 
 from visard import models
-from visard.core import Client, Disclosure, Weights, client_step
-from visard.disclosure import carried_kinds, expected_kinds, pieces, possible_kinds
+from visard.core import Client, Disclosure, Names, Weights, client_step, declared_kinds
+from visard.disclosure import carried_kinds, declared_names, expected_kinds, pieces, possible_kinds
 from visard.engines.ledger import Ledger
+from visard.errors import VisardError
+from visard.methods import METHODS
+from visard.methods.scoring import steps_of
 
 GATHERED = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
 
@@ -115,3 +118,81 @@ def test_undeclared_statistics_are_refused(tmp_path: Path, build: type, entry: s
         discloses = Toy.discloses | {Disclosure.statistic}
 
     assert len(net.ask(Declared().add, messages)) == 3
+
+
+@dataclass(frozen=True)
+class Told:
+    figures: Annotated[dict[str, float], Disclosure.metric, Names("loss", "steps")]
+
+
+@dataclass(frozen=True)
+class Untold:
+    figures: Annotated[dict[str, float], Disclosure.metric]
+
+
+PICTURE = bytes(torch.randint(97, 123, (3072,), generator=torch.Generator().manual_seed(0)).tolist()).decode()
+
+
+@dataclass(frozen=True)
+class Talkative(Toy):
+    """Tells of itself under the given names; `listed`: in a field that lists some."""
+
+    names: tuple[str, ...] = ("loss",)
+    listed: bool = True
+
+    @client_step
+    def tell(self, client: Client, msg: ToyDown) -> Told:
+        return Told(dict.fromkeys(self.names, 1.0))
+
+    @client_step
+    def tell_more(self, client: Client, msg: ToyDown) -> Untold:
+        return Untold(dict.fromkeys(self.names, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        ((), None),
+        (("loss", "steps"), None),
+        (("loss", "accuracy"), "has the name 'accuracy', which Told.figures does not list"),
+        (tuple(PICTURE[i : i + 66] for i in range(0, 3072, 66)), f"has the name '{PICTURE[:66]}', which"),
+    ],
+)
+def test_names_of_metrics_come_from_a_list(tmp_path: Path, names: tuple[str, ...], says: str | None) -> None:
+    net, method = toy_engine(tmp_path, toy_world(tmp_path)), Talkative(names=names)
+    messages = {c: ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}) for c in net.clients}
+    if says is None:
+        assert len(net.ask(method.tell, messages)) == 3
+        return
+    with pytest.raises(VisardError, match="0 good replies"):
+        net.ask(method.tell, messages)
+    assert says in net.traffic.problems[0]["reason"]
+    net.ledger.flush()  # type: ignore[union-attr]
+    assert not net.states.ledger.read_text()
+
+
+def test_a_field_without_a_list_has_no_names(tmp_path: Path) -> None:
+    net = toy_engine(tmp_path, toy_world(tmp_path))
+    with pytest.raises(VisardError, match=r"has the name 'loss', which Untold\.figures does not list"):
+        net.ask(Talkative().tell_more, {c: ToyDown(torch.zeros(4), {}) for c in net.clients})
+
+
+def test_lists_of_names_are_bounded() -> None:
+    with pytest.raises(TypeError, match="is no name of a metric"):
+        Names("x" * 101)
+    with pytest.raises(TypeError, match="is no name of a metric"):
+        Names("a\nb")
+    many = [f"m{i}" for i in range(2000)]
+    assert Names(of=lambda method, message: many).stranger(many, None, None) is not None
+    assert Names(of=lambda method, message: ["x" * 101]).stranger(["x" * 101], None, None) is not None
+    assert Names("loss", of=lambda method, message: message).stranger(["loss", "a"], None, ["a"]) is None
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_dict_of_metrics_lists_its_names(name: str) -> None:
+    for step in steps_of(METHODS[name]).values():
+        reply = step.types[1]
+        for field, kind in declared_kinds(reply).items():
+            if kind in (Disclosure.metric, Disclosure.count) and "dict" in str(get_type_hints(reply)[field]):
+                names = declared_names(reply)[field]
+                assert names.words or names.of, f"{reply.__name__}.{field}"

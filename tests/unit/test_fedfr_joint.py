@@ -15,6 +15,8 @@ from tests.toys import toy_engine, toy_network, toy_world
 
 from visard.config import load
 from visard.core import PUBLIC, Disclosure, declared_kinds
+from visard.disclosure import pieces
+from visard.engines.codec import size_of
 from visard.engines.local import LocalNetwork
 from visard.engines.world import World, generator
 from visard.errors import UsageError
@@ -51,7 +53,8 @@ def test_own_class_vectors_transformation_heads_and_bias_never_leave(tmp_path: P
     _, net, _ = play(tmp_path, METHOD)
     assert {f.name for f in fields(Up)} == {"theta", "Phi", "n", "figures"}
     assert declared_kinds(Up)["Phi"] is Disclosure.class_vectors
-    size = sum(v.numel() * v.element_size() for v in toy_network().state_dict().values())
+    parts = pieces(Up(toy_network().state_dict(), None, 0, {}), net.world.statistics)
+    sizes = {kind.value: size_of(value) for field, kind, value in parts if field == "theta"}
     for _, _, client, message, field, kind, left, encrypted in rows(net):
         assert not encrypted
         if client == PUBLIC:
@@ -59,10 +62,12 @@ def test_own_class_vectors_transformation_heads_and_bias_never_leave(tmp_path: P
             continue
         assert message == "Up"
         if field == "theta":
-            assert (kind, left) == ("weights", size), "the backbone and nothing beside it"
+            assert left == sizes[kind], "the backbone and nothing beside it"
         if field == "Phi":
-            assert (kind, left) == ("class_vectors", 4 * 8 * 4), "one row for each public person, none for its own"
-        assert field in ("theta", "Phi") or left < 100
+            assert (kind, left) == ("class_vectors", size_of(torch.zeros(4, 8))), (
+                "one row for each public person, none for its own"
+            )
+        assert field in ("theta", "Phi") or left < 300
     for client in net.clients:
         state = net.states.client_state(client)
         assert set(state) == {"theta", "W", "branch"}

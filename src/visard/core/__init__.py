@@ -7,7 +7,7 @@ of the client only `client.state` survives it. Every field of a reply carries th
 from visard.core.client import PUBLIC, BoundStep, Client, ClientId, ClientStep, M, R, State, Weights, client_step
 from visard.core.method import Method, Setup, Stage
 from visard.core.network import Network, Replies, mean_metrics, sample_clients
-from visard.disclosure import Disclosure, declared_kinds, possible_kinds
+from visard.disclosure import Disclosure, Names, declared_kinds, possible_kinds
 
 __all__ = [
     "PUBLIC",
@@ -18,6 +18,7 @@ __all__ = [
     "Disclosure",
     "M",
     "Method",
+    "Names",
     "Network",
     "R",
     "Replies",

@@ -58,6 +58,7 @@ class Method(ABC, Generic[S]):
     title: ClassVar[str]  # one line that describes it
     paper: ClassVar[str] = ""
     discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
+    compared: ClassVar[tuple[str, ...]] = ()  # names of `alternatives`
     centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
 
     @abstractmethod
@@ -116,7 +117,7 @@ class Method(ABC, Generic[S]):
         return theta
 
     def alternatives(self, state: State, theta: Weights | None) -> dict[str, Weights | None]:
-        """Other models to test at a client beside its own, by the prefix of their metrics."""
+        """Other models to test at a client beside its own, by the prefix of their metrics, one of `compared`."""
         return {}
 
     @classmethod

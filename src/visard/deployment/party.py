@@ -20,6 +20,7 @@ import torch
 from visard.core import ClientId, Method, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.local import States, perform
+from visard.engines.network import undeclared
 from visard.engines.request import Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line
@@ -152,6 +153,11 @@ class Party:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
         reply = perform(world, step, replace(request, message=message), self.states, sent=True)
+        if wrong := undeclared(step, message, reply.value, world.statistics):
+            name, reason = wrong  # which may quote what must not leave
+            print(f"{request.client}: {name or 'reply'} {reason}", file=sys.stderr, flush=True)
+            what = f"{step.types[1].__name__}{name and '.' + name}"
+            raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
         return pack(reply), encode(reply.value)
 
     def keep(self, request: Request, method: Method[Any], payload: bytes) -> Reply:

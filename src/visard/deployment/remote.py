@@ -16,7 +16,7 @@ from urllib.parse import quote
 from visard.core import BoundStep, ClientId, Weights
 from visard.deployment.party import Basis
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.codec import CodecError, decode, encode
+from visard.engines.codec import CodecError, decode, encode, encoded_size
 from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork, plain
 from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, WireError, pack, unpack
@@ -146,7 +146,10 @@ def read(request: Request, parts: Parts | str, kind: type | None) -> Reply:
             raise WireError(f"it belongs to {reply.stage} round {reply.round}, ask {reply.ask}")
         if reply.state is not None and not _asked_for(reply.state, request.new_state):
             raise WireError("its state has another name than asked for")
-        return reply if kind is None else replace(reply, value=decode(parts[1], kind))
+        value = None if kind is None else decode(parts[1], kind)
+        if len(parts[1]) != (0 if kind is None else encoded_size(value)):  # such bytes would be in no ledger
+            raise WireError("its bytes hold more than its fields")
+        return replace(reply, value=value)
     except (WireError, CodecError) as error:
         return request.reply(failure=f"reply refused: {error}")
     except Exception as error:  # nothing that a party sends may end the run

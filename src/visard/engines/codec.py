@@ -40,6 +40,7 @@ NAMES = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
 }  # fmt: skip
 MAX_DIMENSIONS = 16
+Shapes = list[tuple[torch.dtype, tuple[int, ...]]]  # of tensors, in the order in which a message names them
 KINDS = {name: kind for kind, name in NAMES.items()}
 
 
@@ -362,17 +363,59 @@ def sizes_of(values: Collection[object]) -> int:
 
 
 def size_of(value: object) -> int:
-    """Bytes of the content: tensors and byte strings exactly, numbers as 8, text in UTF-8."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, bytes | bytearray):
-        return len(value)
-    if isinstance(value, str):
-        return len(value.encode())
-    if isinstance(value, dict):
-        return sum(size_of(v) for v in value.values())
-    if isinstance(value, list | tuple):
-        return sum(size_of(v) for v in value)
+    """Bytes that a value takes in an encoded message: its part of the tree with the keys of dictionaries, its part of
+    the list of tensors, and its numbers. Nothing (None, or a dict or list without entries) takes none."""
+    if value is None or (isinstance(value, dict | list | tuple) and not value):
+        return 0
+    if isinstance(value, dict) and all(isinstance(v, Tensor) for v in value.values()):
+        return _size_of_weights(tuple((k, v.dtype, tuple(v.shape)) for k, v in value.items()))
+    tensors: Shapes = []
+    return _text(value, tensors) + sum(_listed(tensors))
+
+
+def encoded_size(value: object) -> int:
+    """The length of `encode(value)`, without writing it."""
+    tensors: Shapes = []
+    text, (listed, numbers) = _text(value, tensors), _listed(tensors)
+    listed += len("{}")
+    return _PREFIX.size + text + 8 + listed + -listed % 8 + numbers
+
+
+@functools.lru_cache(maxsize=256)  # most replies of a run have the same entries, and a network has hundreds
+def _size_of_weights(entries: tuple[tuple[Any, torch.dtype, tuple[int, ...]], ...]) -> int:
+    text = sum(_quoted(k) + len(f':{{"t":"{n}"}}') for n, (k, _, _) in enumerate(entries))
+    return len('{"d":{}}') + text + len(entries) - 1 + sum(_listed([(dtype, shape) for _, dtype, shape in entries]))
+
+
+def _listed(tensors: Shapes) -> tuple[int, int]:
+    """Bytes of so many tensors in what `dump` writes: in its list, without the brackets around it, and of numbers."""
+    size, end = max(0, len(tensors) - 1), 0  # commas
+    for number, (dtype, shape) in sorted(enumerate(tensors), key=lambda each: -each[1][0].itemsize):
+        begin, end = end, end + math.prod(shape) * dtype.itemsize
+        name, sides = NAMES.get(dtype, str(dtype)), ",".join(map(str, shape))
+        size += len(f'"{number}":{{"dtype":"{name}","shape":[{sides}],"data_offsets":[{begin},{end}]}}')
+    return size, end
+
+
+def _text(value: object, tensors: Shapes) -> int:
+    """Bytes of a value in the tree of a message; `tensors` grows by those that it points to."""
+    if isinstance(value, Tensor | bytes | bytearray):
+        of = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else (torch.uint8, (len(value),))
+        tensors.append(of)
+        return len(f'{{"t":"{len(tensors) - 1}"}}')
+    if isinstance(value, float):
+        return len('{"f":""}') + (3 if math.isnan(value) else len(value.hex()))
+    if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 2**12:
+        return value.bit_length() // 3  # such a number is refused, and writing it out takes long
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return sum(size_of(getattr(value, f.name)) for f in dataclasses.fields(value))
-    return 0 if value is None else 8
+        value = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        inner = sum(_quoted(k) + 1 + _text(v, tensors) for k, v in value.items())
+        return len('{"d":{}}') + inner + max(0, len(value) - 1)
+    if isinstance(value, list | tuple):
+        return len("[]") + sum(_text(v, tensors) for v in value) + max(0, len(value) - 1)
+    return len(json.dumps(value)) if value is None or isinstance(value, bool | int | str) else len(repr(value))
+
+
+def _quoted(key: object) -> int:
+    return len(json.dumps(str(key)))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visard.aggregation.rules import Reduction, Weighing
 from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, declared_kinds
-from visard.disclosure import is_statistic
+from visard.disclosure import LONGEST_NAME, declared_names, is_statistic
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import sizes_of
 from visard.engines.ledger import Ledger
@@ -26,7 +26,6 @@ from visard.errors import VisardError
 
 _TYPES: dict[str, type] = {"Tensor": Tensor} | {t.__name__: t for t in (dict, list, tuple, bytes, int, float)}
 EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
-LONGEST = 100  # of the name of a metric
 LONGEST_TRACEBACK = 20_000
 
 
@@ -61,24 +60,11 @@ def _refusal(
     checked: Collection[str],
     statistics: Collection[str],
 ) -> tuple[str, str] | None:
-    expected = step.types[1]
-    if type(reply) is not expected:
-        return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
-    for name, kind, shapes, declared in _plan(cast(Hashable, expected), step.owner.discloses):
-        if name in checked:
+    if wrong := undeclared(step, message, reply, statistics, checked):
+        return wrong
+    for name, kind in declared_kinds(type(reply)).items():
+        if name in checked or (value := getattr(reply, name)) is None:
             continue
-        if not declared:
-            return name, f"is of kind {kind.value}, which {step.owner.name} does not declare"
-        value = getattr(reply, name)
-        if value is None:
-            continue
-        if not isinstance(value, shapes) or isinstance(value, bool):
-            return name, f"is declared as {kind.value} but is a {type(value).__name__}"
-        gathered = [k for k in value if is_statistic(k, statistics)] if kind is Disclosure.weights else []  # type: ignore[attr-defined]
-        if gathered and Disclosure.statistic not in step.owner.discloses:
-            return name, f"holds the running statistic {gathered[0]!r}, a kind that {step.owner.name} does not declare"
-        if kind in (Disclosure.metric, Disclosure.count) and (reason := _no_figures(value, kind)):
-            return name, reason
         if (kind, name) == (Disclosure.count, "n") and isinstance(value, int) and not 1 <= value <= pictures:
             return name, f"is {value}, but the client has {pictures} pictures"
         if reason := _not_finite(value, allow_nan=kind is Disclosure.metric):
@@ -86,6 +72,39 @@ def _refusal(
         sent = getattr(message, name, None)
         if reason := _differs(sent, value) if sent is not None else _no_rows(name, kind, value, embedding):
             return name, reason
+    return None
+
+
+def undeclared(
+    step: BoundStep[Any, Any], message: Any, reply: Any, statistics: Collection[str], checked: Collection[str] = ()
+) -> tuple[str, str] | None:
+    """(field, reason) of the first thing in a reply that its method does not declare: a type, a kind, a name.
+
+    A party looks before a reply leaves it, and the server when it comes.
+    """
+    expected, method = step.types[1], step.owner
+    if type(reply) is not expected:
+        return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
+    names = declared_names(expected)
+    for name, kind, shapes, declared in _plan(cast(Hashable, expected), method.discloses):
+        if name in checked:
+            continue
+        if not declared:
+            return name, f"is of kind {kind.value}, which {method.name} does not declare"
+        value: Any = getattr(reply, name)
+        if value is None:
+            continue
+        if not isinstance(value, shapes) or isinstance(value, bool):
+            return name, f"is declared as {kind.value} but is a {type(value).__name__}"
+        weights = value if isinstance(value, dict) and kind is Disclosure.weights else {}
+        gathered = [k for k in weights if is_statistic(k, statistics)]
+        if gathered and Disclosure.statistic not in method.discloses:
+            return name, f"holds the running statistic {gathered[0]!r}, a kind that {method.name} does not declare"
+        if kind in (Disclosure.metric, Disclosure.count):
+            if reason := _no_figures(value, kind):
+                return name, reason
+            if isinstance(value, dict) and (odd := names[name].stranger(value, method, message)) is not None:
+                return name, f"has the name {odd[:LONGEST_NAME]!r}, which {expected.__name__}.{name} does not list"
     return None
 
 
@@ -110,8 +129,6 @@ def _no_figures(value: Any, kind: Disclosure) -> str | None:
     figures = value if isinstance(value, dict) else {"": value}
     if not all(isinstance(v, int | float if kind is Disclosure.metric else int) for v in figures.values()):
         return f"is declared as {kind.value} but holds more than numbers"
-    if not all(len(k) <= LONGEST and k.isprintable() for k in figures):
-        return f"has a figure whose name is longer than {LONGEST} or cannot be printed"
     least = 0 if kind is Disclosure.count else 1 - EXACT
     if not all(least <= v < EXACT for v in figures.values() if isinstance(v, int)):
         return f"holds an integer that is {'negative or ' if not least else ''}too large"

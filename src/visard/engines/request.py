@@ -125,6 +125,8 @@ def unpack(data: bytes, kind: type[H]) -> H:
         raise WireError(f"malformed {kind.__name__.lower()}: {first[:200]}") from None
     if fields.get("version") != VERSION:
         raise WireError(f"wire format {fields.get('version')} is not format {VERSION}: update the older side")
+    if isinstance(header, Reply) and pack(header) != data:  # bytes beside the fields would be in no ledger
+        raise WireError("malformed reply: its header holds more than its fields")
     return header
 
 

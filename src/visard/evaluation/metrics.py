@@ -237,6 +237,12 @@ def values(test: Mapping[str, Any]) -> list[Value]:
     return found
 
 
+def names_of(test: str, numbers: Collection[float]) -> list[str]:
+    """All names that `values` can give of a "verification" or an "identification" at these rates or ranks."""
+    entries = [entry for entry, metric in METRICS.items() if metric.test == test]
+    return [entry.format(f"{n:g}") for entry in entries for n in (numbers if "{}" in entry else (0,))]
+
+
 def brief(test: Mapping[str, Any]) -> dict[str, float | None]:
     """The few metrics of a test that a curve or a table shows."""
     return {v.name: v.value for v in values(test) if v.brief}

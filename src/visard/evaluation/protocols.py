@@ -17,7 +17,7 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Floats, Ints, Result, labels, matrix, pair_counts, unit_rows
 from visard.evaluation.identification import identify, split_gallery
 from visard.evaluation.ijb import Legacy, legacy_rule
-from visard.evaluation.metrics import PERSONAL_FAR, PERSONAL_FPIR, values
+from visard.evaluation.metrics import PERSONAL_FAR, PERSONAL_FPIR, names_of, values
 from visard.evaluation.scores import Limits, Roc, stream_roc
 from visard.evaluation.verification import verify_all, verify_pairs
 
@@ -227,6 +227,12 @@ def personal_metrics(
             if before.tpir is not None and before.fpir * len(wanted) >= 1:
                 found[f"personal/legacy_tpir@fpir={before.fpir:g}"] = before.tpir
     return found
+
+
+def personal_names() -> list[str]:
+    """All names that `personal_metrics` can give."""
+    found = names_of("verification", PERSONAL_FAR) + names_of("identification", (1, *PERSONAL_FPIR))
+    return [f"personal/{name}" for name in (*found, *(f"legacy_tpir@fpir={rate:g}" for rate in PERSONAL_FPIR))]
 
 
 def _named(test: dict[str, Any], trials: int) -> dict[str, float]:

@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Disclosure, Network, Setup, State, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Names, Network, Setup, State, Weights, client_step
 from visard.data.faces import ClientData, FaceView
 from visard.errors import VisardError
 from visard.learning import mmd
 from visard.methods.domain_adaptation import check_start
 from visard.methods.encrypted_mmd import AdaptingByMMD, Begin, Start, head_of
-from visard.methods.encrypted_mmd_party import Learner, begun, quality
+from visard.methods.encrypted_mmd_party import QUALITY, Learner, begun, quality
 
 SOURCES: ClientId = "sources"  # all of them as one client
 
@@ -31,7 +31,7 @@ SOURCES: ClientId = "sources"  # all of them as one client
 class Up:
     extractor: Annotated[Weights, Disclosure.weights]
     classifier: Annotated[Weights, Disclosure.class_vectors]
-    figures: Annotated[dict[str, float], Disclosure.metric]
+    figures: Annotated[dict[str, float], Disclosure.metric, Names("loss", "task", "mmd", *QUALITY)]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
+from visard.clustering.cluster import METRICS as AGREEMENT
+from visard.core import Client, ClientId, Disclosure, Method, Names, Network, Setup, Stage, State, Weights, client_step
 from visard.core.method import AtLeastOne, NotNegative
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
@@ -34,7 +35,7 @@ class Labelled:
 
     clusters: Annotated[int, Disclosure.count]
     kept: Annotated[int, Disclosure.count]  # pictures with a label
-    figures: Annotated[dict[str, float], Disclosure.metric]
+    figures: Annotated[dict[str, float], Disclosure.metric, Names("d", *AGREEMENT)]
 
 
 def targets(clients: Iterable[ClientId]) -> list[ClientId]:

@@ -17,11 +17,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Names, Network, Setup, Weights, client_step
 from visard.core.method import AtLeastOne, NotNegative, Number, S
 from visard.crypto.exchange import Plan
 from visard.crypto.moments import check_apart, epsilon
-from visard.crypto.paillier import counted
+from visard.crypto.paillier import OPERATIONS, counted
 from visard.crypto.session import Letters
 from visard.errors import PublicError, UsageError
 from visard.learning.mmd import Compare, Polynomial, within
@@ -78,7 +78,7 @@ class Drawn:
     letters: Annotated[Letters, Disclosure.ciphertext]
     tags: Annotated[Letters, Disclosure.ciphertext]
     kernel: Annotated[Tensor | None, Disclosure.statistic]  # the source's: coefficients, from its own distances
-    figures: Annotated[dict[str, float], Disclosure.metric]
+    figures: Annotated[dict[str, float], Disclosure.metric, Names(*OPERATIONS)]
 
 
 @dataclass(frozen=True)

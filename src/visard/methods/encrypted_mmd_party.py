@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,7 +25,6 @@ from visard.core import Client, State, Weights
 from visard.core.method import NotNegative
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan
-from visard.crypto.masked_weights import mask_weights
 from visard.crypto.moments import MIXED
 from visard.crypto.packed import block_of
 from visard.crypto.paillier import BITS, check_bits
@@ -38,6 +37,9 @@ from visard.learning.train import Optimiser, Training, batches, new_optimiser
 from visard.learning.weights import load_weights, weights_of
 
 Batch = dict[str, Any]  # rows, and the seed of their random changes, so that they can be seen again
+
+LEARNT = ("within", "task", "mmd", "total")  # what a client tells of an exchange
+QUALITY = ("balanced_accuracy", "weighted_f1", "mse")  # what a test on labelled data may give
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ class LearningParty(Party):
 
     def unveil(self, answers: Letters) -> SealedMail:
         """Decrypt the peers' masked gradients for them; keep the loss, if there is one. Not in the packed protocol."""
-        mail, losses = exchange.unveil(self.session, self.plan, self.kept["features"], answers, self.outputs)
+        mail, losses = exchange.unveil(self.session, self.plan, answers, self.outputs)
         if losses is not None:
             self.kept["losses"] = losses
         return mail
@@ -167,28 +169,6 @@ class LearningParty(Party):
             return super()._take(features, received)
         pulls = exchange.take_forward(self.session, self.plan, received, self.kept.pop("masks"), self.outputs)
         return pulls.reshape(features.shape) if self.chained else pulls, self.kept.pop("losses", None)
-
-    def mask(self, weights: Weights) -> Weights:
-        """A pooled source's weights after a step, of which the server can read the sum over the sources alone."""
-        others = [c for c in self.plan.sources if c != self.session.me]
-        return mask_weights(weights, self.session.masks(self.plan.target, others, b"weights"))
-
-    def hand_over(self, exchanges: int) -> SealedMail:
-        """The own classifier for the target alone, once the run's exchanges are over."""
-        if self.session.exchange != exchanges:
-            raise PublicError(f"the classifier goes after exchange {exchanges}: this is {self.session.exchange}")
-        return self.session.conceal("classifier", head_to_bytes(self.kept["head"]), self.plan.target)
-
-    def take_over(self, received: Letters, new: Callable[[], nn.Module]) -> list[nn.Module]:
-        """The sources' classifiers."""
-        heads = []
-        for source in self.plan.sources:
-            head = new()
-            size = len(head_to_bytes(weights_of(head)))
-            data = self.session.reveal("classifier", source, received.get(source, b""), size)
-            load_weights(head, head_from_bytes(data, weights_of(head), source))
-            heads.append(head)
-        return heads
 
     def learn(self, received: Letters) -> dict[str, float]:
         """Take the gradients and train on the batches that were offered (Eq. 2); mean losses over the batches."""
@@ -382,22 +362,6 @@ def new_head(settings: HeadSettings | None, classes: int, embedding: int, weight
     if weights:
         load_weights(head, weights)
     return head
-
-
-def head_to_bytes(weights: Weights) -> bytes:
-    """A classifier as it travels: its numbers in the order of their names."""
-    return b"".join(weights[name].detach().float().contiguous().numpy().tobytes() for name in sorted(weights))
-
-
-def head_from_bytes(data: bytes, like: Weights, source: str) -> Weights:
-    """The classifier again, with the names and shapes of `like`."""
-    numbers, found, at = torch.from_numpy(np.frombuffer(data, "<f4").copy()), dict[str, Tensor](), 0
-    if not bool(torch.isfinite(numbers).all()):
-        raise PublicError(f"the classifier of {source} is not finite")
-    for name in sorted(like):
-        found[name] = numbers[at : at + like[name].numel()].reshape(like[name].shape)
-        at += like[name].numel()
-    return found
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from visard.core import (
     PUBLIC,
     Client,
     Disclosure,
+    Names,
     Network,
     Setup,
     Stage,
@@ -43,6 +44,9 @@ from visard.methods.fedfr_joint_client import (
 )
 from visard.methods.supervised import Fit, Supervised, WithProxies, pretraining
 
+# terms of the loss, their weighted sum, steps of an epoch, pictures of D_HN
+TERMS = Names("cos", "branch", "con", "kd", "loss", "steps", "public")
+
 
 @dataclass(frozen=True)
 class Server:
@@ -62,13 +66,13 @@ class Up:  # W, Pi, Omega and b are not in it: they stay in the client's state
     theta: Annotated[Weights, Disclosure.weights]
     Phi: Annotated[Tensor | None, Disclosure.class_vectors]
     n: Annotated[int, Disclosure.count]
-    figures: Annotated[dict[str, float], Disclosure.metric]  # terms of the loss, steps of an epoch, pictures of D_HN
+    figures: Annotated[dict[str, float], Disclosure.metric, TERMS]
 
 
 @dataclass(frozen=True)
 class Personalised:
     n: Annotated[int, Disclosure.count]
-    figures: Annotated[dict[str, float], Disclosure.metric]
+    figures: Annotated[dict[str, float], Disclosure.metric, TERMS]
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class FedFRJoint(WithProxies[Server]):
     name = "fedfr-joint"
     title = "one generic model for all, one personal model for each"
     paper = "Liu et al. 2022 (AAAI)"
+    compared = ("global", "local")
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )

@@ -11,14 +11,14 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Weights
+from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Names, Weights
 from visard.core.method import AtLeastOne, Number, Positive
 from visard.data.faces import FaceView
 from visard.errors import PublicError
 from visard.evaluation.arrays import Ints, unit_rows
 from visard.evaluation.identification import identify
-from visard.evaluation.metrics import CLIENT_FAR, brief
-from visard.evaluation.protocols import personal_metrics
+from visard.evaluation.metrics import CLIENT_FAR, brief, names_of
+from visard.evaluation.protocols import personal_metrics, personal_names
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import verify_all
 from visard.learning.features import client_head, embed, input_batch
@@ -26,6 +26,8 @@ from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, batches, train
 from visard.learning.weights import load_weights
 from visard.models.files import split_transform, with_transform
+
+TUNED = ("untuned", "tuned", "statistics", "gain", "learnt")  # the models of a test before and after tuning
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,23 @@ class ScoreRequest:
     W: Tensor | None = None  # the global head to tune with, where there is one
 
 
+def score_names(method: Method[Any], message: ScoreRequest) -> Iterator[str]:
+    """All names that a client's test metrics can have."""
+    pairs, personal = names_of("verification", CLIENT_FAR), personal_names()
+    alone = [*pairs, "rank1", *personal]
+    yield from alone
+    yield from (f"{other}/{name}" for other in method.compared for name in alone)
+    yield from (f"{test_set}/{name}" for test_set in message.benchmarks for name in pairs)
+    if message.tuning is not None:
+        drawn = [*pairs, *(f"own/{name}" for name in pairs)]
+        yield from (f"{model}/{name}" for model in TUNED for name in drawn)
+
+
 @dataclass(frozen=True)
 class Scores:
     """A client's test metrics."""
 
-    figures: Annotated[dict[str, float], Disclosure.metric]
+    figures: Annotated[dict[str, float], Disclosure.metric, Names(of=score_names)]
     pictures: Annotated[int, Disclosure.count]
 
 
