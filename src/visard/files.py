@@ -1,4 +1,8 @@
-"""Files: written so that a crash at any moment leaves the old one or the new one, and JSON values in and out."""
+"""Files: written so that a crash at any moment leaves the old one or the new one, and JSON values in and out.
+
+What visard writes is private unless the writer says `SHARED`: pictures, features, templates, class vectors and states
+are about people, and a writer that forgets to say so must not show them to other accounts.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import fcntl
 import json
 import math
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
@@ -15,6 +20,13 @@ from typing import Any
 from visard.errors import UsageError, VisardError
 
 PRIVATE = 0o600  # mode of files that only their owner may read
+PRIVATE_FOLDER = 0o700
+SHARED = 0o666  # as the umask has it: reports, metrics, settings, generic models
+
+
+def private(path: str | os.PathLike[str], flags: int) -> int:
+    """For `open(..., opener=private)`: a new file that only its owner may read."""
+    return os.open(path, flags, PRIVATE)
 
 
 def flush_to_disk(path: Path) -> None:
@@ -26,7 +38,7 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
-def write_durably(path: Path, data: bytes, mode: int = 0o666, new: bool = False) -> None:
+def write_durably(path: Path, data: bytes, mode: int = PRIVATE, new: bool = False) -> None:
     """Write and fsync, without atomicity: for files that nothing refers to yet, or that must be `new`.
 
     `mode` is of a file that does not exist yet.
@@ -39,10 +51,11 @@ def write_durably(path: Path, data: bytes, mode: int = 0o666, new: bool = False)
 
 
 @contextmanager
-def replacing(path: Path, parents: bool = False) -> Iterator[Path]:
-    """The path of a file to write beside `path`: it takes its place when the block ends well, else it is removed.
+def replacing(path: Path, parents: bool = False, mode: int = PRIVATE) -> Iterator[Path]:
+    """The path of an empty file beside `path`: it takes its place when the block ends well, else it is removed.
 
-    The folder must exist, or is made with its `parents`.
+    The folder must exist, or is made with its `parents`. The file has `mode` from the beginning; a block that puts
+    another one in its place gets the mode at the end.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -50,7 +63,12 @@ def replacing(path: Path, parents: bool = False) -> Iterator[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: no folder {path.parent}")
+        beside.unlink(missing_ok=True)
+        handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)  # follows no link
+        mode = stat.S_IMODE(os.fstat(handle).st_mode)  # without what the umask takes away
+        os.close(handle)
         yield beside
+        os.chmod(beside, mode)
         flush_to_disk(beside)
         os.replace(beside, path)
         flush_to_disk(path.parent)
@@ -61,10 +79,10 @@ def replacing(path: Path, parents: bool = False) -> Iterator[Path]:
             beside.unlink()
 
 
-def write_atomically(path: Path, data: bytes | str, mode: int = 0o666, parents: bool = False) -> None:
+def write_atomically(path: Path, data: bytes | str, mode: int = PRIVATE, parents: bool = False) -> None:
     """Write a whole file, atomically and durably."""
-    with replacing(path, parents) as beside:
-        write_durably(beside, data.encode() if isinstance(data, str) else data, mode)
+    with replacing(path, parents, mode) as beside:
+        write_durably(beside, data.encode() if isinstance(data, str) else data)
 
 
 @contextmanager
@@ -82,9 +100,9 @@ def only_user(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, mode: int = PRIVATE) -> None:
     """Indented JSON, atomically; NaN and infinities are refused because other readers refuse them."""
-    write_atomically(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n", mode)
 
 
 def read_json(path: Path) -> Any:

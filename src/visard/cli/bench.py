@@ -16,7 +16,7 @@ from visard import plugins
 from visard.cli import options
 from visard.cli.console import LINES_EVERY, RunWatcher, console, mark, say, table
 from visard.errors import UsageError, VisardError
-from visard.files import write_atomically, write_json
+from visard.files import SHARED, write_atomically, write_json
 
 if TYPE_CHECKING:
     from visard.studies.execute import Job, Outcome
@@ -172,6 +172,6 @@ def _write(results: Results, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
-    write_json(folder / "results.json", results.to_dict())
-    write_atomically(folder / "results.md", markdown(results))
-    write_atomically(folder / "report.html", page(results))
+    write_json(folder / "results.json", results.to_dict(), SHARED)
+    write_atomically(folder / "results.md", markdown(results), SHARED)
+    write_atomically(folder / "report.html", page(results), SHARED)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from visard.data.faces import FaceSet
 from visard.data.storage import array_path, map_array
 from visard.errors import UsageError, VisardError
-from visard.files import cache_folder, flush_to_disk, read_json, write_json
+from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, private, read_json, write_json
 
 READINGS = "readings.json"
 KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}
@@ -104,9 +104,10 @@ def write_readings(
         raise UsageError(f"{out} holds no readings, so it is not overwritten")
     beside = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
-        beside.mkdir(parents=True)
+        beside.mkdir(PRIVATE_FOLDER, parents=True)
         for name, array in typed.items():
-            np.save(array_path(beside, name), array, allow_pickle=False)
+            with open(array_path(beside, name), "wb", opener=private) as file:
+                np.save(file, array, allow_pickle=False)
         header = {"version": 1, "count": count, "classes": list(classes), "users": list(users), "info": info}
         write_json(beside / READINGS, header)
         if out.exists():

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from visard.errors import UsageError, VisardError
-from visard.files import flush_to_disk, write_durably
+from visard.files import PRIVATE_FOLDER, flush_to_disk, private, write_durably
 
 HEADER = "faces.json"
 ARRAYS: dict[str, npt.DTypeLike] = {
@@ -151,8 +151,8 @@ class FaceSetWriter:
         self._open = False
         try:
             _remove_stale(self.out)
-            self.folder.mkdir(parents=True)
-            self._images = array_path(self.folder, "images").open("w+b")
+            self.folder.mkdir(PRIVATE_FOLDER, parents=True)
+            self._images = open(array_path(self.folder, "images"), "w+b", opener=private)  # noqa: SIM115
             self._open = True
             self._offset = self._write_image_header(count)
             self._images.truncate(self._offset + count * self._picture_bytes)
@@ -222,8 +222,10 @@ class FaceSetWriter:
             self._save_array(name, values)
 
     def _save_array(self, name: str, values: np.ndarray[Any, Any]) -> None:
-        np.save(array_path(self.folder, name), values, allow_pickle=False)
-        flush_to_disk(array_path(self.folder, name))
+        with open(array_path(self.folder, name), "wb", opener=private) as file:
+            np.save(file, values, allow_pickle=False)
+            file.flush()
+            os.fsync(file.fileno())
 
     def drop(self, keep: npt.NDArray[np.bool_]) -> None:
         """Of the first len(keep) rows leave those where `keep` is true, moved together."""

@@ -26,7 +26,7 @@ from visard.core import ClientId, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.request import Request, StateFile
 from visard.errors import VisardError
-from visard.files import PRIVATE, flush_to_disk, read_json, write_atomically, write_durably
+from visard.files import PRIVATE, PRIVATE_FOLDER, flush_to_disk, private, read_json, write_atomically, write_durably
 
 VERSION = 3
 UNCHAINED = 2  # of visard 0.1, whose checkpoints have no chain
@@ -207,7 +207,8 @@ class Checkpoint:
         self._changed: dict[ClientId, StateFile] = {}
         self._names = 0
         self._token = secrets.token_hex(4)  # workers of a killed run may still be writing: their packs are not ours
-        (folder / "clients").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+        (folder / "clients").mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     @property
     def ledger(self) -> Path:
@@ -336,7 +337,7 @@ class Chain:
 
     def append(self, step: int, content: str) -> None:
         self._last = self._digest(self._last, content)
-        with self.path.open("ab") as file:
+        with open(self.path, "ab", opener=private) as file:
             file.write(f'[{step}, "{self._last}"]\n'.encode())
             file.flush()
             os.fsync(file.fileno())

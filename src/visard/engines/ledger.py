@@ -12,7 +12,7 @@ from typing import Any
 from visard.core import ClientId, Disclosure
 from visard.disclosure import pieces
 from visard.engines.codec import size_of
-from visard.files import replacing
+from visard.files import PRIVATE, SHARED, replacing
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
 
@@ -23,7 +23,7 @@ class Ledger:
     def __init__(self, path: Path, committed_bytes: int = 0) -> None:
         self._path = path
         self._lines: list[str] = []  # not yet in the file
-        path.touch()
+        path.touch(PRIVATE)
         os.truncate(path, committed_bytes)
 
     def record(self, stage: str, round: int, client: ClientId, reply: Any, statistics: Collection[str] = ()) -> int:
@@ -72,7 +72,7 @@ class Ledger:
             head["outgoing"] = list(outgoing)
         text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
         # one row at a time: there may be millions
-        with replacing(path) as beside, beside.open("w") as out, self._path.open() as rows:
+        with replacing(path, mode=SHARED) as beside, beside.open("w") as out, self._path.open() as rows:
             out.write(f'{text},\n "rows": [')
             for number, line in enumerate(rows):
                 out.write(f"{',' if number else ''}\n  {line.rstrip()}")

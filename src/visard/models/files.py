@@ -19,7 +19,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
-from visard.files import write_atomically
+from visard.files import PRIVATE, write_atomically
 from visard.models import build
 from visard.models.inputs import PRESETS, Inputs, choose, preset
 from visard.models.iresnet import DEPTHS, WIDTHS, IResNet
@@ -90,7 +90,7 @@ def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
     return model.eval(), spec
 
 
-def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str]) -> None:
+def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str], mode: int = PRIVATE) -> None:
     """Write weights and spec, atomically; equal weights and spec give equal bytes.
 
     spec needs `model`, `embedding` and `size`; `mean`, `std` and visard's version are added where absent.
@@ -100,7 +100,7 @@ def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str
     metadata = {"format": "pt", "visard": version("visard"), **NORMALISATION, **spec}
     # A copy of each: safetensors refuses views, tensors that share memory, and channels-last order.
     plain = {k: v.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, v in weights.items()}
-    write_atomically(Path(path), _sorted_header(save(plain, metadata)))
+    write_atomically(Path(path), _sorted_header(save(plain, metadata)), mode)
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
-from visard.files import replacing
+from visard.files import SHARED, replacing
 from visard.models.inputs import PRESETS, Inputs
 
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -183,7 +183,7 @@ def export_onnx(
         raise UsageError(f"opset {opset}: must be {OPSET} to {most}")
     size = int(spec["size"])
     network.eval()
-    with replacing(path) as beside:
+    with replacing(path, mode=SHARED) as beside:
         shapes = ({0: torch.export.Dim("batch")},) if dynamic else None
         # torch traces a batch of 1 as a constant, whatever is said of it
         example = torch.zeros(2 if dynamic else 1, 3, size, size)
@@ -225,7 +225,11 @@ def quantise(
     """
     quantization, preparation = need("onnxruntime.quantization"), need("onnxruntime.quantization.shape_inference")
     onnx, source, path = need("onnx"), Path(source), Path(path)
-    with replacing(path) as beside, tempfile.TemporaryDirectory(dir=path.parent, prefix=".visard-") as folder, _quiet():
+    with (
+        replacing(path, mode=SHARED) as beside,
+        tempfile.TemporaryDirectory(dir=path.parent, prefix=".visard-") as folder,
+        _quiet(),
+    ):
         prepared = str(Path(folder) / "prepared.onnx")
         preparation.quant_pre_process(str(source), prepared)
         if calibration is None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from visard.data.sensors import READERS
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe, order, values
-from visard.files import mapping, number, whole, write_atomically
+from visard.files import SHARED, mapping, number, whole, write_atomically
 from visard.report import charts, compare
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
@@ -42,7 +42,7 @@ def build_report(runs: Sequence[Path | str], out: Path | str | None = None) -> P
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise VisardError(f"cannot write {target}: {error.strerror or error}") from None
-    write_atomically(target, page)
+    write_atomically(target, page, SHARED)
     return target
 
 

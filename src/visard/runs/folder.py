@@ -10,7 +10,7 @@ from typing import Any
 
 from visard.config import HEADING, Settings, load
 from visard.errors import UsageError
-from visard.files import only_user, write_atomically
+from visard.files import SHARED, only_user, write_atomically
 
 # all that a run writes, as patterns relative to its folder
 WRITTEN = (
@@ -36,7 +36,7 @@ def run_folder(
         longer = _check_same(folder, settings)
         with only_user(folder):
             if longer:
-                write_atomically(folder / "config.toml", settings.to_toml())
+                write_atomically(folder / "config.toml", settings.to_toml(), SHARED)
             yield
         return
     existed = folder.exists()
@@ -51,7 +51,7 @@ def run_folder(
             check_removable(folder, written)
             remove_written(folder, written)
         try:
-            write_atomically(folder / "config.toml", settings.to_toml())
+            write_atomically(folder / "config.toml", settings.to_toml(), SHARED)
             yield
         except BaseException:
             if not (folder / "events.jsonl").exists():  # it did not begin

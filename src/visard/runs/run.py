@@ -31,7 +31,7 @@ from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
 from visard.errors import Interrupted, UsageError, VisardError
-from visard.files import write_atomically, write_json
+from visard.files import PRIVATE_FOLDER, SHARED, write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.processes import Recipe, cores
@@ -197,7 +197,7 @@ def _save(job: _Job, server: Any, metrics: dict[str, Any]) -> None:
     job.ledger.save(folder / "ledger.json", kinds, job.settings.to_dict().get("outgoing", ()))
     job.events.write("run_finished", seconds=time.perf_counter() - job.begun)
     pooled_bytes = sum(size for sizes in job.pooled.values() for size in sizes.values())
-    write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes))
+    write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes), SHARED)
     if faces.synthetic:  # nobody's picture, so the report may show some
         np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
     build_report([folder])
@@ -272,7 +272,7 @@ def _save_models(job: _Job, server: Any) -> None:
     spec = {"model": job.settings.model.name, "embedding": str(job.world.embedding), "size": str(job.faces.size)}
     generic = method.backbone(server)
     if generic is not None:
-        save_model(folder / "model.safetensors", generic, spec)
+        save_model(folder / "model.safetensors", generic, spec, SHARED)
     vectors = method.class_vectors(server)
     if vectors is not None:
         biases = method.biases(server)
@@ -283,7 +283,7 @@ def _save_models(job: _Job, server: Any) -> None:
         own = method.personal(job.states.client_state(client), basis)
         if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
             continue
-        (folder / "clients").mkdir(exist_ok=True)
+        (folder / "clients").mkdir(PRIVATE_FOLDER, exist_ok=True)
         save_model(folder / "clients" / f"{client}.safetensors", own, spec)
 
 
