@@ -1,8 +1,7 @@
-"""ONNX files as networks, through onnxruntime: a graph is data, nothing in it can run code."""
+"""ONNX files as networks: a graph is data, nothing in it can run code, and `visard.graphs` bounds what it costs."""
 
 from __future__ import annotations
 
-import importlib
 import logging
 import tempfile
 import warnings
@@ -19,18 +18,11 @@ from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
 from visard.files import SHARED, replacing
+from visard.graphs import Graph, Refused, need
 from visard.models.inputs import PRESETS, Inputs
 
+MAX_SIDE, MAX_INPUT = 4096, 2**24  # pixels of a side, and of all pictures that a graph wants at a time
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-LOOK = 8  # nodes at the start of a graph among which its own normalisation is
-
-
-def need(name: str) -> Any:
-    """A module of the extra `onnx`, or one line that says what to install."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UsageError(f"ONNX needs the package {name.partition('.')[0]}: pip install 'visard[onnx]'") from None
 
 
 class OnnxNetwork(nn.Module):
@@ -42,8 +34,8 @@ class OnnxNetwork(nn.Module):
     def __init__(self, path: str | Path, size: int | None = None) -> None:
         super().__init__()
         self.path = Path(path)
-        self.session = _session(self.path)
-        given = self.session.get_inputs()
+        self.graph = Graph(self.path, torch.get_num_threads())
+        given = self.graph.inputs
         if len(given) != 1 or len(given[0].shape) != 4:
             shapes = "; ".join(f"{i.name} {i.shape}" for i in given)
             raise VisardError(f"{path}: expected one input of pictures (batch, 3, size, size), found {shapes}")
@@ -60,7 +52,7 @@ class OnnxNetwork(nn.Module):
             raise VisardError(f"{path}: takes pictures of {width} x {height} pixels, only squares are supported")
         if self.fixed and size not in (None, height):
             raise UsageError(f"{path}: takes pictures of {height} pixels, not {size}")
-        self.size = height if self.fixed else size
+        self.size = height if isinstance(height, int) and self.fixed else size
         self.batch = batch if isinstance(batch, int) and batch > 0 else None
         self.output, self.embedding = "", 0
 
@@ -69,18 +61,19 @@ class OnnxNetwork(nn.Module):
         if self.embedding:
             return
         self.size, found = size, []
+        if size > MAX_SIDE or (self.batch or 1) * size**2 > MAX_INPUT:
+            raise VisardError(f"{self.path}: takes {self.batch or 1} pictures of {size} pixels at a time: too many")
         for count in [self.batch] if self.batch else [2, 1]:
             try:
-                found = self.session.run(None, {self.name: self._array(torch.zeros(count, 3, size, size))})
-            except Exception as error:  # onnxruntime has an exception of its own for everything
-                reason = " ".join(str(error).split())[:160]
+                found = self.graph.run([], self.name, self._array(torch.zeros(count, 3, size, size)))
+            except Refused as error:
                 if count == 1 or self.batch:
-                    raise VisardError(f"{self.path}: does not run on pictures of {size} pixels: {reason}") from None
+                    raise VisardError(f"{self.path}: does not run on pictures of {size} pixels: {error}") from None
                 continue
             if any(_is_matrix(values, count) for values in found):
                 self.batch = self.batch or (None if count == 2 else 1)
                 break
-        names = [o.name for o in self.session.get_outputs()]
+        names = [o.name for o in self.graph.outputs]
         fitting = [(n, v) for n, v in zip(names, found, strict=True) if _is_matrix(v, count)]
         if not fitting:
             raise VisardError(f"{self.path}: no output is one vector for each picture")
@@ -98,7 +91,7 @@ class OnnxNetwork(nn.Module):
             count = len(part)
             if count < step:
                 part = torch.cat([part, part[:1].expand(step - count, -1, -1, -1)])
-            (found,) = self.session.run([self.output], {self.name: self._array(part)})
+            (found,) = self.graph.run([self.output], self.name, self._array(part))
             parts.append(np.asarray(found, np.float32).reshape(step, -1)[:count])
         return torch.from_numpy(np.concatenate(parts))
 
@@ -113,28 +106,16 @@ def load_onnx(path: str | Path, size: int | None = None, name: str | None = None
     own loader decides); every other one without metadata gets (x - 127.5) / 127.5.
     """
     network = OnnxNetwork(path, size)
-    meta = dict(network.session.get_modelmeta().custom_metadata_map)
+    meta = network.graph.metadata
     if name is not None:
         inputs = PRESETS[name]
     elif "mean" in meta and "std" in meta:
         inputs = Inputs.of_spec(meta, path)
     else:
-        inputs = PRESETS["raw" if _normalises(Path(path)) else "arcface"]
+        inputs = PRESETS["raw" if network.graph.normalises else "arcface"]
     network.probe(network.size or inputs.size)
     spec = inputs.to_spec() | {"model": "onnx", "embedding": str(network.embedding), "size": str(network.size)}
     return network.eval(), spec
-
-
-def _session(path: Path) -> Any:
-    runtime = need("onnxruntime")
-    options = runtime.SessionOptions()
-    options.log_severity_level = 4  # what matters is raised
-    options.intra_op_num_threads = torch.get_num_threads()
-    try:
-        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime has an exception of its own for everything
-        reason = " ".join(str(error).split())[:160]
-        raise VisardError(f"{path} is not a readable ONNX file: {reason}") from None
 
 
 def _is_matrix(values: object, rows: int) -> bool:
@@ -142,13 +123,6 @@ def _is_matrix(values: object, rows: int) -> bool:
     if not isinstance(values, np.ndarray) or values.ndim < 2 or values.shape[0] != rows or values.dtype.kind != "f":
         return False
     return bool(values.size // rows == max(values.shape[1:]) > 1)
-
-
-def _normalises(path: Path) -> bool:
-    """Whether a graph starts with its own normalisation; needs the package onnx, which reads graphs."""
-    graph = need("onnx").load(str(path), load_external_data=False).graph
-    first = {node.op_type for node in graph.node[:LOOK]}
-    return bool({"Sub", "Mul"} <= first or {"Sub", "Div"} <= first)
 
 
 # ----------
