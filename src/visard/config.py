@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from visard.data.partition_kinds import PartitionSettings
 from visard.data.sources.catalog import DataSettings
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation.metrics import FAR
+from visard.files import parse_toml
 from visard.methods import METHODS
 from visard.methods.scoring import Tuning
 from visard.numerics import Numerics
@@ -144,10 +144,7 @@ def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | 
     """Settings from a preset, a TOML file or a method's name, changed by `a.b=c` overrides; `own` are plug-ins."""
     recorded = plugins.load(own)
     text, where = _read(str(source))
-    try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{where} is not valid TOML: {error}") from None
+    tree = parse_toml(text, where)
     tree.setdefault("name", Path(str(source).rpartition(":")[2]).stem)
     model = tree.get("model")
     if text.startswith(HEADING) and isinstance(model, dict) and "weights" in model:
@@ -228,8 +225,8 @@ def _override(tree: dict[str, Any], text: str) -> None:
         if not isinstance(tree, dict):
             raise UsageError(f"--set {text}: {key} is a value, not a section")
     try:
-        tree[keys[-1]] = tomllib.loads(f"x = {value.strip()}")["x"]
-    except tomllib.TOMLDecodeError:
+        tree[keys[-1]] = parse_toml(f"x = {value.strip()}", "--set")["x"]
+    except UsageError:
         tree[keys[-1]] = value.strip()  # a bare word is text
 
 

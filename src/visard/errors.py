@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from visard.text import line
+
 
 class VisardError(Exception):
     """Something failed while working: one line that says what and where. Exit code 1."""
@@ -30,11 +32,11 @@ class Interrupted(VisardError):
 
 
 def one_line(error: BaseException) -> str:
-    """A failure in one line: what an error of ours says; of others the type, too."""
-    lines = str(error).splitlines()
+    """A failure in one line in which every character shows: what an error of ours says; of others the type, too."""
     if isinstance(error, VisardError):
-        return " ".join(lines) or type(error).__name__
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+        return line(error) or type(error).__name__
+    lines = str(error).splitlines()
+    return line(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 500)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,5 @@
-"""Files: written so that a crash at any moment leaves the old one or the new one, and JSON values in and out.
+"""Files: written so that a crash at any moment leaves the old one or the new one, names that are no paths, and
+JSON and TOML values in and out.
 
 What visard writes is private unless the writer says `SHARED`: pictures, features, templates, class vectors and states
 are about people, and a writer that forgets to say so must not show them to other accounts.
@@ -7,21 +8,29 @@ are about people, and a writer that forgets to say so must not show them to othe
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
+import re
 import stat
+import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, one_line
+from visard.text import escaped
 
 PRIVATE = 0o600  # mode of files that only their owner may read
 PRIVATE_FOLDER = 0o700
 SHARED = 0o666  # as the umask has it: reports, metrics, settings, generic models
+LONGEST_NAME = 120  # bytes of a file name that is made from text
+MAX_TOML = 2**20  # bytes of a file of settings
+MAX_DOTS = 64  # in one line of it: tomllib takes the square of the parts of a key
 
 
 def private(path: str | os.PathLike[str], flags: int) -> int:
@@ -100,19 +109,48 @@ def only_user(folder: Path) -> Iterator[None]:
         yield
 
 
+def safe_name(text: str) -> str:
+    """A file name for any text, without an ending: itself where it is letters, digits and `_-~.`, else with `%xx`.
+
+    It is never a path, a hidden file or longer than `LONGEST_NAME`, and different texts have different names.
+    """
+    name = quote(text, safe="", errors="surrogatepass")
+    if not name or name.startswith("."):
+        name = f"%2E{name[1:]}" if name else "%"
+    if len(name) > LONGEST_NAME:  # quote() leaves no % before a hyphen, so that no text is called like a shortened one
+        digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+        name = f"{name[: LONGEST_NAME - 34]}%-{digest}"
+    return name
+
+
 def write_json(path: Path, value: Any, mode: int = PRIVATE) -> None:
     """Indented JSON, atomically; NaN and infinities are refused because other readers refuse them."""
-    write_atomically(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n", mode)
+    write_atomically(path, escaped(json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False)) + "\n", mode)
 
 
 def read_json(path: Path) -> Any:
     """The JSON value in `path`; one clear line if it is missing or corrupt."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(path.read_bytes())
     except FileNotFoundError:
         raise VisardError(f"{path} is missing") from None
-    except (OSError, ValueError) as error:
-        raise VisardError(f"{path} cannot be read as JSON: {error}") from None
+    except OSError as error:
+        raise VisardError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # too deep, or a number of thousands of digits
+        raise VisardError(f"{path} cannot be read as JSON: {one_line(error)}") from None
+
+
+def parse_toml(text: str, where: object) -> dict[str, Any]:
+    """The tables in a text from anywhere; one clear line, in bounded time, if it is no TOML."""
+    if len(text) > MAX_TOML:
+        raise UsageError(f"{where} is not a file of settings: it has more than {MAX_TOML} characters")
+    for number, row in enumerate(text.split("\n"), 1):
+        if row.count(".") > MAX_DOTS and re.sub(r"\d\.\d", "", row).count(".") > MAX_DOTS:
+            raise UsageError(f"{where} is not valid TOML: line {number} has a key of more than {MAX_DOTS} parts")
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not valid TOML: {one_line(error)}") from None
 
 
 def plain(value: Any) -> Any:

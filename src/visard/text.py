@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
-# Controls, surrogates and the marks that reverse the direction of text: invisible, so they could mislead.
-_INVISIBLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]")
+# Controls, surrogates, the marks that reverse the direction of text, and what has no width: invisible, so they could
+# mislead, or act on a terminal.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
 NO_VALUE = "–"
 NBSP = "\N{NO-BREAK SPACE}"
 
@@ -15,6 +20,16 @@ def visible(value: Any, limit: int | None = None) -> str:
     """Text in which every character shows; at most `limit` characters."""
     text = _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(value))
     return text if limit is None or len(text) <= limit else text[: limit - 1] + "…"
+
+
+def line(value: Any, limit: int | None = None) -> str:
+    """`visible` in one line."""
+    return visible(" ".join(str(value).splitlines()), limit).replace("\t", " ")
+
+
+def escaped(text: str) -> str:
+    """JSON in which every character shows: what does not stands as \\uxxxx, which readers of JSON undo."""
+    return _INVISIBLE.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def percent(value: float | None, digits: int = 1) -> str:

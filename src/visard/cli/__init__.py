@@ -17,7 +17,8 @@ import click
 import typer
 from typer.main import get_command
 
-from visard.errors import VisardError
+from visard.errors import VisardError, one_line
+from visard.text import line
 
 # name: (where, the first line of its help)
 COMMANDS = {
@@ -126,8 +127,8 @@ def _application() -> typer.Typer:
 def commands() -> click.Group:
     """`visard` with all its commands."""
     group = group_of(_application())
-    for name, (_, line) in COMMANDS.items():
-        group.add_command(Late(name, help=line))
+    for name, (_, first) in COMMANDS.items():
+        group.add_command(Late(name, help=first))
     return group
 
 
@@ -138,7 +139,7 @@ def main() -> None:
     try:
         commands()()
     except VisardError as error:
-        _say(str(error))
+        _say(one_line(error))
         sys.exit(error.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -146,8 +147,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("VISARD_DEBUG"):
             raise
-        first = (str(error).splitlines() or [""])[0]
-        _say(f"internal error: {type(error).__name__}: {first} (VISARD_DEBUG=1 shows where)")
+        _say(f"internal error: {one_line(error)} (VISARD_DEBUG=1 shows where)")
         sys.exit(1)
 
 
@@ -158,4 +158,4 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"visard: {' '.join(text.splitlines())}", file=sys.stderr)
+    print(f"visard: {line(text)}", file=sys.stderr)

@@ -7,12 +7,24 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-console = Console(markup=False)  # words of parties, paths and names may hold square brackets
+from visard.text import line, visible
+
+
+class _Console(Console):
+    """Shows text of anyone: what is printed here, by whatever way, holds no control characters but rich's own."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for part in super().render(renderable, options):
+            yield part if part.control else Segment(visible(part.text), part.style)
+
+
+console = _Console(markup=False)  # words of parties, paths and names may hold square brackets
 LINES_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 
@@ -22,18 +34,18 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], 
     for i, column in enumerate(columns):
         t.add_column(column, justify="left" if i < text else "right", overflow="fold")
     for row in rows:
-        t.add_row(*(str(cell) for cell in row))
+        t.add_row(*(line(cell) for cell in row))
     console.print(t)
 
 
 def say(text: str) -> None:
     """Print a line as it is, without wrapping or colours."""
-    console.print(text, highlight=False, soft_wrap=True)
+    console.print(line(text), highlight=False, soft_wrap=True)
 
 
 def mark(word: str, text: str, colour: str = "yellow") -> None:
     """Print a line that begins with a coloured word."""
-    console.print(Text.assemble((word, colour), " ", text), soft_wrap=True)
+    console.print(Text.assemble((word, colour), " ", line(text)), soft_wrap=True)
 
 
 def list_skipped(skipped: Sequence[tuple[str, str]]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from visard.cli.console import console, table
+from visard.cli.console import say, table
 from visard.errors import UsageError
 from visard.files import only_user
 from visard.processes import Recipe
@@ -177,4 +177,4 @@ def _require() -> None:
 
 
 def _say(text: str) -> None:
-    console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, soft_wrap=True)
+    say(f"{time.strftime('%H:%M:%S')} {text}")

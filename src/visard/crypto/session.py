@@ -29,6 +29,7 @@ from visard.crypto import ckks, packed
 from visard.crypto.packed import Seeds
 from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_from_bytes, key_to_bytes, load_key, load_or_make
 from visard.errors import VisardError
+from visard.files import safe_name
 
 TAG = 32
 NONCE = 16
@@ -183,7 +184,7 @@ def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tu
     The hello is its public key, with a block of slots also a new key for CKKS, and a nonce.
     """
     if folder:
-        path = Path(folder).expanduser().absolute() / f"{me}.key"
+        path = Path(folder).expanduser().absolute() / f"{safe_name(me)}.key"
         private = load_or_make(path, bits, insecure=insecure)
         kept: dict[str, Any] = {"private": str(path)}
     else:

@@ -85,7 +85,7 @@ class FaceSet:
 
     def extra(self, name: str) -> np.ndarray[Any, Any]:
         """An array that the importer put beside the pictures (mapped, any shape)."""
-        if not array_path(self.path, name).is_file():
+        if not name.isidentifier() or not array_path(self.path, name).is_file():  # a header can name it
             raise UsageError(f"{self.path.name} has no {name}.npy")
         return map_array(self.path, name, None)
 

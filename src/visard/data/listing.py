@@ -19,6 +19,7 @@ from visard.data.pictures import CENTRE, Crop
 from visard.errors import UsageError
 
 Numbers = npt.NDArray[np.int64]
+PACKED, RATIO = 2**24, 100  # bytes of a picture in a zip file, unless it is packed less tightly than this
 # saves more arrays beside the pictures: (item of each row that was kept) -> name of array -> values
 Extras = Callable[[Numbers], dict[str, np.ndarray[Any, Any]]]
 
@@ -79,7 +80,7 @@ class Container:
         self.path = path
         try:
             self._zip = None if path.is_dir() else zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile) as error:
+        except Exception as error:  # a damaged directory of files makes zipfile fail in many ways
             raise UsageError(f"{path} is neither a folder nor a zip file: {' '.join(str(error).split())}") from None
 
     def names(self) -> list[str]:
@@ -103,8 +104,11 @@ class Container:
     def read(self, name: str) -> bytes:
         """The bytes of one file."""
         if self._zip is not None:
-            check_length(self._zip.getinfo(name).file_size)
-            return self._zip.read(name)
+            part = self._zip.getinfo(name)
+            check_length(part.file_size)
+            if part.file_size > max(PACKED, RATIO * part.compress_size):
+                raise ValueError(f"{part.file_size} bytes packed into {part.compress_size}")
+            return self._zip.read(part)
         if os.path.isabs(name) or ".." in name.split("/"):
             raise ValueError("the file lies outside the folder")
         file = self.path / name

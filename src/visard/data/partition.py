@@ -21,7 +21,7 @@ PARTS = ("train", "val", "test")
 # streams of random numbers: the test and the public identities stay the same whatever the clients are
 TEST_STREAM, CLIENT_STREAM, SPLIT_STREAM, PUBLIC_STREAM = 1, 2, 3, 4
 
-Rows = list[Annotated[int, Field(ge=0)]]
+Rows = list[Annotated[int, Field(ge=0, lt=2**62)]]
 
 
 class ClientRows(BaseModel):
@@ -44,7 +44,7 @@ class Content(BaseModel):
     settings: dict[str, Any]
     seed: int
     faces: str  # fingerprint of the set
-    count: int = Field(ge=1)  # pictures of the set
+    count: int = Field(ge=1, lt=2**62)  # pictures of the set
     clients: dict[str, ClientRows]
     unseen: dict[str, Rows]
     hold_out: list[str]
@@ -58,21 +58,24 @@ class Manifest:
     content: Content
 
     def __post_init__(self) -> None:
-        owner, clients = np.full(self.content.count, -1, np.int64), self.content.clients.items()
+        clients = self.content.clients.items()
         lists = [(f"{name} ({part})", getattr(rows, part)) for name, rows in clients for part in PARTS]
         lists += [(f"test set {name}", rows) for name, rows in self.content.unseen.items()]
         lists.append(("public pictures", self.content.public))
         groups = [(name, np.array(rows, np.int64)) for name, rows in lists]
-        for number, (name, rows) in enumerate(groups):
+        for name, rows in groups:
             if len(rows) and rows.max() >= self.content.count:
                 raise VisardError(f"partition: row {rows.max()} of {name} is beyond {self.content.count} pictures")
             if len(np.unique(rows)) != len(rows):
                 raise VisardError(f"partition: {name} has a picture twice")
-            taken = rows[owner[rows] >= 0]
-            if len(taken):
-                other = groups[owner[taken[0]]][0]
-                raise VisardError(f"partition: picture {taken[0]} is in {other} and in {name}")
-            owner[rows] = number
+        # sorted, not noted in an array of `count`: a file can say any number
+        picture = np.concatenate([rows for _, rows in groups])
+        owner = np.repeat(np.arange(len(groups)), [len(rows) for _, rows in groups])
+        order = np.argsort(picture, kind="stable")
+        again = np.flatnonzero(np.diff(picture[order]) == 0)
+        if len(again):
+            one, two = (groups[owner[order[at]]][0] for at in (again[0], again[0] + 1))
+            raise VisardError(f"partition: picture {picture[order[again[0]]]} is in {one} and in {two}")
         for client in self.content.hold_out:
             if client not in self.content.clients:
                 raise VisardError(f"partition: {client!r} is held out but is no client")

@@ -10,6 +10,7 @@ import math
 import threading
 import warnings
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -32,6 +33,9 @@ Pixels = npt.NDArray[np.uint8]
 Box = tuple[float, float, float, float]  # x, y, width, height
 
 MAX_PIXELS = 100_000_000
+MAX_OTHER = 25_000_000  # of pictures with transparency, palette or 16 bits, which need four times the memory
+LARGE = 30_000_000  # pixels from which on pictures are decoded one at a time, whatever the number of threads
+ONE_AT_A_TIME = threading.Lock()
 MAX_BYTES = 256 * 2**20
 EXTENSIONS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".bmp", ".dib", ".gif", ".tif", ".tiff"),
@@ -83,11 +87,15 @@ class Framing:
 
     def __call__(self, data: bytes, item: int, size: int) -> tuple[Pixels, Points | None]:
         """The square (size, size, 3), and the landmarks (5, 2) in it where they are known."""
+        with ExitStack() as turn:
+            return self._square(data, item, size, turn)
+
+    def _square(self, data: bytes, item: int, size: int, turn: ExitStack) -> tuple[Pixels, Points | None]:
         points = None if self.landmarks is None else self.landmarks[item].astype(np.float64)
         if self.align == "none" and points is None:
-            picture, side = upright(data, self.crop, size)
+            picture, side = upright(data, self.crop, size, turn)
             return np.asarray(centre(picture, side, size)), None
-        picture, _ = upright(data)
+        picture, _ = upright(data, turn=turn)
         matrix = np.full((2, 3), np.nan)
         if self.align == "landmarks" and points is not None:
             matrix = similarity(points, template(size))
@@ -166,15 +174,19 @@ class _Quiet:
 QUIET = _Quiet()  # damaged metadata makes decoders warn; what matters is raised
 
 
-def upright(data: bytes, crop: Crop | None = None, size: int = 1) -> tuple[Image.Image, float]:
+def upright(
+    data: bytes, crop: Crop | None = None, size: int = 1, turn: ExitStack | None = None
+) -> tuple[Image.Image, float]:
     """The picture in RGB, turned upright (EXIF), and the side of the crop in its pixels.
 
-    It is reduced where `crop` to `size` allows it, and whole without a crop.
+    It is reduced where `crop` to `size` allows it, and whole without a crop. A large one waits for its `turn`.
     """
     with QUIET, Image.open(io.BytesIO(data), formats=_formats()) as picture:
         width, height = picture.size
-        if width * height > MAX_PIXELS:
+        if width * height > (MAX_PIXELS if picture.mode in ("RGB", "L") else MAX_OTHER):
             raise ValueError(f"{width} x {height} pixels are too many")
+        if width * height > LARGE and turn is not None:
+            turn.enter_context(ONE_AT_A_TIME)
         side = crop.square(width, height) if crop else min(width, height)
         shrink = side / size
         if crop and picture.format == "JPEG" and shrink > 4:

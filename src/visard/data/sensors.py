@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from visard.data.faces import FaceSet
-from visard.data.storage import array_path, map_array
+from visard.data.storage import array_path, map_array, read_npz
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, private, read_json, write_json
 
@@ -195,7 +194,7 @@ def widar(source: Path) -> Found:
     length = _array(file, "length", source).astype(np.int64)
     begin, rows = np.cumsum(length) - length, np.flatnonzero(length > 0)
     steps = np.round(np.linspace(0, 1, FRAMES)[None] * (length[rows, None] - 1)).astype(np.int64)
-    values = _array(file, "frames", source)[begin[rows, None] + steps].astype(np.float32)
+    values = _array(file, "frames", source, 3)[begin[rows, None] + steps].astype(np.float32)
     values /= values.sum((2, 3), keepdims=True) + 1e-6
     values = values * 100 - 0.25
     room, user = (_array(file, name, source)[rows].tolist() for name in ("room", "user"))
@@ -214,9 +213,9 @@ def office_caltech(source: Path) -> Found:
     values, identity, domain = [], [], []
     for number, name in enumerate(OFFICE):
         file = _npz(source / f"{name}.npz")
-        counts = _array(file, "fts", source).astype(np.float64)
+        counts = _array(file, "fts", source, 2).astype(np.float64)
         values.append(counts / counts.mean(1, keepdims=True).clip(1 / counts.shape[1]))
-        identity.append(_array(file, "labels", source).reshape(-1).astype(np.int64) - 1)
+        identity.append(_array(file, "labels", source, 0).reshape(-1).astype(np.int64) - 1)
         domain.append(np.full(len(counts), number))
     together = np.concatenate(identity)
     classes = tuple(f"class-{k}" for k in range(int(together.max()) + 1))
@@ -268,20 +267,18 @@ def import_readings(kind: str, source: Path, out: Path, overwrite: bool = False)
     return out, len(found.values)
 
 
-def _npz(path: Path) -> Any:
+def _npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     if not path.is_file():
         raise UsageError(f"{path} is not there")
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from None
+    return read_npz(path)
 
 
-def _array(file: Any, name: str, source: Path) -> npt.NDArray[Any]:
+def _array(file: dict[str, npt.NDArray[Any]], name: str, source: Path, dimensions: int = 1) -> npt.NDArray[Any]:
     if name not in file:
         raise UsageError(f"{source}: a file has no array {name!r}")
-    array: npt.NDArray[Any] = file[name]
-    return array
+    if dimensions not in (0, file[name].ndim) or file[name].dtype.kind not in "iuf":
+        raise UsageError(f"{source}: {name!r} is {file[name].dtype} {file[name].shape}, which it should not be")
+    return file[name]
 
 
 def _filled(signal: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

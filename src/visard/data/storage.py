@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,7 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "domain": np.int16,  # (count,), row of `domains`
     "attributes": np.int8,  # (count, len(attributes)): 1 present, -1 absent, 0 unknown
 }
+MAX_PLAIN, MAX_RATIO = 2**28, 100  # bytes of a packed array, unless it is packed less tightly than this
 FILES = "files"  # (count,) of fixed-width bytes, UTF-8
 
 Name = Annotated[str, StringConstraints(min_length=1)]
@@ -83,20 +86,56 @@ def array_path(folder: Path, name: str) -> Path:
 def map_array(folder: Path, name: str, shape: tuple[int, ...] | None) -> np.ndarray[Any, Any]:
     """Map one array read-only; its length on disk and, unless None, its shape and type are checked."""
     path = array_path(folder, name)
-    try:
-        # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
-        array = np.lib.format.open_memmap(path, mode="r")
-    except FileNotFoundError:
-        raise VisardError(f"{folder} is incomplete: {path.name} is missing") from None
-    except (OSError, ValueError, EOFError, SyntaxError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise VisardError(f"{path} is damaged or cut short: {reason}") from None
+    if not path.is_file():
+        raise VisardError(f"{folder} is incomplete: {path.name} is missing")
+    array = map_npy(path)
     if shape is None:
         return array
     kind_fits = array.dtype.kind == "S" if name == FILES else array.dtype == ARRAYS[name]
     if not kind_fits or array.shape != shape or not array.flags.c_contiguous:
         raise VisardError(f"{path} does not fit {HEADER}: {array.dtype} {array.shape}, expected {shape}")
     return array
+
+
+def map_npy(path: Path) -> np.ndarray[Any, Any]:
+    """The array in a .npy file from anywhere, mapped read-only; one clear line if it is anything else."""
+    try:
+        # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
+        array: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # its header is Python that is parsed, and fails in more ways than numpy documents
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise VisardError(f"{path} is damaged or cut short, or no .npy file: {reason}") from None
+    if array.dtype.kind not in "biufcS" or not array.dtype.itemsize:
+        raise VisardError(f"{path} is damaged: it holds no numbers but {str(array.dtype)[:60]}")
+    return array
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of numbers in a .npz file from anywhere, by name; it takes no more memory than its bytes explain."""
+    found = {}
+    try:
+        with zipfile.ZipFile(path) as file:
+            for part in file.infolist():
+                if part.filename.endswith(".npy"):
+                    found[part.filename.removesuffix(".npy")] = _npz_part(file, part)
+    except Exception as error:  # zip files and .npy headers fail in more ways than is documented
+        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        raise UsageError(f"{path} is damaged or cut short, or no .npz file: {reason}") from None
+    return found
+
+
+def _npz_part(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
+    with file.open(part) as content:
+        version = np.lib.format.read_magic(content)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, columns_first, kind = read(content)
+        length = math.prod(shape) * kind.itemsize
+        if kind.kind not in "biufcS" or not kind.itemsize or min(shape, default=0) < 0:
+            raise ValueError(f"{part.filename} holds no numbers")
+        if content.tell() + length != part.file_size or length > max(MAX_PLAIN, MAX_RATIO * part.compress_size):
+            raise ValueError(f"{part.filename} says that it has {length} bytes")
+        values = np.frombuffer(content.read(length), kind)
+    return values.reshape(shape, order="F" if columns_first else "C")
 
 
 def canonical_json(content: Any) -> bytes:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 
@@ -24,9 +23,19 @@ from visard.engines.network import undeclared
 from visard.engines.request import Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line
-from visard.files import PRIVATE, flush_to_disk, mapping, read_json, write_atomically, write_durably, write_json
+from visard.files import (
+    PRIVATE,
+    flush_to_disk,
+    mapping,
+    read_json,
+    safe_name,
+    write_atomically,
+    write_durably,
+    write_json,
+)
 from visard.methods.scoring import steps_of
 from visard.processes import Recipe, receive, send
+from visard.text import line, visible
 
 KEPT = "kept.json"  # a party's record of the states of a run
 MOST_MODELS = 10  # of one client in one run: a run that is resumed after its end asks for its model again
@@ -80,7 +89,7 @@ class OwnStates:
     def _sweep(self, request: Request) -> None:
         """Note what the request calls committed; remove what lost and refused replies left behind, and nothing else."""
         folder = self.folder / request.run / "clients"
-        client = quote(request.client, safe="")
+        client = safe_name(request.client)
         mine = [n for p in folder.glob("*") if owner_of(n := f"clients/{p.name}") == client]
         record, before = self._record(request), self._record(request)
         present = request.state.name if request.state else ""
@@ -180,7 +189,7 @@ class Party:
     def _new_model(self, request: Request) -> tuple[Path, list[Path]]:
         """A file of this run that does not exist yet, and those that do: what a server names is never overwritten."""
         assert self.models is not None
-        name = f"{request.keep[:100]}-{request.run}-{quote(request.client, safe='')[:50]}"
+        name = f"{request.keep[:100]}-{request.run}-{safe_name(request.client)[:50]}"
         numbers = ["", *(f"-{number}" for number in range(2, MOST_MODELS + 1))]
         paths = [self.models / f"{name}{number}.safetensors" for number in numbers]
         for i, path in enumerate(paths):
@@ -211,9 +220,9 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
     if all_local or isinstance(error, PublicError):
         return request.failed(error)
     if isinstance(error, VisardError):
-        print(f"{request.client or 'a new run'}: {one_line(error)}", file=sys.stderr, flush=True)
+        print(f"{line(request.client) or 'a new run'}: {one_line(error)}", file=sys.stderr, flush=True)
     else:
-        traceback.print_exc()
+        print(visible(traceback.format_exc()), file=sys.stderr, flush=True)
     return request.reply(failure=f"{type(error).__name__}: the party's log says more")
 
 

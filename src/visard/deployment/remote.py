@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import quote
 
 from visard.core import BoundStep, ClientId, Weights
 from visard.deployment.party import Basis
@@ -21,6 +20,7 @@ from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork, plain
 from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, WireError, pack, unpack
 from visard.engines.world import World
+from visard.files import safe_name
 
 Parts = tuple[bytes, bytes]  # header and payload
 
@@ -98,7 +98,7 @@ class RemoteNetwork(EngineNetwork):
         """Let every client make its own model from `theta` and keep it at its party; returns who failed and why."""
         self.begin("keep", 0)
         self.asks, basis = 1, Basis(theta)
-        name = quote(name, safe="")[:80]
+        name = safe_name(name)[:80]
         self.link.gather(self.clients, 0)
         requests = [replace(self.request(c, "", basis, self.world.timeout), keep=name) for c in self.clients]
         return {r.client: plain(r.failure) for r in self._exchange(requests, None) if r.failure is not None}

@@ -10,13 +10,13 @@ Without a word in the file, keys that can be broken are refused.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from visard.errors import PublicError, UsageError
+from visard.files import parse_toml
 
 WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": lambda value, bound: isinstance(value, int | float) and value >= bound,
@@ -37,9 +37,10 @@ class Requirements:
     def load(cls, path: Path) -> Requirements:
         """From a file; one clear line for what is wrong with it."""
         try:
-            tree = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--require {path}: {error}") from None
+        tree = parse_toml(text, f"--require {path}")
         tables = ("require", "local", "plugins")
         if wrong := sorted(k for k in tree if k not in tables or not isinstance(tree[k], dict)):
             raise UsageError(

@@ -14,19 +14,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 from visard.core import ClientId, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
-from visard.engines.request import Request, StateFile
+from visard.engines.request import PACK_NAME, STATE_NAME, Request, StateFile
 from visard.errors import VisardError
-from visard.files import PRIVATE, PRIVATE_FOLDER, flush_to_disk, private, read_json, write_atomically, write_durably
+from visard.files import (
+    PRIVATE,
+    PRIVATE_FOLDER,
+    flush_to_disk,
+    private,
+    read_json,
+    safe_name,
+    write_atomically,
+    write_durably,
+)
 
 VERSION = 3
 UNCHAINED = 2  # of visard 0.1, whose checkpoints have no chain
@@ -86,7 +95,9 @@ class Packs:
                 if len(self._reading) >= MOST_PACKS:
                     self.let_go()
                 self._reading[file.name] = os.open(self.folder / file.name, os.O_RDONLY)
-            return os.pread(self._reading[file.name], file.length, file.offset)
+            handle = self._reading[file.name]
+            # room is made for what is there, whatever a manifest says
+            return os.pread(handle, min(file.length, max(0, os.fstat(handle).st_size - file.offset)), file.offset)
         except OSError as error:
             raise self._unreadable(file.name, error) from None
 
@@ -226,7 +237,8 @@ class Checkpoint:
                 clients = {client: StateFile(*place) for client, place in manifest["clients"].items()}
                 values = {name: manifest[name] for name in ("step", "ledger_bytes", "server", "digest")}
                 position = Position(**values, ledger_digest=manifest.get("ledger_digest", ""), clients=clients)
-        except (KeyError, TypeError, AttributeError):
+                _check(position)
+        except (KeyError, TypeError, AttributeError, ValueError):
             raise VisardError(f"{self.folder / 'manifest.json'} is not a checkpoint of visard") from None
         if version not in (VERSION, UNCHAINED):
             raise VisardError(f"{self.folder} is of checkpoint format {version}, this visard reads {VERSION}")
@@ -282,7 +294,7 @@ class Checkpoint:
         if not self.remote:
             return self.new_pack
         self._names += 1
-        return f"clients/{quote(client, safe='')}-{self.committed.step + 1:06d}-{self._names}.bin"
+        return f"clients/{safe_name(client)}-{self.committed.step + 1:06d}-{self._names}.bin"
 
     def adopt(self, client: ClientId, state: StateFile) -> None:
         """Take a written state as the client's; it counts once the round is committed."""
@@ -324,6 +336,18 @@ class Checkpoint:
                 path.unlink(missing_ok=True)
 
 
+def _check(position: Position) -> None:
+    """Refuse what no checkpoint says, with a ValueError: places outside its folder, and what is no number."""
+    server, clients = re.fullmatch(r"server-\d{6,9}\.bin", position.server), position.clients.values()
+    named = all(PACK_NAME.fullmatch(file.name) or STATE_NAME.fullmatch(file.name) for file in clients)
+    numbers = [position.step, position.ledger_bytes, *(n for file in clients for n in (file.offset, file.length))]
+    texts = [position.digest, position.ledger_digest, *(file.digest for file in clients)]
+    if not server or not named or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+        raise ValueError("not a checkpoint")
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("not a checkpoint")
+
+
 class Chain:
     """One line for each committed round: its number, and a digest of its content and of the line before.
 
@@ -362,7 +386,7 @@ class Chain:
         try:
             *lines, _ = self.path.read_text().split("\n")  # after the last line break is nothing, or half a line
             return [(int(step), str(digest)) for step, digest in map(json.loads, lines)]
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, OverflowError, RecursionError):
             raise VisardError(f"{self.path} is missing or damaged: the checkpoint cannot be checked") from None
 
     @staticmethod
@@ -376,8 +400,8 @@ def read_start(path: Path, stop: int, start: int = 0) -> bytes:
         return b""
     try:
         with path.open("rb") as file:
-            file.seek(start)
-            data = file.read(stop - start)
+            file.seek(start)  # room is made for what is there, whatever a manifest says
+            data = file.read(min(stop - start, os.fstat(file.fileno()).st_size))
     except OSError as error:
         raise VisardError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
     if len(data) != stop - start:

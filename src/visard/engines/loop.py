@@ -18,6 +18,7 @@ from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork
 from visard.errors import Interrupted, one_line
 from visard.plugins import Registry
+from visard.text import line
 
 S = TypeVar("S")
 
@@ -86,7 +87,7 @@ class Watchers:
                 if number not in self._failed:
                     self._failed.add(number)
                     text = f"a watcher failed, the run goes on: {type(watcher).__name__}: {one_line(error)}"
-                    logging.getLogger("visard").warning(text)
+                    logging.getLogger("visard").warning(line(text))
 
 
 # name -> f(run folder); `engine.watchers` in the settings names them

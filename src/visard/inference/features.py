@@ -18,6 +18,7 @@ import numpy.typing as npt
 from visard.clustering.cluster import Clustering, Clusters, cluster
 from visard.clustering.quality import counts, quality
 from visard.data.faces import FaceView
+from visard.data.storage import map_npy
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
 from visard.files import read_json, replacing, write_atomically, write_json
@@ -101,7 +102,7 @@ def read_features(path: Path, view: FaceView) -> npt.NDArray[np.float32]:
         raise VisardError(f"{manifest_path(path)} is no manifest of features") from None
     if made_of != view.faces.fingerprint():
         raise UsageError(f"{path} holds features of {manifest['data'].get('name')}, not of {view.faces.path.name}")
-    features = _map_array(path)
+    features = map_npy(path)
     if features.shape != rows or features.dtype != np.float32 or len(features) != len(view):
         raise VisardError(f"{path} does not fit its manifest: {features.dtype} {features.shape}")
     return features
@@ -119,19 +120,11 @@ class Vectors:
     files: tuple[str, ...] = ()
 
 
-def _map_array(path: Path) -> npt.NDArray[Any]:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-    except FileNotFoundError:
-        raise UsageError(f"no features at {path}") from None
-    except (ValueError, OSError, EOFError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise VisardError(f"{path} is no readable .npy file, damaged or cut short: {reason}") from None
-
-
 def read_vectors(path: Path) -> Vectors:
     """Features from a `.npy` file; identities from the manifest that `visard embed` put beside it, if there is one."""
-    features = _map_array(path)
+    if not path.is_file():
+        raise UsageError(f"no features at {path}")
+    features = map_npy(path)
     if features.ndim != 2 or features.dtype.kind != "f" or len(features) < 2:
         raise UsageError(f"{path} holds {features.dtype} {features.shape}: needs two rows of numbers or more")
     return Vectors(np.asarray(features, np.float32), _identities(manifest_path(path), len(features)))
@@ -143,7 +136,7 @@ def _identities(path: Path, rows: int) -> npt.NDArray[np.int64] | None:
         return None
     manifest = read_json(path)
     known = manifest.get("identity", []) if isinstance(manifest, dict) else None
-    if not isinstance(known, list) or any(type(number) is not int for number in known):
+    if not isinstance(known, list) or any(type(number) is not int or abs(number) >= 2**62 for number in known):
         raise VisardError(f"{path} is no manifest of features: its identities are not a list of whole numbers")
     if known and len(known) != rows:
         raise VisardError(f"{path} knows {len(known)} rows, the features have {rows}")

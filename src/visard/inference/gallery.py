@@ -21,18 +21,19 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from visard.data.listing import Container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
 from visard.data.sources.importing import printable
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.grid import one_thread_each
 from visard.evaluation.roc import allowed
 from visard.files import replacing
 from visard.inference.model import FaceModel, embed, load_model
+from visard.models.inputs import Inputs
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -284,11 +285,12 @@ class Gallery:
 
     def load_model(self, path: str | Path | None = None) -> FaceModel:
         """The model that the gallery was made with, from where it was or from `path`; another one is refused."""
+        inputs = Inputs.of_spec(self.about, "the gallery")
         where = Path(path or self.about["model_file"])
         if path is None and not where.is_file():
             raise UsageError(f"the model that made this gallery is no longer at {where}: name it (--model)")
         about = self.about
-        model = load_model(where, size=int(about["size"]), order=about["order"], mean=about["mean"], std=about["std"])
+        model = load_model(where, size=inputs.size, order=about["order"], mean=about["mean"], std=about["std"])
         if model.fingerprint != about["model"]:
             raise UsageError(f"{where} is not the model that made this gallery ({Path(about['model_file']).name})")
         return model
@@ -317,8 +319,10 @@ class Gallery:
                     raise VisardError(f"{path} has format {about.get('version')}, this visard reads {VERSION}")
                 found = {key: file.get_tensor(key) for key in TENSORS}
             names = json.loads(found.pop("names").tobytes())
-        except (SafetensorError, OSError, ValueError, AttributeError) as error:
-            raise VisardError(f"{path} is not a readable gallery: {str(error).splitlines()[0][:120]}") from None
+        except VisardError:
+            raise
+        except Exception as error:  # other people's headers fail in more ways than the library documents
+            raise VisardError(f"{path} is not a readable gallery: {one_line(error)[:160]}") from None
         gallery = cls(
             tuple(names) if isinstance(names, list) else (), **found, about={k: str(about.get(k, "")) for k in ABOUT}
         )
@@ -336,6 +340,10 @@ class Gallery:
                 return f"{key} is {tensor.dtype} {tensor.shape}"
         if not people or not all(isinstance(name, str) for name in self.names) or len(set(self.names)) != people:
             return "its names are not people, each once"
+        if self.pictures.min() < 1 or self.pictures.max() >= 2**40:
+            return "it says of a person that no pictures were enrolled"
+        if self.about["align"] not in ALIGNMENTS:
+            return f"its alignment is {self.about['align'][:40]!r}"
         if probes and not (self.owner.min() >= 0 and self.owner.max() < people):
             return "a picture shows nobody"
         for rows in (self.templates, self.probes):

@@ -1,14 +1,17 @@
 """Model files of every kind: visard's own, weights that other projects publish, ONNX graphs. Nothing in them can run.
 
 visard writes safetensors with the network's description (its spec) in the metadata. Published weights are pickles:
-torch's weights-only reader builds tensors and refuses everything that could run code.
+torch's weights-only reader builds tensors and refuses everything that could run code. What a file says of sizes is
+compared with the bytes that are there before anything of that size is made.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import tarfile
 import warnings
+import zipfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, one_line
 from visard.files import PRIVATE, write_atomically
 from visard.models import build
 from visard.models.inputs import PRESETS, Inputs, choose, preset
@@ -32,6 +35,8 @@ NORMALISATION = {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
 WEIGHTS = (".pth", ".pt")
 ENDINGS = (".safetensors", *WEIGHTS, ".onnx")
 WRAPPERS = ("state_dict_backbone", "state_dict", "model")  # where larger checkpoints hold the backbone's weights
+NUMBERS = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32}  # types of weights
+MAX_SIDE = 4096  # pixels
 PREFIX = "transform."  # entries of a client's own layer in a personal model
 
 
@@ -63,8 +68,7 @@ def open_model(
     elif ending in WEIGHTS:
         weights = load_insightface(path)
         model, embedding, side = guess(weights)
-        network = build(model, embedding=embedding, size=side)
-        network.load_state_dict(weights)
+        network = filled(model, embedding, side, weights)
         spec = PRESETS["arcface"].to_spec() | {"model": model, "embedding": str(embedding), "size": str(side)}
     else:
         network, spec = load(path)
@@ -82,12 +86,29 @@ def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
         raise UsageError(f"{path}: its network is a plug-in, name its module if you trust it: --plugin {module[:100]}")
     try:
         theta, transform = split_transform(weights)
-        model = build(spec["model"], embedding=int(spec["embedding"]), size=int(spec["size"]))
-        model.load_state_dict(fit(theta, model.state_dict()))
+        model = filled(spec["model"], int(spec["embedding"]), int(spec["size"]), theta)
         model = with_transform(model, transform, int(spec["embedding"]))
     except VisardError as error:
         raise VisardError(f"{path}: {error}") from None
     return model.eval(), spec
+
+
+def filled(name: str, embedding: int, size: int, weights: dict[str, Tensor]) -> nn.Module:
+    """The network of that name with these weights; it takes no memory unless they fit."""
+    try:
+        with torch.device("meta"):
+            expected = build(name, embedding=embedding, size=size).state_dict()
+    except VisardError:
+        raise
+    except Exception as error:  # sizes beyond counting, or a network of a plug-in that cannot be made without memory
+        known = size <= MAX_SIDE and any(embedding in value.shape for value in weights.values())
+        if ":" not in name or not known:
+            raise VisardError(f"{name} of embedding {embedding} and size {size}: {one_line(error)}") from None
+        expected = build(name, embedding=embedding, size=size).state_dict()
+    fitted = fit(weights, expected)
+    network = build(name, embedding=embedding, size=size)
+    network.load_state_dict(fitted)
+    return network
 
 
 def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str], mode: int = PRIVATE) -> None:
@@ -112,13 +133,13 @@ def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safe_open(path, framework="pt", device="cpu") as file:
             spec: dict[str, str] = dict(file.metadata() or {})
             weights: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise VisardError(f"{path} is not a readable model file: {str(error).splitlines()[0]}") from None
+    except (SafetensorError, OSError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise VisardError(f"{path} is not a readable model file: {one_line(error)}") from None
     if absent := [key for key in NEEDED if key not in spec]:
         raise VisardError(f"{path} was not written by visard: its metadata lacks {', '.join(absent)}")
     for key in ("embedding", "size"):
-        if not spec[key].isascii() or not spec[key].isdigit():
-            raise VisardError(f"{path} is damaged: {key} is {spec[key]!r}, not a number")
+        if not spec[key].isascii() or not spec[key].isdigit() or len(spec[key]) > 9:
+            raise VisardError(f"{path} is damaged: {key} is {spec[key][:40]!r}, not a number")
     return weights, {key: value for key, value in spec.items() if key != "format"}
 
 
@@ -162,7 +183,7 @@ def guess(weights: dict[str, Tensor]) -> tuple[str, int, int]:
 
 def fit(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
     """`weights` in the order and the types of `expected`; an absent batch counter starts at 0."""
-    counters = {k: torch.zeros_like(v, device="cpu") for k, v in expected.items() if not v.is_floating_point()}
+    counters = {k: v for k, v in expected.items() if not v.is_floating_point()}  # absent in some published files
     found = counters | weights
     if missing := [key for key in expected if key not in found]:
         raise VisardError(f"{len(missing)} weights are missing, first {missing[0]!r}")
@@ -171,9 +192,17 @@ def fit(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Te
     for key, value in expected.items():
         if found[key].shape != value.shape:
             raise VisardError(f"{key!r} has the shape {tuple(found[key].shape)} instead of {tuple(value.shape)}")
-        if not torch.isfinite(found[key]).all():
+        if found[key].dtype not in NUMBERS:
+            raise VisardError(f"{key!r} is of {found[key].dtype}, which weights are not")
+    fitted = {}
+    for key, value in expected.items():
+        if found[key] is value:
+            fitted[key] = torch.zeros_like(value, device="cpu")
+            continue
+        fitted[key] = found[key].to(value.dtype).contiguous()
+        if not torch.isfinite(fitted[key]).all():
             raise VisardError(f"{key!r} holds NaN or infinity")
-    return {key: found[key].to(value.dtype).contiguous() for key, value in expected.items()}
+    return fitted
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -184,7 +213,10 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            _check_sizes(path)
             content = torch.load(path, map_location="cpu", weights_only=True)
+    except VisardError as error:
+        raise VisardError(f"{path}: {error}") from None
     except Exception as error:  # arbitrary bytes make the reader fail in more ways than it documents
         raise VisardError(f"{path}: {_reason(error)}") from None
     for key in WRAPPERS:
@@ -195,7 +227,44 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     for key, value in content.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise VisardError(f"{path} holds more than weights: {str(key)[:40]!r} is {type(value).__name__}")
+        if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
+            raise VisardError(f"{path}: {key[:40]!r} is no plain tensor")
+    there = path.stat().st_size
+    if sum(value.nbytes for value in content.values()) > 2 * there or any(map(_is_repeated, content.values())):
+        raise VisardError(f"{path}: its tensors have more numbers than the {there} bytes of the file hold")
     return {re.sub(r"^(module\.)+", "", key): value for key, value in content.items()}
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse a file of torch whose parts are larger than it, before torch makes room for them."""
+    there = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            parts = file.infolist()
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(p.file_size for p in parts) > there:
+            raise VisardError("damaged or crafted: its parts are compressed, or larger than the file")
+        return
+    if tarfile.is_tarfile(path):
+        raise VisardError("a tar file of a very old torch: load and save it with a newer one")
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes seconds, and such files are from before 2020
+
+    with FakeTensorMode():  # tensors without memory
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    stores, todo = dict[int, int](), [content]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, Tensor):
+            store = value.untyped_storage()
+            stores[store._cdata] = store.nbytes()
+        elif isinstance(value, dict | list | tuple):
+            todo += value.values() if isinstance(value, dict) else value
+    if sum(stores.values()) > there:
+        raise VisardError(f"damaged or crafted: it has {there} bytes and tensors of {sum(stores.values())}")
+
+
+def _is_repeated(value: Tensor) -> bool:
+    """Whether a tensor has more numbers than its memory: a step of 0 from one to the next."""
+    return value.nbytes > value.untyped_storage().nbytes()
 
 
 def start_weights(path: str | Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
@@ -261,8 +330,9 @@ def split_transform(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], nn.L
     weight, bias = (weights.get(PREFIX + name) for name in ("weight", "bias"))
     if len(weights) - len(rest) != 2 or weight is None or bias is None:
         raise VisardError("a personal model needs transform.weight and transform.bias")
-    if weight.ndim != 2 or bias.shape != weight.shape[:1]:
+    if weight.ndim != 2 or bias.shape != weight.shape[:1] or {weight.dtype, bias.dtype} - NUMBERS:
         raise VisardError(f"transform.weight {tuple(weight.shape)} and .bias {tuple(bias.shape)} do not fit together")
+    weight, bias = weight.float(), bias.float()
     if not (torch.isfinite(weight).all() and torch.isfinite(bias).all()):
         raise VisardError("the transformation holds NaN or infinity")
     layer = nn.Linear(weight.shape[1], weight.shape[0]).requires_grad_(False)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from visard.data.storage import map_npy
 from visard.errors import UsageError, VisardError
 from visard.text import plural, visible
 
@@ -163,6 +164,7 @@ def flag(text: str) -> str:
 
 
 COLUMNS, MOST, GAP = 8, 32, 2  # pictures a row, pictures a sheet, pixels between them
+MOST_PIXELS = 1024  # of a side of a sample
 
 
 def contact_sheet(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -185,10 +187,12 @@ def sample_sheet(path: Path) -> str:
     """The sample pictures in a file (N, H, W, 3) as one PNG inside the page; nothing if there is no file."""
     if not path.exists():
         return ""
-    try:
-        pictures = np.load(path, allow_pickle=False)[:MOST]
-    except (OSError, ValueError) as error:
-        raise VisardError(f"{path}: cannot be read: {error}") from None
+    pictures = map_npy(path)
+    if pictures.ndim != 4 or pictures.dtype != np.uint8 or pictures.shape[3] != 3 or 0 in pictures.shape:
+        raise VisardError(f"{path}: holds no sample pictures but {pictures.dtype} {pictures.shape}")
+    if max(pictures.shape[1:3]) > MOST_PIXELS:
+        raise VisardError(f"{path}: holds pictures of {pictures.shape[2]} x {pictures.shape[1]} pixels, too large")
+    pictures = pictures[:MOST]
     sheet, buffer = contact_sheet(pictures), io.BytesIO()
     Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
     source = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.metrics import brief
-from visard.files import mapping, number, plain, whole
+from visard.files import mapping, number, parse_toml, plain, whole
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -350,7 +349,7 @@ def read_run(folder: Path | str) -> Run:
         folder=folder,
         events=read_events(log) if log.is_file() else [],
         metrics=_read(folder / "metrics.json", _object) or {},
-        config=_read(config, tomllib.loads) or {},
+        config=_read(config, partial(parse_toml, where=config)) or {},
         config_text=_read(config, str) or "",
     )
 

@@ -31,7 +31,7 @@ from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
 from visard.errors import Interrupted, UsageError, VisardError
-from visard.files import PRIVATE_FOLDER, SHARED, write_atomically, write_json
+from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.processes import Recipe, cores
@@ -64,7 +64,7 @@ def run(
     if isinstance(source, dict):
         source = parse(source)
     settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
-    folder = Path(out) if out is not None else Path("runs") / settings.name
+    folder = Path(out) if out is not None else Path("runs") / safe_name(settings.name)
     named = [WATCHERS.find(name) for name in settings.engine.watchers or ()]
     files = [name for make in named for name in getattr(make, "files", ())]
     with run_folder(folder, settings, resume, overwrite, files), _threads(settings.numerics.threads_per_step):
@@ -284,7 +284,7 @@ def _save_models(job: _Job, server: Any) -> None:
         if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
             continue
         (folder / "clients").mkdir(PRIVATE_FOLDER, exist_ok=True)
-        save_model(folder / "clients" / f"{client}.safetensors", own, spec)
+        save_model(folder / "clients" / f"{safe_name(client)}.safetensors", own, spec)
 
 
 def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

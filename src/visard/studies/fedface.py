@@ -8,7 +8,7 @@ from typing import Any
 
 from visard.data.sources.catalog import find_set
 from visard.errors import UsageError
-from visard.files import read_json, write_json
+from visard.files import read_json, safe_name, write_json
 from visard.inference.model import evaluate, load_model
 from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import TRAINED_NORM, Column, Curves, Figure, Plan, Row, Scale, Table
@@ -35,7 +35,7 @@ def on(data: str, protocol: str, metric: str) -> Callable[[Path], float | None]:
     """A metric of a run's model on a test set of the user; None where that set was not imported."""
 
     def value(folder: Path) -> float | None:
-        kept = folder / f"on-{data}.json"
+        kept = folder / f"on-{safe_name(data)}.json"
         if not kept.exists():
             try:
                 find_set(data)

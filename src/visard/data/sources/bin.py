@@ -18,6 +18,7 @@ from visard.errors import UsageError, VisardError
 from visard.files import replacing
 
 Encoded = bytes | memoryview
+BYTES = 32  # of a file for each picture, at least
 
 
 def read(source: Path) -> Listing:
@@ -48,10 +49,13 @@ def read(source: Path) -> Listing:
 
 def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:
     """The encoded pictures (2 N) and whether the two of each pair show one identity (N,)."""
-    content = load_plain(map_file(path), str(path))
+    data = map_file(path)
+    content = load_plain(data, str(path))
     if not isinstance(content, (tuple, list)) or len(content) != 2 or not isinstance(content[0], (list, tuple)):
         raise UsageError(f"{path} is no verification set: expected (pictures, same)")
     pictures = [_picture(path, k, value) for k, value in enumerate(content[0])]
+    if BYTES * len(pictures) > len(data):  # a pickle can name the same picture again and again
+        raise UsageError(f"{path} is no verification set: {len(pictures)} pictures in {len(data)} bytes")
     same = _booleans(path, content[1])
     if len(pictures) != 2 * len(same) or not pictures:
         raise UsageError(f"{path} is no verification set: {len(pictures)} pictures for {len(same)} pairs")

@@ -175,9 +175,9 @@ def _pairs(path: Path, template: Numbers) -> npt.NDArray[np.int32]:
     pairs = np.concatenate(blocks)
     if not len(pairs):
         raise UsageError(f"{path} lists no pairs")
-    known = np.zeros(int(max(pairs[:, :2].max(), template.max())) + 1, bool)
-    known[template] = True
-    strange = ~known[pairs[:, :2]].all(1)
+    known = np.unique(template)  # numbers are anyone's: no table is as long as the largest of them
+    place = np.searchsorted(known, pairs[:, :2]).clip(max=len(known) - 1)
+    strange = (known[place] != pairs[:, :2]).any(1)
     if strange.any():
         a, b, _ = pairs[int(np.argmax(strange))]
         raise UsageError(f"{path}: a pair of templates {a} and {b}, of which one has no pictures")

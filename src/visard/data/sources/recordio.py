@@ -220,8 +220,9 @@ def _read_index(path: Path) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
             raise UsageError(f"{where}: expected a key and an offset")
         keys.append(int(words[0]))
         offsets.append(int(words[1]))
-    if len(set(keys)) != len(keys):
-        raise UsageError(f"{path} has a key twice")
+    for what, numbers in (("key", keys), ("offset", offsets)):
+        if len(set(numbers)) != len(numbers):
+            raise UsageError(f"{path} has a {what} twice")
     if not keys:
         raise UsageError(f"{path} is empty")
     return np.array(keys, np.int64), np.array(offsets, np.int64)
