@@ -18,13 +18,16 @@ import pytest
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from visard.deployment.flower import driver, link, simulation
+from visard.deployment.door import Limits
+from visard.deployment.flower import PROCESS, driver, link, simulation
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
-from visard.deployment.flower.server import MOST, fleet_only, serve
+from visard.deployment.flower.server import FleetOnly, serve
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
 from visard.deployment.remote import Link, Parts
 from visard.engines.request import Reply, Request, pack, unpack
@@ -38,17 +41,23 @@ RUN = "ab" * 16
 # The door
 
 
+OWN, OTHER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+
+
 class Caller:
     """One request to the door: what it sends, what it hears, and what came through."""
 
     def __init__(self, path: str, headers: dict[str, str], parts: list[bytes]) -> None:
         pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
-        self.scope = {"type": "http", "path": path, "headers": pairs}
+        self.visitor = SimpleNamespace(due=None)
+        self.scope = {"type": "http", "path": path, "headers": pairs, "state": {"visitor": self.visitor}}
         self.parts, self.taken = parts, 0
         self.heard: list[Any] = []
         self.through: bytes | None = None
+        self.proven: list[str] = []
 
     async def receive(self) -> dict[str, Any]:
+        assert self.visitor.due is not None, "a body has a time limit"
         self.taken += 1
         return {"type": "http.request", "body": self.parts[self.taken - 1], "more_body": self.taken < len(self.parts)}
 
@@ -59,33 +68,59 @@ class Caller:
         self.through = (await receive())["body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def call(self) -> int:
-        asyncio.run(fleet_only(self.app, [b"known"])(self.scope, self.receive, self.send))
+    def call(self, door: FleetOnly | None = None) -> int:
+        door = door or FleetOnly(self.app, {"node-1": OWN.public_key()}, Limits())
+        door.app, door.prove = self.app, lambda _, party: self.proven.append(party)
+        asyncio.run(door(self.scope, self.receive, self.send))
         status: int = self.heard[0]["status"]
         return status
 
 
-def headers(key: bytes = b"known") -> dict[str, str]:
-    return {"flwr-public-key": b64encode(key).decode(), "flwr-signature": "x", "flwr-timestamp": "now"}
+def headers(key: Any = OWN, signer: Any = OWN, process: str = "") -> dict[str, str]:
+    time = "2026-01-01T00:00:00+00:00"
+    signature = b64encode(sign_message(signer, time.encode())).decode()
+    public = b64encode(public_key_to_bytes(key.public_key())).decode()
+    signed = {"flwr-public-key": public, "flwr-signature": signature, "flwr-timestamp": time}
+    return signed | ({PROCESS: process} if process else {})
 
 
 def test_a_registered_key_comes_through_with_its_body() -> None:
     caller = Caller("/v1/fleet/push-object", headers(), [b"one ", b"two"])
-    assert (caller.call(), caller.through) == (200, b"one two")
+    assert (caller.call(), caller.through, caller.proven) == (200, b"one two", ["node-1"])
 
 
 @pytest.mark.parametrize(
     "sent",
-    [{}, headers(b"unknown"), *({k: v for k, v in headers().items() if k != left} for left in headers())],
+    [
+        {},
+        headers(OTHER, OTHER),  # signed by a key that is not registered
+        headers(OWN, OTHER),  # names a registered key, which is no secret
+        {**headers(), "flwr-timestamp": "2026-01-02T00:00:00+00:00"},
+        {**headers(), "flwr-signature": "no base64!"},
+        *({k: v for k, v in headers().items() if k != left} for left in headers()),
+    ],
 )
-def test_who_names_no_registered_key_is_turned_away_before_the_body_is_read(sent: dict[str, str]) -> None:
+def test_who_brings_no_signature_of_a_registered_key_is_turned_away_before_the_body_is_read(
+    sent: dict[str, str],
+) -> None:
     caller = Caller("/v1/fleet/push-object", sent, [b"x"] * 1000)
-    assert (caller.call(), caller.taken, caller.through) == (401, 0, None)
+    assert (caller.call(), caller.taken, caller.through, caller.proven) == (401, 0, None, [])
 
 
 def test_a_body_longer_than_any_part_of_a_message_is_not_read_to_its_end() -> None:
     caller = Caller("/v1/fleet/push-object", headers(), [bytes(1 << 20)] * 1000)
-    assert (caller.call(), caller.taken, caller.through) == (413, MOST // 2**20 + 1, None)
+    assert (caller.call(), caller.taken, caller.through) == (413, Limits().body_bytes // 2**20 + 1, None)
+
+
+def test_of_two_processes_with_one_key_the_last_one_speaks_for_it() -> None:
+    door = FleetOnly(None, {"node-1": OWN.public_key()}, Limits())  # type: ignore[arg-type]
+
+    def call(path: str, process: str) -> int:
+        return Caller(f"/v1/fleet/{path}", headers(process=process), [b""]).call(door)
+
+    assert [call("pull-messages", "one"), call("activate-node", "one"), call("pull-messages", "one")] == [200] * 3
+    assert call("activate-node", "two") == 200
+    assert [call("pull-messages", p) for p in ("one", "two", "one", "")] == [409, 200, 409, 409]
 
 
 # Greetings
@@ -245,13 +280,17 @@ class Turn(Fleet):
         self.say, self._node, self._stop = self.said.append, None, threading.Event()  # type: ignore[assignment]
         metadata = SimpleNamespace(run_id=1, message_id="1")
         taken = SimpleNamespace(messages_list=[SimpleNamespace(metadata=metadata)], message_object_trees=[None])
-        self._client = SimpleNamespace(PullMessages=lambda _: taken)  # type: ignore[assignment]
+        self.confirmed: list[str] = []
+        self._client = SimpleNamespace(  # type: ignore[assignment]
+            PullMessages=lambda _: taken, ConfirmMessageReceived=lambda r: self.confirmed.append(r.message_object_id)
+        )
         self.pushed: list[Reply] = []
 
     def _pull(self, *_: Any) -> Message:
         return self.message
 
     def _push(self, reply: Message, *_: Any) -> None:
+        assert not self.confirmed, "the server keeps the message until its reply is there"
         self.pushed.append(unpack(parts(reply)[0], Reply))
 
 
@@ -277,6 +316,7 @@ def test_a_request_of_another_version_is_answered() -> None:
     turn = Turn(pack(Request(RUN, {})).replace(b'"version":2', b'"version":9'))
     assert turn._turn(raising(AssertionError())) is True
     assert [a.failure for a in turn.pushed] == ["request refused: wire format 9 is not format 2: update the older side"]
+    assert turn.confirmed == ["1"]
 
 
 @pytest.mark.usefixtures("identified")
@@ -323,8 +363,8 @@ def test_a_certificate_that_is_none_or_of_another_key_is_one_line(tmp_path: Path
     server = tmp_path / "one" / "server"
     (server / "server.key").write_bytes((tmp_path / "two" / "server" / "server.key").read_bytes())
     with pytest.raises(UsageError, match="are not a certificate and its key"):
-        serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda _: None)
+        serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda: None, lambda _: None)
     (server / "server.crt").write_text("no certificate")
     with pytest.raises(UsageError, match="are not a certificate and its key"):
-        serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda _: None)
+        serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda: None, lambda _: None)
     assert not list(tmp_path.glob("*.sock")) + list(tmp_path.glob("nodes.json")), "nothing was begun"

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
 
+LIMITS = "Limits at the port"
+
 keys = typer.Typer(help="Make the keys of a deployment.", no_args_is_help=True)
 
 
@@ -70,25 +72,57 @@ def server(
     state: Annotated[Path, typer.Option(help="a folder of the server; visard run --server takes it")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="the port that the parties reach")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0",
+    connections: Annotated[
+        int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections without a key at once, in all")
+    ] = 4096,
+    address_connections: Annotated[
+        int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections without a key at once, from one address")
+    ] = 2048,
+    party_connections: Annotated[
+        int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections at once with the key of one party")
+    ] = 32,
+    handshake_seconds: Annotated[
+        float, typer.Option(min=0.1, rich_help_panel=LIMITS, help="seconds until the TLS connection stands")
+    ] = 10.0,
+    header_seconds: Annotated[
+        float, typer.Option(min=0.1, rich_help_panel=LIMITS, help="seconds for the header of a request")
+    ] = 10.0,
+    request_seconds: Annotated[
+        float, typer.Option(min=1.0, rich_help_panel=LIMITS, help="seconds for the rest of a request and its answer")
+    ] = 300.0,
+    header_bytes: Annotated[
+        int, typer.Option(min=4096, rich_help_panel=LIMITS, help="length of the header of a request")
+    ] = 2**14,
+    body_bytes: Annotated[
+        int, typer.Option(min=6 * 2**20, rich_help_panel=LIMITS, help="length of the body of a request")
+    ] = 2**23,
 ) -> None:
     """Let parties connect: TLS and registered node keys only. Runs until Ctrl-C.
+
+    Connections that show no registered key take one another's place where there are too many, never a party's.
 
     Example: visard server --keys keys/server --port 9443 --state server-state
     """
     _require()
+    from visard.deployment.door import Limits
     from visard.deployment.flower.server import serve
     from visard.deployment.keys import ServerKeys
 
     loaded = ServerKeys.load(keys)
     state = _own_folder(state)
 
-    def ready(count: int) -> None:
-        _say(f"listening on {host}:{port} for {count} registered nodes")
+    limits = Limits(
+        connections, address_connections, party_connections, handshake_seconds, header_seconds, request_seconds,
+        header_bytes, body_bytes,
+    )  # fmt: skip
+
+    def ready() -> None:
+        _say(f"listening on {host}:{port} for {len(loaded.parties)} registered nodes")
         if not loaded.assignment.of:
             _say("no role is bound to a key: any of these nodes can take any role (visard keys make --role NODE=ROLE)")
         _say(f"start a run with: visard run PRESET --engine flower --server {state}")
 
-    serve(loaded, state, host, port, ready)
+    serve(loaded, state, host, port, ready, _say, limits)
     _say("stopped")
 
 

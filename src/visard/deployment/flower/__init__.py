@@ -12,6 +12,7 @@ from importlib import metadata
 from visard.errors import UsageError
 
 PINNED = "1.41.0"
+PROCESS = "visard-process"  # header of a party's calls: a number that each of its processes draws when it starts
 
 # Flower reads these when it is imported: nothing phones home and nothing is installed at run time.
 SILENCE = {

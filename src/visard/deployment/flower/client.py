@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-import ssl
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,10 +39,13 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from visard.deployment.flower.link import fetch, parts, record
+from visard.deployment.flower import PROCESS
+from visard.deployment.flower.link import confirm, fetch, parts, record
+from visard.deployment.hello import party_context
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
 
@@ -56,6 +59,17 @@ class Refused(VisardError):
     """The server does not know this key, or is not the one that the CA vouches for."""
 
 
+class ProcessInterceptor:
+    """Says in each call which process of the party it comes from."""
+
+    def __init__(self) -> None:
+        self._number = secrets.token_hex(16)
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        context.request.headers[PROCESS] = self._number
+        return call_next(context)
+
+
 class Fleet:
     """A connection to the server's outside door."""
 
@@ -63,11 +77,14 @@ class Fleet:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self.server, self.say = server, say
         self._public = key.public_key()
-        context = ssl.create_default_context(cafile=str(ca))
         self._client = FleetHttpClient(
             f"https://{server}",
-            interceptors=[RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(key, self._public)],
-            verify=context,
+            interceptors=[
+                RuntimeVersionHttpInterceptor("SuperNode"),
+                NodeAuthHttpInterceptor(key, self._public),
+                ProcessInterceptor(),
+            ],
+            verify=party_context(ca, key),
             timeout=60.0,
         )
         self._node = Node()
@@ -103,6 +120,8 @@ class Fleet:
                 with self._beating():
                     self._answer(do, poll)
             except httpx.HTTPStatusError as error:
+                if error.response.status_code == 409:
+                    raise Refused(f"another process with this node's key has connected to {self.server}") from None
                 self.say(f"the server refused a call ({error.response.status_code}); connecting anew")
             except httpx.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -178,8 +197,10 @@ class Fleet:
             answer = pack(Reply(failure=f"request refused: {why}")), b""
         try:
             self._push(Message(record(*answer), reply_to=message), run, time.monotonic() - begun)
+            # Only now: if this process dies before, the server still has the message for the next one.
+            confirm(self._client, self._node, run, message.metadata.message_id)
         except httpx.HTTPStatusError as error:
-            if error.response.status_code in (401, 404):
+            if error.response.status_code in (401, 404, 409):
                 raise
             self.say("the run is over: an answer was not taken")
         return True

@@ -20,6 +20,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
 from flwr.common.serde import run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -37,7 +38,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
-from visard.deployment.flower.link import GridLink, fetch
+from visard.deployment.flower.link import GridLink, confirm, fetch
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import NAME, read_parties
 from visard.deployment.remote import Link, Parts, PartyLink
@@ -72,9 +73,7 @@ class Fetcher:
                 number = proto.metadata.reply_to_message_id
                 if number in asked:
                     over = threading.Event()
-                    coming = self._threads.submit(
-                        fetch, self._runtime, self._node, self._run, proto.metadata.message_id, tree, limit, over
-                    )
+                    coming = self._threads.submit(self._fetch, proto.metadata.message_id, tree, limit, over)
                     self._coming[number] = coming, over
         for number in [n for n in self._coming if n not in numbers and n not in others]:
             coming, over = self._coming.pop(number)
@@ -82,6 +81,11 @@ class Fetcher:
             coming.cancel()
         done = [n for n in numbers if n in self._coming and self._coming[n][0].done()]
         return {n: _result(self._coming.pop(n)[0]) for n in done}
+
+    def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
+        message = fetch(self._runtime, self._node, self._run, number, tree, limit, over)
+        confirm(self._runtime, self._node, self._run, number)
+        return message
 
     def close(self) -> None:
         """Stop fetching."""

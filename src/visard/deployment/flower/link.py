@@ -46,7 +46,7 @@ def fetch(
 ) -> Message:
     """A message whole, from a service of Flower, in at most `limit` seconds, unless it is `over` before.
 
-    Flower shows a message as soon as its sender begins to upload it.
+    Flower shows a message as soon as its sender begins to upload it, and keeps it until it is confirmed.
     """
     part = make_pull_object_fn_protobuf(service.PullObject, node, run)
     names = [t.object_id for t in iterate_object_tree(tree)]
@@ -61,11 +61,15 @@ def fetch(
     contents = pull_objects(
         names, pull, max_time=limit, max_tries_per_object=None, initial_backoff=0.05, backoff_cap=1.0
     )
-    service.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number))
     message = inflate_object_from_contents(number, contents)
     if not isinstance(message, Message):
         raise VisardError("it is not a message")
     return message
+
+
+def confirm(service: Any, node: Node, run: int, number: str) -> None:
+    """Let a service of Flower drop a message that was fetched."""
+    service.ConfirmMessageReceived(ConfirmMessageReceivedRequest(node=node, run_id=run, message_object_id=number))
 
 
 class GridLink(Link):

@@ -13,26 +13,36 @@ import os
 import signal
 import socket
 import ssl
-from base64 import b64encode
-from collections.abc import Awaitable, Callable, Collection, MutableMapping
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
+import h11
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
-from flwr.server.superlink.linkstate import LinkState
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
 from flwr.superlink.main import create_app
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from visard.deployment.door import Door, Limits, Visitor
+from visard.deployment.flower import PROCESS
+from visard.deployment.hello import Proofs
 from visard.deployment.keys import ServerKeys, write_parties
 from visard.errors import UsageError, VisardError
 
 SOCKET = "control.sock"
 FLEET = "/v1/fleet/"
-MOST = 2**23  # bytes of a request: Flower cuts payloads into parts of 5 MB
-SIGNED = [h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)]
+KEY, SIGNATURE, TIME = (
+    h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+)
 CLOSED = (f"{FLEET}register-node", f"{FLEET}unregister-node")  # nodes are registered from the key folder alone
+GRACE = 5  # seconds for calls at hand when the server stops
+BACKLOG = 4096  # connections that the kernel may hold before they are accepted
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -40,44 +50,64 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def fleet_only(app: App, keys: Collection[bytes]) -> App:
-    """The application for calls from outside: the fleet's paths for registered `keys`, and nothing else.
+class FleetOnly:
+    """The application for calls from outside: the fleet's paths for registered keys, and nothing else.
 
-    Flower reads a call whole before it looks at the signature, so callers that name no registered key, or send more
-    than any part of a message can be long, are turned away here.
+    Flower reads a call whole before it looks at the signature, so callers that bring no signature of a registered key,
+    or send more than any part of a message can be long, are turned away here. Of two processes with the same key, the
+    one that connected last speaks for it.
     """
-    known = {b64encode(key) for key in keys}
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        elif scope["type"] != "http":
+    def __init__(self, app: App, keys: Mapping[str, ec.EllipticCurvePublicKey], limits: Limits) -> None:
+        self.app, self.limits = app, limits
+        self.prove: Callable[[Visitor, str], None] = lambda visitor, party: (
+            None
+        )  # called for whoever brings a signature
+        self._keys = {b64encode(public_key_to_bytes(key)): (party, key) for party, key in keys.items()}
+        self._processes: dict[str, bytes] = {}  # party -> its process
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
             return
-        elif not path.startswith(FLEET) or path in CLOSED:
-            await _turn_away(send, 404)
-        elif not _names_a_key(scope, known):
-            await _turn_away(send, 401)
-        elif (body := await _whole(receive)) is None:
-            await _turn_away(send, 413)
-        else:
-            await app(scope, _handed(body, receive), send)
+        visitor = scope["state"]["visitor"]
+        visitor.due = time.monotonic() + self.limits.request_seconds
+        try:
+            await self._answer(scope, receive, send, visitor)
+        finally:
+            visitor.due = None
 
-    return guarded
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, visitor: Visitor) -> None:
+        path, headers = scope["path"], dict(scope["headers"])
+        if not path.startswith(FLEET) or path in CLOSED:
+            return await _turn_away(send, 404)
+        if (party := self._signer(headers)) is None:
+            return await _turn_away(send, 401)
+        self.prove(visitor, party)
+        process = headers.get(PROCESS.encode(), b"")
+        if path == f"{FLEET}activate-node":
+            self._processes[party] = process
+        elif self._processes.get(party, process) != process:
+            return await _turn_away(send, 409)
+        if (body := await _whole(receive, self.limits.body_bytes)) is None:
+            return await _turn_away(send, 413)
+        await self.app(scope, _handed(body, receive), send)
+
+    def _signer(self, headers: Mapping[bytes, bytes]) -> str | None:
+        """The party that signed a call. Flower also checks the age of the signature, and what the call is about."""
+        party, key = self._keys.get(headers.get(KEY, b""), ("", None))
+        try:
+            signature = b64decode(headers.get(SIGNATURE, b""), validate=True)
+        except ValueError:
+            return None
+        return party if key is not None and verify_signature(key, headers.get(TIME, b""), signature) else None
 
 
-def _names_a_key(scope: Scope, known: Collection[bytes]) -> bool:
-    """Whether the headers name a registered key and bring a signature, which Flower checks."""
-    headers = dict(scope.get("headers", ()))
-    return all(name in headers for name in SIGNED) and headers[SIGNED[0]] in known
-
-
-async def _whole(receive: Receive) -> bytes | None:
+async def _whole(receive: Receive, most: int) -> bytes | None:
     """The body of a request; None if it is too long or the caller went away."""
     body = bytearray()
     while (part := await receive())["type"] == "http.request":
         body += part.get("body", b"")
-        if len(body) > MOST:
+        if len(body) > most:
             return None
         if not part.get("more_body", False):
             return bytes(body)
@@ -100,62 +130,127 @@ async def _turn_away(send: Send, status: int) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-def serve(keys: ServerKeys, state: Path, host: str, port: int, ready: Callable[[int], None]) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` hears how many parties are registered."""
+class Http(H11Protocol):
+    """HTTP with a visitor that the door has let in. h11 bounds the bytes of a header, the door its time."""
+
+    def __init__(self, server: uvicorn.Server, door: Door, visitor: Visitor) -> None:
+        super().__init__(server.config, server.server_state, {"visitor": visitor}, asyncio.get_running_loop())
+        self.door, self.visitor = door, visitor
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.door.entered(self.visitor, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.visitor.due is None:  # the next request begins
+            self.visitor.due = time.monotonic() + self.door.limits.header_seconds
+        super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        try:
+            super().send_400_response(msg)
+        except h11.LocalProtocolError:  # an answer had begun
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.door.drop(self.visitor)
+
+
+def serve(
+    keys: ServerKeys,
+    state: Path,
+    host: str,
+    port: int,
+    ready: Callable[[], None],
+    say: Callable[[str], None],
+    limits: Limits | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM; `ready` is called once parties can connect."""
+    limits = limits or Limits()
     os.environ.pop("FLWR_DATABASE", None)  # in memory: no update of a client touches the server's disk
     app = create_app()
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
-    public = {node: public_key_to_bytes(key) for node, key in keys.parties.items()}
-    numbers = {_register(link, node, key): node for node, key in public.items()}
+    _let_reconnect(link)
+    numbers = {_register(link, node, public_key_to_bytes(key)): node for node, key in keys.parties.items()}
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
-    fleet = uvicorn.Config(
-        fleet_only(app, public.values()), ssl_certfile=str(keys.certificate), ssl_keyfile=str(keys.key), **quiet
+    quiet["timeout_graceful_shutdown"] = GRACE
+    guarded, context = FleetOnly(app, keys.parties, limits), _context(keys)
+    fleet = uvicorn.Server(
+        uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
-    _load(fleet, keys)
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
+    door = Door(outside, context, Proofs(keys.parties), limits, lambda visitor: Http(fleet, door, visitor), say)
+    guarded.prove = door.prove
     write_parties(state, numbers, keys.assignment)
-    doors = ((uvicorn.Server(uvicorn.Config(app, **quiet)), inside), (uvicorn.Server(fleet), outside))
     try:
-        asyncio.run(_serve(doors, lambda: ready(len(keys.parties))))
+        asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, **quiet)), inside, fleet, door, ready))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
 
 
-def _load(fleet: uvicorn.Config, keys: ServerKeys) -> None:
-    """Read certificate and key; one line where they are not, or do not belong together."""
+def _context(keys: ServerKeys) -> ssl.SSLContext:
+    """For TLS with the server's certificate; one line where that is none, or not of its key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.num_tickets = 0  # parties resume no sessions
     try:
-        fleet.load()
+        context.load_cert_chain(keys.certificate, keys.key)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         what = getattr(error, "reason", None) or error
         raise UsageError(f"{keys.certificate} and {keys.key} are not a certificate and its key ({what})") from None
-    assert fleet.ssl is not None
-    fleet.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
-def _register(link: LinkState, node: str, key: bytes) -> int:
+def _register(link: InMemoryLinkState, node: str, key: bytes) -> int:
     return link.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_MIN_INTERVAL, name=node)
 
 
-async def _serve(doors: tuple[tuple[uvicorn.Server, socket.socket], ...], ready: Callable[[], None]) -> None:
+def _let_reconnect(link: InMemoryLinkState) -> None:
+    """Let a node whose process was killed connect again at once, and give it again what that process left undone.
+
+    Flower would refuse it until it has missed its signs of life, and would never again hand out the message that the
+    killed process had taken.
+    """
+    activate = link.activate_node
+
+    def again(node_id: int, heartbeat_interval: float) -> bool:
+        with link.lock:
+            link.deactivate_node(node_id)
+            for number, message in link.message_ins_store.items():
+                if message.metadata.dst_node_id == node_id and number not in link.message_ins_id_to_message_res_id:
+                    message.metadata.delivered_at = ""
+            return bool(activate(node_id, heartbeat_interval))
+
+    link.activate_node = again  # type: ignore[method-assign]
+
+
+async def _serve(
+    control: uvicorn.Server, inside: socket.socket, fleet: uvicorn.Server, door: Door, ready: Callable[[], None]
+) -> None:
     loop = asyncio.get_running_loop()
+    servers = (control, fleet)
 
     def stop() -> None:
-        for server, _ in doors:
+        for server in servers:
             server.should_exit = True
 
     with contextlib.ExitStack() as stack:
-        for server, _ in doors:
+        for server in servers:
             server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-        tasks = [asyncio.create_task(server.serve(sockets=[door])) for server, door in doors]
+        tasks = [asyncio.create_task(control.serve([inside])), asyncio.create_task(fleet.serve([]))]
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop)
             stack.callback(loop.remove_signal_handler, number)
-        while not all(server.started for server, _ in doors) and not any(t.done() for t in tasks):
+        while not all(server.started for server in servers) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.02)
         if not any(t.done() for t in tasks):
+            door.open()
             ready()
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            while not any(server.should_exit for server in servers) and not any(t.done() for t in tasks):
+                await asyncio.sleep(0.1)
+            door.close()
         stop()
         await asyncio.gather(*tasks)
 
@@ -180,6 +275,6 @@ def _inside_socket(path: Path) -> socket.socket:
 def _outside_socket(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise VisardError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
