@@ -32,7 +32,7 @@ import torch  # noqa: E402
 
 from benchmarks.engines import world_of  # noqa: E402
 from visard.deployment.flower.driver import DeploymentLink  # noqa: E402
-from visard.deployment.keys import make_keys  # noqa: E402
+from visard.deployment.keys import Assignment, make_keys  # noqa: E402
 from visard.deployment.remote import RemoteNetwork  # noqa: E402
 from visard.engines.checkpoint import Checkpoint  # noqa: E402
 from visard.engines.ledger import Ledger  # noqa: E402
@@ -168,7 +168,8 @@ def visard_rounds(nodes: int, rounds: int, poll: float, folder: Path) -> list[fl
     world, method = world_of(**run_spec)
     assert isinstance(method, FedAvg)
     roles = list(world.training)
-    make_keys(folder / "keys", nodes, ["127.0.0.1"])
+    bound = Assignment({f"node-{number}": (role,) for number, role in enumerate(roles, 1)})
+    make_keys(folder / "keys", nodes, ["127.0.0.1"], bound)
     port, state = free_port(), folder / "server-state"
     command = [tool("visard"), "server", "--keys", str(folder / "keys" / "server"), "--state", str(state)]
     running = [start([*command, "--port", str(port), "--host", "127.0.0.1"], folder, "server")]

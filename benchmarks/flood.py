@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import math
 import os
 import resource
 import signal
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from flwr.proto.fleet_pb2 import DeactivateNodeRequest
 
 from visard.deployment.flower import require
 
@@ -127,7 +129,7 @@ class Measured:
 
     @property
     def typical(self) -> float:
-        return statistics.median(self.handshakes)
+        return statistics.median(self.handshakes or [math.inf])
 
 
 class Server:
@@ -159,7 +161,9 @@ class Server:
         fleet = Fleet(f"127.0.0.1:{self.port}", self.ca, self.key, print)
         try:
             fleet._activate(first=False)
-            return time.perf_counter() - begun
+            taken = time.perf_counter() - begun
+            fleet._client.DeactivateNode(DeactivateNodeRequest(node_id=fleet._node.node_id))
+            return taken
         finally:
             fleet._client.close()
 
@@ -232,16 +236,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         quiet, loud = compare(Path(folder), asked.strangers, asked.seconds, asked.hard)
     for name, found in (("without", quiet), (f"{asked.strangers} strangers", loud)):
-        times = sorted(found.handshakes)
+        times = sorted(found.handshakes or [math.inf])
         print(
             f"{name:>16}: handshake {found.typical * 1000:6.0f} ms (median of {len(times)}, "
             f"90% {times[int(0.9 * len(times))] * 1000:.0f}, longest {times[-1] * 1000:.0f}), {found.failed} failed; "
             f"memory {max(found.memory):.0f} MB; CPU server {found.server_cpu:.2f}, strangers {found.strangers_cpu:.2f}"
         )
     print(f"strangers: {loud.strangers}")
+    longest = max(loud.handshakes, default=math.inf)
     print(
-        f"handshake {loud.typical / quiet.typical:.2f} times (at most 2), longest {max(loud.handshakes):.2f} s "
-        f"(at most 3); memory {max(loud.memory) - quiet.memory[-1]:+.1f} MB (at most 64)"
+        f"handshake {loud.typical / quiet.typical:.2f} times (at most 2), longest {longest:.2f} s (at most 3); memory {max(loud.memory) - quiet.memory[-1]:+.1f} MB (at most 64)"
     )
 
 

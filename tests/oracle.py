@@ -43,7 +43,7 @@ def methods(folder: Path) -> Iterator[str]:
 def deployment(folder: Path) -> Iterator[str]:
     """A server and three parties, each a process of its own."""
     folder.mkdir()
-    there = Deployment(folder, 3)
+    there = Deployment(folder, 3, [f"{number + 1}=client-{number:03d}" for number in range(3)])
     try:
         for number in range(3):
             there.start_node(number + 1, [f"client-{number:03d}"])

@@ -192,6 +192,12 @@ def _break(fault: str, up: ToyUp) -> ToyUp:
         return up
     if fault == "hang":
         time.sleep(60)
+    if fault.startswith("hang once "):
+        mark = Path(fault.removeprefix("hang once "))
+        if not mark.exists():
+            mark.touch()
+            time.sleep(60)
+        return up
     if fault == "bug":
         raise ZeroDivisionError("division by zero")
     wrong = {

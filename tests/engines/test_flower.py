@@ -19,6 +19,7 @@ import time
 import warnings
 from base64 import b64encode
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -127,17 +128,33 @@ def test_simulation_gives_the_bits_of_local(simulated: Path, runs: Callable[[str
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A server, three nodes with synthetic faces and two with toys, all separate processes."""
-    there = Deployment(tmp_path_factory.mktemp("far"), 6, ["6=client-003"])
+    """A server and three nodes with synthetic faces, all separate processes."""
+    roles = ["1=client-000", "1=pool", "2=client-001", "3=client-002"]
+    there = Deployment(tmp_path_factory.mktemp("far"), 6, roles)
     try:
-        toy_world(there.folder)
         there.start_node(1, ["client-000", "pool"])
         there.start_node(2, ["client-001"])
         there.start_node(3, ["client-002"])
-        there.start_toy(4, '["client-000", "client-002"]')
-        there.start_toy(5, '["client-001", "client-003"]')  # the second is not its own
         there.wait_server()
-        there.wait_connected(*(f"node-{i}" for i in range(1, 6)))
+        there.wait_connected(*(f"node-{i}" for i in range(1, 4)))
+        yield there
+    finally:
+        there.close()
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """A server and three nodes with toys."""
+    there = Deployment(
+        tmp_path_factory.mktemp("toys"), 4, ["1=client-000", "1=client-002", "2=client-001", "3=client-003"]
+    )
+    try:
+        toy_world(there.folder)
+        there.start_toy(1, '["client-000", "client-002"]')
+        there.start_toy(2, '["client-001", "client-003"]')  # the second is not its own
+        there.start_toy(4, '["client-000", "client-001", "client-002", "client-003"]')  # it has none
+        there.wait_server()
+        there.wait_connected("node-1", "node-2", "node-4")
         yield there
     finally:
         there.close()
@@ -290,10 +307,10 @@ def toy_problems(
     return server, problems
 
 
-def test_good_toys(tmp_path: Path, deployed: Deployment) -> None:
-    server, problems = toy_problems(deployed, tmp_path, {}, {})
+def test_good_toys(tmp_path: Path, toys: Deployment) -> None:
+    server, problems = toy_problems(toys, tmp_path, {}, {})
     assert not problems
-    expected = toy_rounds(toy_engine(tmp_path, toy_world(deployed.folder)), Toy(), 2)
+    expected = toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2)
     assert torch.equal(server.w, expected.w)
 
 
@@ -308,37 +325,71 @@ def test_good_toys(tmp_path: Path, deployed: Deployment) -> None:
     ],
 )
 def test_a_bad_client_loses_only_itself(
-    tmp_path: Path, deployed: Deployment, fault: str, forge: str, says: list[str]
+    tmp_path: Path, toys: Deployment, fault: str, forge: str, says: list[str]
 ) -> None:
     faults, forges = ({TOYS[1]: f} if f else {} for f in (fault, forge))
-    _, problems = toy_problems(deployed, tmp_path, faults, forges)
+    _, problems = toy_problems(toys, tmp_path, faults, forges)
     assert [p["client"] for p in problems] == [TOYS[1]] * len(says)
     assert all(part in p["reason"] for part, p in zip(says, problems, strict=True))
 
 
-def test_a_client_that_kills_its_worker_is_missing_and_named(tmp_path: Path, deployed: Deployment) -> None:
-    _, problems = toy_problems(deployed, tmp_path, {TOYS[1]: "die"}, {}, rounds=1)
+def test_a_client_that_kills_its_worker_is_missing_and_named(tmp_path: Path, toys: Deployment) -> None:
+    _, problems = toy_problems(toys, tmp_path, {TOYS[1]: "die"}, {}, rounds=1)
     assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "its worker process died")]
 
 
-def test_a_client_that_hangs_is_dropped_at_the_time_limit(tmp_path: Path, deployed: Deployment) -> None:
-    toy_problems(deployed, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
-    _, problems = toy_problems(deployed, tmp_path / "hang", {TOYS[1]: "hang"}, {}, rounds=1, timeout=4.0)
+def test_a_client_that_hangs_is_dropped_at_the_time_limit(tmp_path: Path, toys: Deployment) -> None:
+    toy_problems(toys, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
+    _, problems = toy_problems(toys, tmp_path / "hang", {TOYS[1]: "hang"}, {}, rounds=1, timeout=4.0)
     assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "no reply before the time limit")]
+
+
+def test_a_party_that_is_killed_and_restarted_at_once_does_its_step_after_all(tmp_path: Path, toys: Deployment) -> None:
+    toy_problems(toys, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
+    mark, begun = tmp_path / "in the middle of a step", time.monotonic()
+
+    def kill() -> None:
+        until(mark.exists, "the step")
+        toys.end("node-2", signal.SIGKILL)
+        toys.restart("node-2")
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    server, problems = toy_problems(toys, tmp_path, {TOYS[1]: f"hang once {mark}"}, {}, rounds=2)
+    killer.join()
+    assert not problems
+    assert time.monotonic() - begun < 50, "not only when the step had hung for a minute"
+    assert torch.equal(server.w, toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2).w)
 
 
 # A registered key in another's place
 
 
-def test_a_node_cannot_take_the_role_of_another_key(deployed: Deployment) -> None:
+def test_a_node_cannot_take_the_role_of_another_key(toys: Deployment) -> None:
     said: list[str] = []
-    link = DeploymentLink(deployed.state, 60.0, said.append)
+    link = DeploymentLink(toys.state, 60.0, said.append)
     try:
         link.introduce(os.urandom(16).hex(), {"method": "toy", "clients": 4, "faults": {}})
-        assert list(link.parties(3)) == list(TOYS), "node-5 gets its own role and not the other"
+        assert list(link.parties(3)) == list(TOYS), "each node gets its own roles and no others"
+        until(lambda: link._look() or len(said) >= 2, "the node without roles")  # type: ignore[func-returns-value]
     finally:
         link.close()
-    assert "refused: node-5 claims to be client-003, which belongs to the key of node-6" in said
+    assert "refused: node-2 claims to be client-003, which belongs to the key of node-3" in said
+    assert "refused: node-4 claims to be client-000, which belongs to the key of node-1 (and 3 more)" in said
+
+
+def test_of_two_processes_with_one_key_the_first_ends_with_one_line(deployed: Deployment) -> None:
+    own, said = PartyKeys.load(deployed.folder / "keys", "6"), list[str]()
+    first = Fleet(deployed.address, own.ca, own.private, said.append)
+    with ThreadPoolExecutor(1) as threads:
+        serving = threads.submit(first.serve, lambda *_: (b"", b""), 0.1)
+        until(lambda: bool(said), "the first")
+        second = Fleet(deployed.address, own.ca, own.private, lambda _: None)
+        second._activate(first=True)
+        with pytest.raises(Refused, match="another process with this node's key has connected to"):
+            serving.result(20)
+        assert not second._turn(lambda *_: (b"", b"")), "the second goes on"
+        second._client.close()
 
 
 # Strangers

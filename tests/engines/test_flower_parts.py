@@ -131,7 +131,7 @@ class Nodes(driver.DeploymentLink):
 
     def __init__(self, folder: Path) -> None:
         self._asked: dict[str, int] = {}
-        write_parties(folder, {1: "node-1"}, Assignment())
+        write_parties(folder, {1: "node-1"}, Assignment({"node-1": ("house-1",)}))
         self.where, self.wait, self.said, self.hellos = folder, 1.0, list[str](), 0
         self.say = self.said.append
         self._hello, self._clients, self._pending, self._again, self._said = b"", {}, {}, {}, set()
@@ -191,6 +191,24 @@ def test_a_role_with_a_name_that_no_terminal_should_see_is_refused(tmp_path: Pat
     link._look()
     assert link._placed() == {"house-1"}
     assert link.said == ["refused: node-1 claims a role with an impossible name: house[2J"]
+
+
+def test_a_key_that_claims_fifty_roles_gets_its_own_and_one_line(tmp_path: Path, clock: list[float]) -> None:
+    link = Nodes(tmp_path)
+    link.answer = Reply(RUN, "", "", 0, 0, roles={f"house-{i}": {} for i in range(50)})
+    link._look()
+    assert link.said == ["refused: node-1 claims to be house-0, but its key is for house-1 (and 48 more)"]
+    assert link.parties(1) == {"house-1": {}}, "the run can start"
+
+
+def test_a_key_without_a_role_cannot_keep_a_run_from_starting(tmp_path: Path, clock: list[float]) -> None:
+    link = Nodes(tmp_path)
+    write_parties(tmp_path, {1: "node-2"}, Assignment({"node-1": ("house-1",)}))
+    link.answer = Reply(RUN, "", "", 0, 0, roles={"house-1": {}, "house-2": {}})
+    link._look()
+    assert link._placed() == set()
+    (said,) = link.said
+    assert said == "refused: node-2 claims to be house-1, which belongs to the key of node-1 (and 1 more)"
 
 
 # Fetching

@@ -14,7 +14,7 @@ if find_spec("cryptography") is None:
 from cryptography import x509
 
 from visard.cli.deploy import _own_folder
-from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, add_party, make_keys
+from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, add_party, bind_roles, make_keys
 from visard.errors import UsageError, VisardError
 from visard.files import only_user
 
@@ -45,6 +45,19 @@ def test_a_party_that_comes_later_gets_the_next_number_and_its_roles(tmp_path: P
     with pytest.raises(UsageError, match="house-1 belongs to node-1 and to node-4"):
         add_party(tmp_path / "keys" / "server", tmp_path / "later", ["house-1"])
     assert not (tmp_path / "later").exists()
+
+
+def test_roles_are_bound_to_keys_that_exist(tmp_path: Path) -> None:
+    told = make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-1": ("house-1",)}))
+    assert "it has none yet: visard keys bind" in told[tmp_path / "keys" / "node-2"]
+    bind_roles(tmp_path / "keys" / "server", ["2=house-2", "1=pool", "1=house-1"])
+    bound = {"node-1": ("house-1", "pool"), "node-2": ("house-2",)}
+    assert ServerKeys.load(tmp_path / "keys").assignment.of == bound
+    with pytest.raises(UsageError, match="there is no key of node-3 in"):
+        bind_roles(tmp_path / "keys", ["3=house-3"])
+    with pytest.raises(UsageError, match="house-1 belongs to node-1 and to node-2"):
+        bind_roles(tmp_path / "keys", ["2=house-1"])
+    assert ServerKeys.load(tmp_path / "keys").assignment.of == bound
 
 
 @pytest.mark.parametrize("host", ["", "ex ample", "a:9443", "-x", "a..b", "https://a", "x" * 64, "é.example"])

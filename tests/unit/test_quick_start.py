@@ -26,7 +26,7 @@ main()
 LIGHT = [
     *([name, "--help"] for name in cli.COMMANDS),
     *(["data", name, "--help"] for name in ("make", "import", "export", "list", "show")),
-    *(["keys", name, "--help"] for name in ("make", "add")),
+    *(["keys", name, "--help"] for name in ("make", "add", "bind")),
     ["--help"],
     ["--version"],
     ["methods"],

@@ -36,7 +36,7 @@ def make(
     host: Annotated[list[str], typer.Option(help="name or address that the parties reach the server by (may repeat)")],
     role: Annotated[
         list[str] | None,
-        typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat)"),
+        typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat); a key has no others"),
     ] = None,
 ) -> None:
     """Make a CA, the server's certificate and a key for each party, and say which file goes where.
@@ -65,6 +65,22 @@ def add(
 
     told = add_party(keys, out, role or [])
     table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
+
+
+@keys.command("bind")
+def bind(
+    keys: Annotated[Path, typer.Option(help="the folder `server` that visard keys make wrote")],
+    role: Annotated[list[str], typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat)")],
+) -> None:
+    """Bind roles to keys that exist; the server knows them after a restart.
+
+    Example: visard keys bind --keys keys/server --role 3=house-3
+    """
+    _require()
+    from visard.deployment.keys import bind_roles
+
+    bound = bind_roles(keys, role)
+    table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()])
 
 
 def server(
@@ -118,8 +134,11 @@ def server(
 
     def ready() -> None:
         _say(f"listening on {host}:{port} for {len(loaded.parties)} registered nodes")
-        if not loaded.assignment.of:
-            _say("no role is bound to a key: any of these nodes can take any role (visard keys make --role NODE=ROLE)")
+        if idle := [party for party in loaded.parties if not loaded.assignment.of.get(party)]:
+            more = " ..." if len(idle) > 5 else ""
+            _say(
+                f"no role is bound to {', '.join(idle[:5])}{more}: such a node takes part in nothing (visard keys bind)"
+            )
         _say(f"start a run with: visard run PRESET --engine flower --server {state}")
 
     serve(loaded, state, host, port, ready, _say, limits)

@@ -32,7 +32,7 @@ LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
 
 @dataclass(frozen=True)
 class Assignment:
-    """Party -> the clients that belong to its key. A party that is not here may be any client that belongs to none."""
+    """Party -> the clients that belong to its key. A party speaks for these and no others, one without any for none."""
 
     of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -52,9 +52,9 @@ class Assignment:
         for owner, clients in self.of.items():
             if client in clients:
                 return f"{party} claims to be {client}, which belongs to the key of {owner}"
-        if party in self.of:
+        if self.of.get(party):
             return f"{party} claims to be {client}, but its key is for {', '.join(self.of[party])}"
-        return None
+        return f"{party} claims to be {client}, but its key has no role: visard keys bind, and restart the server"
 
     def save(self, folder: Path) -> None:
         write_json(folder / FILE, dict(self.of))
@@ -186,6 +186,20 @@ def add_party(server: Path, out: Path, clients: Iterable[str]) -> dict[Path, str
     return purposes
 
 
+def bind_roles(server: Path, texts: Iterable[str]) -> Assignment:
+    """Bind more roles to keys that exist, by the words NODE=ROLE; the server reads them when it starts."""
+    held = ServerKeys.load(server)
+    added = Assignment.parse(texts, 10**9).of
+    if unknown := [party for party in added if party not in held.parties]:
+        raise UsageError(f"--role: there is no key of {unknown[0]} in {held.ca.parent / 'nodes'}")
+    of = dict(held.assignment.of)
+    for party, clients in added.items():
+        of[party] = tuple(dict.fromkeys((*of.get(party, ()), *clients)))
+    assignment = Assignment(of)
+    assignment.save(held.ca.parent)
+    return assignment
+
+
 def _check_there(*paths: Path, why: str) -> None:
     for path in paths:
         if not path.is_file():
@@ -207,6 +221,7 @@ def _make_party(folder: Path, server: Path, number: int, ca: bytes, assignment: 
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     _write(server / "nodes" / f"{party}.pub", public)
     own = "".join(f" --role {client}" for client in assignment.of.get(party, ()))
+    own = own or " --role ... (it has none yet: visard keys bind)"
     return f"to party {number} alone, then delete it here; visard client --keys ... --node {number}{own}"
 
 

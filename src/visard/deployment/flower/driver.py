@@ -253,16 +253,16 @@ class DeploymentLink(GridLink, PartyLink):
             return self._left_out(f"{name} cannot take part: {error}")
         if reply.failure is not None:
             return self._left_out(f"{name} cannot take part: {reply.failure or 'no reason given'}")
-        own = {}
+        own, refused = {}, []
         for client, counts in reply.roles.items():
             if not NAME.fullmatch(client):
-                self._left_out(f"refused: {name} claims a role with an impossible name: {client}")
+                refused.append(f"{name} claims a role with an impossible name: {client[:100]}")
             elif refusal := assignment.refusal(name, client):
-                self._left_out(f"refused: {refusal}")
-            elif client in self._placed():
-                self._left_out(f"two nodes claim to be {client}: {name} is left out")
+                refused.append(refusal)
             else:
                 own[client] = counts
+        if refused:
+            self._left_out(f"refused: {refused[0]}{f' (and {len(refused) - 1} more)' if refused[1:] else ''}")
         return own
 
     def _left_out(self, why: str) -> dict[ClientId, dict[str, int]]:
