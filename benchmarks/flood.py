@@ -245,7 +245,8 @@ def main() -> None:
     print(f"strangers: {loud.strangers}")
     longest = max(loud.handshakes, default=math.inf)
     print(
-        f"handshake {loud.typical / quiet.typical:.2f} times (at most 2), longest {longest:.2f} s (at most 3); memory {max(loud.memory) - quiet.memory[-1]:+.1f} MB (at most 64)"
+        f"handshake {loud.typical / quiet.typical:.2f} times (at most 2), longest {longest:.2f} s (at most 3); "
+        f"memory {max(loud.memory) - quiet.memory[-1]:+.1f} MB (at most 64)"
     )
 
 
