@@ -63,7 +63,7 @@ class Scaffold(Method[Server]):
     name = "scaffold"
     title = "averaging with control variates against client drift"
     paper = "Karimireddy et al. 2020"
-    discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.metric})
+    discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
 
     rounds: int = 20
     eta_g: float = 1.0

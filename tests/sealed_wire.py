@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tests.vectors import VectorData
-from visard.aggregation.rules import Mean, Reduction
+from visard.aggregation.reduction import Reduction
+from visard.aggregation.rules import Mean
 from visard.core import BoundStep, Client, Replies, Setup
 from visard.data.augment import Augment
 from visard.engines.codec import decode, encode
@@ -75,7 +76,7 @@ class Wire:
         self, step: BoundStep[Any, Any], messages: Mapping[str, Any], *, mean: tuple[str, ...], by: Any, **how: Any
     ) -> tuple[dict[str, Any], Replies[Any]]:
         reduction = Reduction(Mean(), mean, by, None)
-        rest = {c: reduction.take(reply) for c, reply in self.ask(step, messages, **how).items()}
+        rest = {c: reduction.take(c, messages[c], reply) for c, reply in self.ask(step, messages, **how).items()}
         return reduction.result(), Replies(rest)
 
     def log(self, **figures: float) -> None:

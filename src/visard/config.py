@@ -55,6 +55,7 @@ class EngineSettings(Section):
     timeout: float = Field(default=3600.0, gt=0, le=1e6)  # seconds of one client step; at most eleven days
     watchers: tuple[str, ...] | None = None  # of plug-ins, to see the run go by
     min_replies: float = Field(default=0.5, ge=0, le=1)  # share of the asked clients that a round needs
+    max_identities: int = Field(default=100_000, ge=1)  # that parties with their own pictures may have together
 
     @model_validator(mode="after")
     def _fits_together(self) -> EngineSettings:
@@ -77,6 +78,13 @@ class EvaluationSettings(Section):
     tuning: Tuning = Tuning()  # test clients' models before and after tuning
 
 
+class Stated(Section):
+    """`[parties.NAME]`: what the operator states of a party; it counts for no more, whatever it says of itself."""
+
+    pictures: int | None = Field(default=None, ge=1)
+    identities: int | None = Field(default=None, ge=1)
+
+
 class Settings(Section):
     """Everything that determines a run."""
 
@@ -94,6 +102,12 @@ class Settings(Section):
     evaluation: EvaluationSettings = EvaluationSettings()
     aggregation: Rule = Mean()
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
+    parties: dict[str, Stated] = Field(default_factory=dict)
+
+    @property
+    def real_parties(self) -> bool:
+        """Whether the clients are parties of a deployment."""
+        return self.engine.server is not None or self.partition.kind == "parties"
 
     @property
     def frozen_norm(self) -> bool:
@@ -116,8 +130,9 @@ class Settings(Section):
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
         if self.outgoing:
             plain["outgoing"] = [{"name": POSTPROCESSORS.name_of(p), **dataclasses.asdict(p)} for p in self.outgoing]
-        if not self.plugins:
-            del plain["plugins"]
+        for name in ("plugins", "parties"):
+            if not plain[name]:
+                del plain[name]
         tidy: dict[str, Any] = _tidy({k: plain[k] for k in type(self).model_fields if k in plain})
         return tidy
 
@@ -167,9 +182,10 @@ def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     rule = _chosen(RULES, tree, "aggregation", "rule", Mean.name, where)
     outgoing = _outgoing(tree.get("outgoing", []), where)
     try:
-        return Settings.model_validate({**tree, "method": method, "aggregation": rule, "outgoing": outgoing})
+        found = Settings.model_validate({**tree, "method": method, "aggregation": rule, "outgoing": outgoing})
     except ValidationError as error:
         raise UsageError(f"{where}: {_first_problem(error, '')}") from None
+    return found.model_copy(update={"aggregation": rule.between_parties()}) if found.real_parties else found
 
 
 def _chosen(registry: Registry[Any], tree: dict[str, Any], path: str, key: str, default: str | None, where: str) -> Any:

@@ -11,7 +11,8 @@ import torch
 from tests.toys import Toy, ToyDown, toy_engine, toy_world
 from torch import Tensor
 
-from visard.aggregation.rules import RULES, Gathered, Mean, Reduction, Rule
+from visard.aggregation.reduction import Reduction
+from visard.aggregation.rules import RULES, Gathered, Mean, Rule
 from visard.config import load
 from visard.core import Client, Disclosure, Weights, client_step
 from visard.errors import UsageError
@@ -33,7 +34,7 @@ UPS = [
 
 def reduced(by: object, fields: tuple[str, ...] = ("theta", "W"), ups: list[Up] = UPS) -> dict[str, object]:
     reduction = Reduction(Mean(), fields, by, None)  # type: ignore[arg-type]
-    rest = [reduction.take(up) for up in ups]
+    rest = [reduction.take(f"c{i}", None, up) for i, up in enumerate(ups)]
     assert all(up.theta == {} for up in rest), "the replies are without the field"
     return reduction.result()
 
@@ -59,7 +60,7 @@ def test_a_group_that_shares_one_value_counts_with_all_its_weight() -> None:
     known = []
     for up in ups:
         known.append(reduction.known(up))
-        reduction.take(up)
+        reduction.take("c", None, up)
     assert known == [(), ("theta",), ()]
     assert reduction.result()["theta"]["a"].tolist() == [(2 * 3 + 8 * 3) / 6]
 

@@ -261,7 +261,7 @@ def test_page_says_what_was_run(fed_page: Page) -> None:
     assert "fedavg trained a tiny network (612,345 parameters) with 20 clients on 60,000 synthetic faces" in text
     assert "30 rounds in the stages pretrain and federate in 7 min 51 s on one machine" in text
     assert "Finished" in text
-    for head in ("Headline metrics", "Round by round", "What left each client", "Refused and missing replies"):
+    for head in ("Headline metrics", "Round by round", "What left each client", "Refused, missing and far replies"):
         assert head in text
     assert 'name = "tiny"' in text  # the settings
     assert "has values that are not finite in stem.conv.weight" in text

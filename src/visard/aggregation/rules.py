@@ -5,6 +5,8 @@ settings; it works on one field at a time and knows nothing of methods:
 
     [aggregation]
     rule = "mean"
+
+Every rule has the two settings of `limits`, which hold before it: it is given weights and values within them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Protocol, cast
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
-from torch import Tensor
+from pydantic import Field
 
+from visard.aggregation.limits import BOUND, MAX_WEIGHT
 from visard.core import Weights
 from visard.errors import VisardError
 from visard.plugins import Registry
@@ -35,7 +38,7 @@ class Gathered(Protocol):
         """What the values of all clients become."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """How the values of many clients become one."""
 
@@ -43,9 +46,25 @@ class Rule(ABC):
     title: ClassVar[str]  # one line that describes it
     of_groups: ClassVar[bool] = False  # whether the mean of a group, with its weight, may stand for its members
 
+    # largest norm of an update as a multiple of the median, and largest share of one reply; None: no limit in a
+    # simulation, the values of `limits` between real parties
+    bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
+
     @abstractmethod
     def begin(self, sent: Weights | None) -> Gathered:
         """Start with one field of one ask; `sent` is what the clients were sent under the same name, if anything."""
+
+    @property
+    def limited(self) -> bool:
+        """Whether all replies must be there before the first of them counts."""
+        return bool(self.bound) or (self.max_weight or 1.0) < 1.0
+
+    def between_parties(self) -> Self:
+        """The same with the limits of a run between real parties, where the settings have none."""
+        bound = BOUND if self.bound is None else self.bound
+        most = MAX_WEIGHT if self.max_weight is None else self.max_weight
+        return dataclasses.replace(self, bound=bound, max_weight=most)
 
 
 class RunningMean:
@@ -111,65 +130,3 @@ def weighted_mean(parts: Iterable[tuple[Weights, float]]) -> Weights:
     for weights, n in parts:
         running.add(weights, n)
     return running.result()
-
-
-class Reduction:
-    """Takes fields out of replies as they come in, so that memory does not grow with the clients.
-
-    A field holds weights, one tensor, or None, which does not count. Clients that were simulated as a group share one
-    value: it is added once, with the weight of all of them.
-    """
-
-    def __init__(self, rule: Rule, fields: tuple[str, ...], by: Weighing, sent: Any) -> None:
-        self.fields, self._by = fields, by
-        self._gathered = {name: rule.begin(_as_weights(getattr(sent, name, None))) for name in fields}
-        self._last: dict[str, tuple[Any, float]] = {}
-        self._tensors: set[str] = set()
-
-    def known(self, reply: Any) -> tuple[str, ...]:
-        """The fields of a reply that are the value of the reply before it."""
-        return tuple(f for f in self.fields if f in self._last and getattr(reply, f, None) is self._last[f][0])
-
-    def take(self, reply: Any) -> Any:
-        """Count a reply in; returns it without the fields."""
-        by = self._by
-        weight = 1 if by is None else getattr(reply, by) if isinstance(by, str) else by(reply)
-        empty: dict[str, Any] = {}
-        for name in self.fields:
-            value = getattr(reply, name)
-            empty[name] = {} if isinstance(value, dict) else None
-            if value is None:
-                continue
-            held = self._last.get(name)
-            if held and value is held[0]:
-                self._last[name] = (value, held[1] + weight)
-            else:
-                self._add(name)
-                self._last[name] = (value, weight)
-        return dataclasses.replace(reply, **empty)
-
-    def result(self) -> dict[str, Any]:
-        """What each field becomes; None where no client had it."""
-        found: dict[str, Any] = {}
-        for name, gathered in self._gathered.items():
-            if name not in self._last:
-                found[name] = None
-                continue
-            self._add(name)
-            value = gathered.result()
-            found[name] = value[""] if name in self._tensors else value
-        return found
-
-    def _add(self, name: str) -> None:
-        if name in self._last:
-            value, weight = self._last[name]
-            if isinstance(value, Tensor):
-                self._tensors.add(name)
-            self._gathered[name].add(cast(Weights, _as_weights(value)), weight)
-
-
-def _as_weights(value: Any) -> Weights | None:
-    """Weights as they are, one tensor as the entry ""; None for anything else."""
-    if isinstance(value, Tensor):
-        return {"": value}
-    return dict(value) if isinstance(value, Mapping) else None

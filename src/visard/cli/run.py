@@ -112,6 +112,8 @@ def show(result: Run) -> None:
     )
     if traffic["bytes_pooled"]:
         mark("pooled", f"{size(traffic['bytes_pooled'])} of the clients' data in one place")
+    for warning in metrics.get("warnings", ()):
+        mark("warning", warning)
     say(f"report: {result.report}")
 
 

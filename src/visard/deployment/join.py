@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from visard import plugins
-from visard.config import Settings, parse
-from visard.core import Disclosure, Method
+from visard.config import Settings, Stated, parse
+from visard.core import ClientId, Disclosure, Method
 from visard.data.faces import FaceSet, Federation
 from visard.data.partition import Manifest, partition
 from visard.data.partition_kinds import PartitionSettings
@@ -41,7 +42,7 @@ class Presence:
 
 def run_spec(settings: Settings, manifest: Manifest, size: int, embedding: int) -> dict[str, Any]:
     """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
-    plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine")}
+    plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine", "parties")}
     plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
     if settings.data.source != SYNTHETIC:
         plain["data"] = {}
@@ -62,8 +63,11 @@ def join(
     run: str,
     states: Checkpoint,
     ledger: Ledger,
-) -> tuple[World, dict[str, Any]]:
-    """Introduce the run to the parties; those that bring their own pictures say how many, and become the clients."""
+) -> tuple[World, dict[str, Any], list[str]]:
+    """Introduce the run to the parties; those that bring their own pictures say how many, and become the clients.
+
+    Returns the world with them, what every request carries of the run, and what the user should know.
+    """
     spec = run_spec(settings, manifest, size, world.embedding)
     if files := [plugin for plugin in settings.plugins if "#" in plugin]:
         raise UsageError(
@@ -72,7 +76,7 @@ def join(
         )
     link.introduce(run, spec)
     if settings.partition.kind != "parties":
-        return world, spec
+        return world, spec, []
     if settings.method.centralises:
         raise UsageError(f"{settings.method.name} pools pictures: it cannot run where the parties keep theirs")
     refuse_oracle(settings.method)
@@ -89,8 +93,35 @@ def join(
     if not states.committed.ledger_bytes:
         for client, counts in present.items():
             ledger.record("join", 0, client, counts)
-    classes, pictures = sum(p.identities for p in present.values()), {c: p.pictures for c, p in present.items()}
-    return replace(world, training=tuple(present), classes=classes, announced=pictures, _network=None), spec
+    identities, notes = counted(settings, present)
+    world = replace(
+        world, training=tuple(present), classes=sum(identities.values()), _network=None,
+        announced={c: p.pictures for c, p in present.items()}, announced_identities=identities,
+    )  # fmt: skip
+    return world, spec, notes
+
+
+def counted(settings: Settings, present: Mapping[ClientId, Presence]) -> tuple[dict[ClientId, int], list[str]]:
+    """How many people each party counts for: as many as it says, at most as many as the operator states; with a line
+    for each party that says it has more.
+
+    The server makes room for all of them, so their sum has a limit, which holds before anything is allocated.
+    """
+    found, notes = {}, []
+    for client, claim in present.items():
+        found[client] = claim.identities
+        for name, stated in settings.parties.get(client, Stated()):
+            if stated is not None and (said := getattr(claim, name)) > stated:
+                notes.append(f"{client} says that it has {said:,} {name}: it counts for {stated:,}, as the run states")
+                found |= {client: stated} if name == "identities" else {}
+    most, total = settings.engine.max_identities, sum(found.values())
+    if total > most:
+        largest = max(found, key=lambda c: found[c])
+        raise VisardError(
+            f"the parties say that they have {total:,} identities together ({largest}: {found[largest]:,}), more than "
+            f"engine.max_identities = {most:,}: state what {largest} has with --set parties.{largest}.identities=N"
+        )
+    return found, notes
 
 
 def refuse_oracle(method: Method[Any]) -> None:

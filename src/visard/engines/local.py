@@ -98,7 +98,8 @@ def perform_together(
     checked: tuple[str, ...] = ()
     for request, value in zip(requests, values, strict=True):
         whole, pictures = with_mean(value, mean, shared), world.pictures(request.client)
-        if wrong := refusal(step, request.message, whole, pictures, world.embedding, checked, world.statistics):
+        rows, statistics = world.rows(request.client), world.statistics
+        if wrong := refusal(step, request.message, whole, pictures, world.embedding, checked, statistics, rows):
             raise VisardError(f"{mean} of a cohort: {' '.join(wrong)}")
         checked = (mean,)
     return own(shared), [

@@ -187,7 +187,16 @@ def asking(network: EngineNetwork, stage: str, round: int, events: Events, watch
         yield
     finally:
         for problem in network.traffic.problems:
-            fields = {k: v for k, v in problem.items() if k != "event"}
+            fields = {k: v for k, v in problem.items() if k not in ("event", "again")}
             events.write(problem["event"], stage=stage, round=round, **fields)
-            what = f"reply refused ({problem['field']})" if problem["event"] == "refused" else "no reply"
-            watcher.problem(f"{stage} round {round}: {problem['client']}: {what}: {problem['reason']}")
+            if not problem.get("again"):
+                watcher.problem(f"{stage} round {round}: {problem['client']}: {_in_words(problem)}")
+
+
+def _in_words(problem: dict[str, Any]) -> str:
+    match problem["event"]:
+        case "refused":
+            return f"reply refused ({problem['field']}): {problem['reason']}"
+        case "far":
+            return f"the update of {problem['field']} {problem['reason']}"
+    return f"no reply: {problem['reason']}"

@@ -7,14 +7,15 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from visard.aggregation.rules import Reduction, Weighing
+from visard.aggregation.reduction import Reduction, Remark
+from visard.aggregation.rules import Weighing
 from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, declared_kinds
 from visard.disclosure import LONGEST_NAME, declared_names, is_statistic
 from visard.engines.checkpoint import Checkpoint
@@ -23,8 +24,10 @@ from visard.engines.ledger import Ledger
 from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
+from visard.text import plural
 
 _TYPES: dict[str, type] = {"Tensor": Tensor} | {t.__name__: t for t in (dict, list, tuple, bytes, int, float)}
+ABSURD = 1e6  # times the largest number that was sent, and 1 at least: no weight or class vector is larger
 EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
 LONGEST_TRACEBACK = 20_000
 
@@ -37,16 +40,18 @@ def refusal(
     embedding: int,
     checked: Collection[str] = (),
     statistics: Collection[str] = (),
+    rows: int | None = None,
 ) -> tuple[str, str] | None:
     """(field, reason) of the first thing wrong with a reply, or None; fields in `checked` are known to be good.
 
     A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes; a
     count `n` is the reply's weight in averages, so it lies between 1 and the `pictures` that the client has; class
-    vectors are rows of `embedding` numbers, and their biases `b` a row. `statistics` are the entries of weights that
-    are gathered over pictures: only a method that declares the kind `statistic` may send them.
+    vectors are at most `rows` rows of `embedding` numbers, and their biases `b` a row. Numbers are finite, and those
+    of a network and of class vectors not absurd. `statistics` are the entries of weights that are gathered over
+    pictures: only a method that declares the kind `statistic` may send them.
     """
     try:
-        return _refusal(step, message, reply, pictures, embedding, checked, statistics)
+        return _refusal(step, message, reply, pictures, embedding, checked, statistics, rows)
     except Exception as error:  # nothing that a client sends may end the run
         return "", f"cannot be checked: {type(error).__name__}"
 
@@ -59,18 +64,21 @@ def _refusal(
     embedding: int,
     checked: Collection[str],
     statistics: Collection[str],
+    rows: int | None,
 ) -> tuple[str, str] | None:
     if wrong := undeclared(step, message, reply, statistics, checked):
         return wrong
     for name, kind in declared_kinds(type(reply)).items():
         if name in checked or (value := getattr(reply, name)) is None:
             continue
-        if (kind, name) == (Disclosure.count, "n") and isinstance(value, int) and not 1 <= value <= pictures:
-            return name, f"is {value}, but the client has {pictures} pictures"
+        if (kind, name) == (Disclosure.count, "n") and not (isinstance(value, int) and 1 <= value <= pictures):
+            return name, f"is {str(value)[:20]}, but the client has {pictures} pictures"
         if reason := _not_finite(value, allow_nan=kind is Disclosure.metric):
             return name, reason
         sent = getattr(message, name, None)
-        if reason := _differs(sent, value) if sent is not None else _no_rows(name, kind, value, embedding):
+        if reason := _differs(sent, value) if sent is not None else _no_rows(name, kind, value, embedding, rows):
+            return name, reason
+        if kind in MODEL and (reason := _absurd(value, sent)):
             return name, reason
     return None
 
@@ -86,13 +94,15 @@ def undeclared(
     if type(reply) is not expected:
         return "", f"is a {type(reply).__name__}, the step declares {expected.__name__}"
     names = declared_names(expected)
-    for name, kind, shapes, declared in _plan(cast(Hashable, expected), method.discloses):
+    for name, kind, shapes, declared, optional in _plan(cast(Hashable, expected), method.discloses):
         if name in checked:
             continue
         if not declared:
             return name, f"is of kind {kind.value}, which {method.name} does not declare"
         value: Any = getattr(reply, name)
         if value is None:
+            if not optional:
+                return name, "is missing"
             continue
         if not isinstance(value, shapes) or isinstance(value, bool):
             return name, f"is declared as {kind.value} but is a {type(value).__name__}"
@@ -108,20 +118,51 @@ def undeclared(
     return None
 
 
+MODEL = (Disclosure.weights, Disclosure.class_vectors)  # kinds of what a network is made of
+
+
 @functools.cache
-def _plan(reply: Any, discloses: frozenset[Disclosure]) -> list[tuple[str, Disclosure, tuple[type, ...], bool]]:
-    """Of each field: its name, its kind, what it may be, and whether the method declares its kind."""
+def _plan(reply: Any, discloses: frozenset[Disclosure]) -> list[tuple[str, Disclosure, tuple[type, ...], bool, bool]]:
+    """Of each field: its name, its kind, what it may be, whether the method declares its kind, and whether it may be
+    left empty."""
+    hints = get_type_hints(reply)
     return [
-        (n, k, tuple(_TYPES[t] for t in k.types) or (object,), k in discloses) for n, k in declared_kinds(reply).items()
+        (n, k, tuple(_TYPES[t] for t in k.types) or (object,), k in discloses, type(None) in get_args(hints[n]))
+        for n, k in declared_kinds(reply).items()
     ]
 
 
-def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int) -> str | None:
+def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int, rows: int | None) -> str | None:
     """What is wrong with class vectors that come up for the first time."""
     if kind is not Disclosure.class_vectors or not isinstance(value, Tensor):
         return None
     fits = value.ndim == 1 if name == "b" else value.ndim == 2 and value.shape[1] == embedding
-    return None if fits else f"has shape {tuple(value.shape)}, a feature has {embedding} numbers"
+    if not fits:
+        return f"has shape {tuple(value.shape)}, a feature has {embedding} numbers"
+    if rows is not None and len(value) > rows:
+        return f"has {len(value)} rows, but the client has {plural(rows, 'identity', 'identities')}"
+    return None
+
+
+def _absurd(value: Any, sent: Any) -> str | None:
+    """What no training leaves in weights or class vectors: it would spoil whatever it is averaged with."""
+    parts = value if isinstance(value, dict) else {"": value}
+    for key, part in parts.items():
+        if not isinstance(part, Tensor) or not part.numel():
+            continue
+        where = f" in {key}" if key else ""
+        low, high = (float(x) for x in torch.aminmax(part.detach()))
+        before = sent.get(key) if isinstance(sent, dict) else sent
+        if low < 0 and before is not None and key.endswith("running_var"):
+            return f"has a negative variance{where}"
+        if not part.is_floating_point():
+            if max(high, -low) >= EXACT:
+                return f"has an integer that is too large{where}"
+            continue
+        largest = max(high, -low)
+        if largest > ABSURD and largest > ABSURD * (float(before.abs().max()) if before is not None else 1.0):
+            return f"has an absurd value of {largest:.3g}{where}"
+    return None
 
 
 def _no_figures(value: Any, kind: Disclosure) -> str | None:
@@ -200,6 +241,7 @@ class EngineNetwork(ABC):
         self.states = states
         self.ledger = ledger
         self._streaming = False
+        self._far: dict[ClientId, None] = {}  # clients that were named because of an update, in their order
         self.begin("start", 0)
 
     @abstractmethod
@@ -273,10 +315,19 @@ class EngineNetwork(ABC):
         """See `Network.reduce`."""
         missing: dict[ClientId, str] = {}
         fields = (mean,) if isinstance(mean, str) else mean
-        reduction = Reduction(self.world.aggregation, fields, by, next(iter(messages.values()), None))
-        replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
-        rest = {client: reduction.take(reply) for client, reply in replies}
-        return reduction.result(), Replies(rest, missing)
+        first = next(iter(messages.values()), None)
+        with closing(Reduction(self.world.aggregation, fields, by, first, self.states.folder)) as reduction:
+            replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
+            rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
+            try:
+                means = reduction.result()
+            finally:
+                for far in reduction.remarks:
+                    self._name_far(far)
+                for client, (name, reason) in reduction.left_out.items():
+                    self._refuse(client, rest.pop(client), name, reason, missing)
+        self._check_enough(len(rest), messages, min_replies, missing)
+        return means, Replies(rest, missing)
 
     def _replies(
         self,
@@ -290,8 +341,7 @@ class EngineNetwork(ABC):
         self.asks += 1
         good = 0
         timeout = self.world.timeout if timeout is None else timeout
-        needed = self.world.replies_needed(len(messages)) if min_replies is None else min_replies
-        self.reach(messages.keys(), needed)
+        self.reach(messages.keys(), self._needed(messages, min_replies))
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sizes_of([m for c, m in messages.items() if c != POOL])  # which is at the server
         requests = [self.request(client, step.name, message, timeout) for client, message in messages.items()]
@@ -309,14 +359,11 @@ class EngineNetwork(ABC):
                     self._problem("missing", client, reason=failure, traceback=reply.traceback)
                     continue
                 checked = reduction.known(value) if reduction else ()
-                pictures = self.world.pictures(client)
+                pictures, rows, statistics = self.world.pictures(client), self.world.rows(client), self.world.statistics
                 if wrong := refusal(
-                    step, messages[client], value, pictures, self.world.embedding, checked, self.world.statistics
+                    step, messages[client], value, pictures, self.world.embedding, checked, statistics, rows
                 ):
-                    name, reason = wrong
-                    kind = type(value).__name__
-                    missing[client] = plain(f"reply refused: {kind}{name and '.' + name} {reason}")
-                    self._problem("refused", client, message=kind, field=name, reason=reason)
+                    self._refuse(client, value, *wrong, missing)
                     continue
                 if self.ledger is not None and client != POOL:
                     self.traffic.bytes_up += self.ledger.record(
@@ -327,16 +374,44 @@ class EngineNetwork(ABC):
                 self.traffic.replied += 1
                 self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + reply.seconds
                 good += 1
-                yield client, value
+                yield client, self._stated(client, value)
+        self._check_enough(good, messages, min_replies, missing)
+
+    def _needed(self, messages: Mapping[ClientId, Any], min_replies: int | None) -> int:
+        return self.world.replies_needed(len(messages)) if min_replies is None else min_replies
+
+    def _check_enough(
+        self, good: int, messages: Mapping[ClientId, Any], min_replies: int | None, missing: dict[ClientId, str]
+    ) -> None:
+        needed = self._needed(messages, min_replies)
         if good < needed:
             why = "".join(f"; {c}: {reason}" for c, reason in list(missing.items())[:1])
+            why += f"; updates far from the others' came from {', '.join(self._far)}" if self._far else ""
             raise VisardError(
                 f"{self.stage} round {self.round}: {good} good replies of {len(messages)}, {needed} needed{why}"
             )
 
+    def _stated(self, client: ClientId, value: Any) -> Any:
+        """A reply that weighs no more than what the operator states of its client."""
+        most = self.world.stated.get(client)
+        n = getattr(value, "n", None)
+        return value if most is None or not isinstance(n, int) or n <= most else dataclasses.replace(value, n=most)
+
+    def _refuse(self, client: ClientId, value: Any, name: str, reason: str, missing: dict[ClientId, str]) -> None:
+        kind = type(value).__name__
+        missing[client] = plain(f"reply refused: {kind}{name and '.' + name} {reason}")
+        self._problem("refused", client, message=kind, field=name, reason=reason)
+
+    def _name_far(self, far: Remark) -> None:
+        """Name a client whose update is far from the others'; on the screen once."""
+        self._problem("far", far.client, field=far.field, reason=far.reason)
+        self.traffic.problems[-1] |= {"norm": far.norm, "again": far.client in self._far}
+        self._far.setdefault(far.client)
+
     def _grouped(self, step: BoundStep[Any, Any], reduction: Reduction) -> bool:
         """Whether clients may be done in one pass: the step can, and nothing but the mean of one field is wanted."""
-        plain_mean = self.world.aggregation.of_groups and len(reduction.fields) == 1 and not self.world.outgoing
+        rule = self.world.aggregation
+        plain_mean = rule.of_groups and not rule.limited and len(reduction.fields) == 1 and not self.world.outgoing
         return step.together is not None and plain_mean
 
     @contextmanager

@@ -76,6 +76,8 @@ class World:
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
     announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
+    announced_identities: Mapping[ClientId, int] = field(default_factory=dict)  # and how many people
+    stated: Mapping[ClientId, int] = field(default_factory=dict)  # pictures that the operator states, at most
     _network: nn.Module | None = field(default=None, repr=False)
 
     def network(self) -> nn.Module:
@@ -121,6 +123,12 @@ class World:
         """How many pictures a client has, as far as the server knows."""
         data = self.clients.get(client)
         return self.announced.get(client, 0) if data is None else len(data.train) + len(data.val) + len(data.test)
+
+    def rows(self, client: ClientId) -> int:
+        """How many class vectors a client may make: of its own people, or of the public ones."""
+        data = self.clients.get(client)
+        own = self.announced_identities.get(client, 0) if data is None else data.n_classes
+        return max(own, 0 if self.public is None else self.public.n_classes)
 
     def replies_needed(self, asked: int) -> int:
         """The smallest number of good replies with which a round counts."""
@@ -182,6 +190,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         aggregation=settings.aggregation,
         outgoing=settings.outgoing,
         frozen_norm=settings.frozen_norm,
+        stated={c: stated.pictures for c, stated in settings.parties.items() if stated.pictures is not None},
         start_from=start_weights(settings.model.weights, build) if settings.model.weights else None,
     )
 

@@ -15,7 +15,7 @@ from visard.report import charts, compare
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
 from visard.report.html import Section, esc, facts, flag, fold, grid, notice, page_of, sample_sheet, table, with_charts
-from visard.report.run_folder import Run, read_run
+from visard.report.run_folder import Run, read_run, warnings_of
 from visard.text import NO_VALUE, count, duration, listing, percent, plain, plural, size
 
 MOST_ROWS = 200
@@ -153,7 +153,7 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
 def _headline(run: Run, heads: Sequence[Card]) -> Section:
     cards = "".join(card.html(i) for i, card in enumerate(heads))
     body = f'<ul class="cards">{cards}</ul>' if heads else '<p class="empty">The run has no metrics yet.</p>'
-    warnings = Counter(str(e.get("text", "")) for e in run.of("warning"))
+    warnings = Counter([str(e.get("text", "")) for e in run.of("warning")] + warnings_of(run.events))
     if warnings:
         items = "".join(
             f"<li>{esc(text, 300)}{f' ({n} times)' if n > 1 else ''}</li>" for text, n in warnings.most_common(20)
@@ -195,7 +195,7 @@ def _leaving(run: Run, leaving: Leaving | None) -> Section:
 
 
 def _replies(run: Run) -> Section | None:
-    """Refused and missing replies, if there are any."""
+    """Replies that were refused, did not come or are far from the others, if there are any."""
     rows = replies_table(run)
     if not rows:
         return None
@@ -203,7 +203,9 @@ def _replies(run: Run) -> Section | None:
     text = f"Of {plural(asked, 'request')} to clients, " if asked else ""
     text += f"{plural(len(run.of('refused')), 'reply was', 'replies were')} refused"
     text += f" and {count(len(run.of('missing')))} did not come."
-    return Section("replies", "Refused and missing replies", f"<p>{text}</p>{rows}", short="Replies")
+    if run.of("far"):
+        text += f" {plural(len(run.of('far')), 'update was', 'updates were')} far from the others'."
+    return Section("replies", "Refused, missing and far replies", f"<p>{text}</p>{rows}", short="Replies")
 
 
 def _samples(run: Run) -> Section | None:
@@ -324,7 +326,7 @@ def clients_table(run: Run, who: str = "clients") -> str:
 
 
 def replies_table(run: Run) -> str:
-    """Refused and missing replies; empty if there are none."""
+    """Refused, missing and far replies; empty if there are none."""
     rows = [
         [
             esc(e.get("client", NO_VALUE), 40),
@@ -334,7 +336,7 @@ def replies_table(run: Run) -> str:
             ".".join(esc(e[k], 40) for k in ("message", "field") if e.get(k)) or NO_VALUE,
             esc(e.get("reason", ""), 300),
         ]
-        for kind in ("refused", "missing")
+        for kind in ("refused", "missing", "far")
         for e in run.of(kind)
     ]
     if not rows:
@@ -345,4 +347,4 @@ def replies_table(run: Run) -> str:
         else ""
     )
     head = ["Client", "What", "Stage", "Round", "Field", "Reason"]
-    return table(head, rows[:MOST_ROWS], "Refused and missing replies", 6, quiet=True) + more
+    return table(head, rows[:MOST_ROWS], "Refused, missing and far replies", 6, quiet=True) + more

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.metrics import brief
 from visard.files import mapping, number, parse_toml, plain, whole
+from visard.text import plural
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -186,6 +187,23 @@ def evaluations(events: Sequence[Event]) -> list[Evaluation]:
         if e["event"] == "evaluation"
     ]
     return sorted(found, key=lambda e: e.step)
+
+
+def warnings_of(events: Sequence[Event]) -> list[str]:
+    """A line for each client whose replies were refused or far from the others', and for each such field."""
+    found: dict[tuple[str, str, str], list[Event]] = {}
+    for event in events:
+        if event["event"] in ("refused", "far"):
+            key = (event["event"], str(event.get("client")), str(event.get("field") or "reply"))
+            found.setdefault(key, []).append(event)
+    lines = []
+    for (kind, client, name), named in found.items():
+        worst = max(named, key=lambda e: number(e.get("norm")) or 0.0)
+        times = f"in {plural(len(named), 'round')}" if kind == "far" else plural(len(named), "time")
+        what = f"an update of {name} far from the others'" if kind == "far" else f"{name} refused"
+        where = f"{worst.get('stage')} round {worst.get('round')}"
+        lines.append(f"{client}: {what} {times}; {where}: it {worst.get('reason')}")
+    return lines
 
 
 def _step(event: Event) -> int:

@@ -30,13 +30,13 @@ from visard.engines.loop import WATCHERS, Watcher, Watchers, asking, run_rounds,
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
-from visard.errors import Interrupted, UsageError, VisardError
+from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
-from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds
+from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds, warnings_of
 from visard.runs.evaluation import final_metrics, metrics_of_round
 from visard.runs.folder import run_folder
 
@@ -142,11 +142,17 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
     if not states.committed.ledger_bytes:
         for client, sizes in pooled.items():
             ledger.record_pooled(client, sizes)
-    run_spec = None
+    run_spec: dict[str, Any] | None = None
+    notes: list[str] = []
     if link is not None:
         from visard.deployment.join import join
 
-        world, run_spec = join(link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger)
+        world, run_spec, notes = join(
+            link, settings, manifest, world, faces.size, run_id(states.folder), states, ledger
+        )
+    known = (*world.training, *world.held_out)
+    if odd := [client for client in settings.parties if client not in known]:
+        raise UsageError(f"parties.{odd[0]}: the run has no client of this name{did_you_mean(odd[0], known)}")
     events = EventLog(folder / "events.jsonl")
     events.write(
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
@@ -160,6 +166,8 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
         job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
     if oracle := method.oracle():
         job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
+    for note in notes:
+        job.warn(note)
     return job
 
 
@@ -250,8 +258,9 @@ def _about(faces: FaceSet) -> dict[str, Any]:
 
 
 def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
-    """The parts of `metrics.json` that the event log knows: last training metrics, and what was sent."""
-    done = rounds(read_events(path))
+    """The parts of `metrics.json` that the event log knows: last training metrics, what was sent, and who is named."""
+    events = read_events(path)
+    done, warnings = rounds(events), warnings_of(events)
     return {
         "training": done[-1].figures if done else {},
         "communication": {
@@ -260,6 +269,7 @@ def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
             "bytes_down": sum(r.bytes_down or 0 for r in done),
             "bytes_pooled": pooled_bytes,
         },
+        **({"warnings": warnings} if warnings else {}),
     }
 
 

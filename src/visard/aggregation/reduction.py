@@ -1,0 +1,251 @@
+"""Fields of many replies on their way to one value: taken in one by one, and held back where the run has limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from visard.aggregation import limits
+from visard.aggregation.rules import Gathered, Rule, Weighing
+from visard.core import ClientId, Weights
+from visard.errors import VisardError
+from visard.text import plural
+
+IN_MEMORY = 2**28  # bytes of held replies; more of them go to a file without a name
+
+Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A reply that is far from the others in one field."""
+
+    client: ClientId
+    field: str
+    reason: str
+    norm: float
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What a client was sent under the name of a field, and its norms by part."""
+
+    given: Any  # as it stands in the message; held, so that its id is not used again
+    weights: Weights | None
+    lengths: dict[str, float]
+
+
+@dataclass
+class _Entry:
+    """One value of a field, of one client or of several that were simulated together."""
+
+    clients: list[ClientId]
+    weight: float
+    sent: _Sent
+    lengths: dict[str, float]  # norms of its update, by part
+    layout: Layout
+    place: int = 0  # in the store, where values are held
+    value: Weights | None = None  # else; None: it is in the sum
+
+    @property
+    def name(self) -> str:
+        more = len(self.clients) - 1
+        return self.clients[0] + (f" and {more} more" if more else "")
+
+
+class Reduction:
+    """Takes fields out of replies as they come in and makes one value of each by the run's rule.
+
+    A field holds weights, one tensor, or None, which does not count. Clients that were simulated as a group share one
+    value: it is added once, with the weight of all of them.
+
+    Without limits a value is added as it comes, so memory does not grow with the clients. With limits no share and no
+    median is known before the last reply: values are kept until then, in memory up to 256 MB and beyond in an unnamed
+    file of `folder`, and read again one at a time. Which replies are far from the others is found either way.
+    """
+
+    def __init__(
+        self, rule: Rule, fields: tuple[str, ...], by: Weighing, sent: Any = None, folder: Path | None = None
+    ) -> None:
+        self.fields, self.rule, self._by = fields, rule, by
+        self.remarks: list[Remark] = []
+        self.left_out: dict[ClientId, tuple[str, str]] = {}  # replies that cannot count, by field and reason
+        self._gathered: dict[str, Gathered] = {f: rule.begin(_as_weights(getattr(sent, f, None))) for f in fields}
+        self._entries: dict[str, list[_Entry]] = {f: [] for f in fields}
+        self._last: dict[str, Any] = {}  # the value as it came
+        self._sent: dict[int, _Sent] = {}  # most clients are sent the same object
+        self._layouts: dict[Layout, Layout] = {}
+        self._tensors: set[str] = set()
+        self._store = _Store(folder) if rule.limited else None
+
+    def close(self) -> None:
+        """Let go of what is held."""
+        if self._store is not None:
+            self._store.close()
+
+    def known(self, reply: Any) -> tuple[str, ...]:
+        """The fields of a reply that are the value of the reply before it."""
+        return tuple(f for f in self.fields if f in self._last and getattr(reply, f, None) is self._last[f])
+
+    def take(self, client: ClientId, message: Any, reply: Any) -> Any:
+        """Count a client's reply to a message in; returns it without the fields."""
+        by = self._by
+        weight = 1 if by is None else getattr(reply, by) if isinstance(by, str) else by(reply)
+        rest = dataclasses.replace(
+            reply, **{f: {} if isinstance(getattr(reply, f), dict) else None for f in self.fields}
+        )
+        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            self.left_out[client] = "", f"has a weight of {weight} in the average: it must be positive and finite"
+            return rest
+        for name in self.fields:
+            value, entries = getattr(reply, name), self._entries[name]
+            if value is None:
+                continue
+            if name in self._last and value is self._last[name] and self._store is None:
+                entries[-1].weight += weight
+                entries[-1].clients.append(client)
+                continue
+            self._flush(name)
+            entries.append(self._entry(name, client, weight, value, getattr(message, name, None)))
+            self._last[name] = value
+        return rest
+
+    def result(self) -> dict[str, Any]:
+        """What each field becomes; None where no client had it. Then `remarks` and `left_out` are complete."""
+        if self._store is not None:
+            for name in self.fields:
+                self._leave_out(name)
+        if self.left_out and not any(self._entries.values()):
+            raise VisardError(f"no reply can count in the average: {self._why()}")
+        found: dict[str, Any] = {}
+        for name in self.fields:
+            entries = [e for e in self._entries[name] if e.clients[0] not in self.left_out]
+            if self._store is None:
+                self._flush(name)
+            else:
+                self._add_limited(name, entries, self._store)
+            self._name_far(name, entries)
+            if not self._entries[name]:
+                found[name] = None
+                continue
+            if not entries:
+                raise VisardError(f"no reply can count in the average of {name}: {self._why()}")
+            value = self._gathered[name].result()
+            self._check_finite(name, value, entries)
+            found[name] = value[""] if name in self._tensors else value
+        return found
+
+    def _entry(self, name: str, client: ClientId, weight: float, value: Any, before: Any) -> _Entry:
+        if isinstance(value, Tensor):
+            self._tensors.add(name)
+        if id(before) not in self._sent:
+            sent = _as_weights(before)
+            self._sent[id(before)] = _Sent(before, sent, {} if sent is None else limits.norms(sent))
+        sent_here = self._sent[id(before)]
+        weights = cast(Weights, _as_weights(value))
+        layout = tuple((k, v.dtype, v.shape) for k, v in weights.items())
+        layout = self._layouts.setdefault(layout, layout)
+        entry = _Entry([client], weight, sent_here, limits.norms(weights, sent_here.weights), layout)
+        if self._store is None:
+            entry.value = weights
+        else:
+            entry.place = self._store.put(weights)
+        return entry
+
+    def _flush(self, name: str) -> None:
+        """Without limits: add the last value, whose group is complete."""
+        if (entries := self._entries[name]) and (last := entries[-1]).value is not None:
+            if set(last.layout) != set(entries[0].layout):
+                raise VisardError(f"{last.name}: {name} has other entries or shapes than {name} of {entries[0].name}")
+            self._gathered[name].add(last.value, last.weight)
+            last.value = None
+
+    def _leave_out(self, name: str) -> None:
+        """A value that nothing was sent for must look as most of them do."""
+        entries = self._entries[name]
+        usual = Counter(frozenset(e.layout) for e in entries).most_common(1)
+        for entry in entries:
+            if frozenset(entry.layout) != usual[0][0]:
+                self.left_out[entry.clients[0]] = name, "has other entries or shapes than most replies"
+
+    def _add_limited(self, name: str, entries: list[_Entry], store: _Store) -> None:
+        """Shares within `max_weight`, updates within `bound`, then the rule."""
+        weights = limits.capped([e.weight for e in entries], self.rule.max_weight or 1.0)
+        found = {part: [e.lengths[part] for e in entries] for part in (entries[0].lengths if entries else ())}
+        for entry, weight in zip(entries, weights, strict=True):
+            value = store.get(entry.place, entry.layout)
+            if self.rule.bound:
+                allowed = {p: limits.longest(found[p], self.rule.bound, entry.sent.lengths.get(p, 0.0)) for p in found}
+                value = limits.shortened(value, entry.sent.weights, allowed, entry.lengths)
+                for part in (p for p in allowed if entry.lengths[p] > allowed[p]):
+                    by = f"{entry.lengths[part] / allowed[part]:.3g} times" if allowed[part] else "longer than"
+                    self._remark(entry, name, part, f"was {by} the longest that is allowed, and is shortened to that")
+            self._gathered[name].add(value, weight)
+
+    def _name_far(self, name: str, entries: list[_Entry]) -> None:
+        for part in entries[0].lengths if entries else ():
+            found, sent = [e.lengths[part] for e in entries], [e.sent.lengths.get(part, 0.0) for e in entries]
+            for entry, reason in zip(entries, limits.far(found, sent), strict=True):
+                if reason is not None:
+                    self._remark(entry, name, part, reason)
+
+    def _remark(self, entry: _Entry, name: str, part: str, reason: str) -> None:
+        label = f"{name} ({part})" if part else name
+        if not any((r.client, r.field) == (entry.name, label) for r in self.remarks):
+            self.remarks.append(Remark(entry.name, label, reason, entry.lengths[part]))
+
+    def _check_finite(self, name: str, value: Weights, entries: list[_Entry]) -> None:
+        if all(not v.is_floating_point() or bool(torch.isfinite(v).all()) for v in value.values()):
+            return
+        first = max(entries, key=lambda e: max(e.lengths.values()))
+        raise VisardError(
+            f"the average of {name} over {plural(len(entries), 'reply', 'replies')} is not finite; the longest update, "
+            f"of norm {max(first.lengths.values()):.3g}, came from {first.name}"
+        )
+
+    def _why(self) -> str:
+        client, (name, reason) = next(iter(self.left_out.items()))
+        return f"{client}: {name} {reason}"
+
+
+class _Store:
+    """Values one after the other, as bytes: in memory at first, then in a file that has no name and goes with it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        # closed by `close`; where the process dies the system removes it
+        self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=None if folder is None else str(folder))  # noqa: SIM115
+
+    def put(self, weights: Weights) -> int:
+        """Keep a value; returns where."""
+        place = self._file.seek(0, 2)
+        for tensor in weights.values():
+            self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return place
+
+    def get(self, place: int, layout: Layout) -> Weights:
+        """A value that was kept at a place."""
+        self._file.seek(place)
+        found = {}
+        for key, dtype, shape in layout:
+            data = bytearray(self._file.read(math.prod(shape) * dtype.itemsize))
+            found[key] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
+        return found
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _as_weights(value: Any) -> Weights | None:
+    """Weights as they are, one tensor as the entry ""; None for anything else."""
+    if isinstance(value, Tensor):
+        return {"": value}
+    return dict(value) if isinstance(value, Mapping) else None
