@@ -144,13 +144,23 @@ def test_equation_7_and_15(L: int, degree: int) -> None:
     factors, known = terms.slopes(a)
     assert torch.allclose(factors @ G + known, slope, atol=1e-12)
     factors, constant = terms.weights(a)
-    assert float(factors @ G + constant) == pytest.approx(float(means.mean()), abs=1e-12)
+    mine = terms.alone(b)
+    assert float(factors @ G + constant + mine) == pytest.approx(float(means.mean()), abs=1e-12)
+    assert float(mine) != 0
 
 
-@pytest.mark.parametrize(("degree", "pairs", "monomials"), [(1, 13, 8), (2, 87, 40), (3, 403, 128)])
-def test_the_paper_s_number_of_monomials_at_length_4(degree: int, pairs: int, monomials: int) -> None:
-    terms = expand(taylor(1.0, degree), 4)
-    assert (len(terms.terms), len(terms.received)) == (pairs, monomials)
+@pytest.mark.parametrize(("L", "degree", "pairs", "monomials"), [(4, 1, 13, 4), (4, 2, 87, 30), (64, 2, None, 6240)])
+def test_only_monomials_that_the_peer_multiplies_are_sent(
+    L: int, degree: int, pairs: int | None, monomials: int
+) -> None:
+    """The paper's expansion has 8, 40 and 8,320: those beside f = 1 alone are of no use to the receiver."""
+    terms = expand(taylor(1.0, degree), L)
+    assert len(terms.received) == monomials
+    assert pairs in (None, len(terms.terms))
+    every = {g for _, g, _ in terms.terms if g}
+    assert len(every) == {4: {1: 8, 2: 40}, 64: {2: 8320}}[L][degree]
+    for g in every - set(terms.received):
+        assert [f for f, other, _ in terms.terms if other == g] == [()]
 
 
 def test_bad_input_is_refused() -> None:

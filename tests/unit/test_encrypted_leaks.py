@@ -117,6 +117,43 @@ def test_one_sample_moves_the_moments_by_no_more_than_their_sensitivity(n: int, 
     assert distance <= SENSITIVITY / n + 1e-12
 
 
+def test_the_sensitivity_is_reached_and_never_exceeded() -> None:
+    """All lengths and angles of two samples on a grid, and the best that a search from random pairs finds."""
+    r, s, c = torch.meshgrid(
+        torch.linspace(0, 1, 81, dtype=torch.float64),
+        torch.linspace(0, 1, 81, dtype=torch.float64),
+        torch.linspace(-1, 1, 161, dtype=torch.float64),
+        indexing="ij",
+    )
+    moved = (r**2 + s**2 - 2 * r * s * c) + (r**4 + s**4 - 2 * (r * s * c) ** 2)
+    moved = moved + (r**6 + s**6 - 2 * (r * s) ** 3 * c) + (r**4 - s**4) ** 2
+    assert float(moved.max()) == pytest.approx(SENSITIVITY**2, abs=1e-12)
+    assert SENSITIVITY == pytest.approx(math.sqrt(8), abs=1e-15)
+    x = torch.tensor([[0.6, 0.3, -0.2]], dtype=torch.float64)
+    y = torch.tensor([[-0.5, 0.7, 0.1]], dtype=torch.float64)
+    for i in range(3):  # the formula is what the code's moments do
+        x, y = x.roll(i, 1), y * 0.9
+        direct = float((everything(moments(x)) - everything(moments(y))).norm() ** 2)
+        a, b = float(x.norm()), float(y.norm())
+        k = float((x * y).sum()) / (a * b)
+        grid = a**2 + b**2 - 2 * a * b * k + a**4 + b**4 - 2 * (a * b * k) ** 2
+        assert direct == pytest.approx(grid + a**6 + b**6 - 2 * (a * b) ** 3 * k + (a**4 - b**4) ** 2, abs=1e-12)
+    best = 0.0
+    for seed in range(12):
+        pair = torch.randn(2, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+        climb = torch.optim.Adam([pair], lr=0.05)
+        for _ in range(300):
+            inside = pair / pair.norm(dim=1, keepdim=True).clamp_min(1)
+            x, y = inside[:1], inside[1:]
+            parts = [x - y, x.t() @ x - y.t() @ y, x * (x @ x.t()) - y * (y @ y.t()), (x @ x.t()) ** 2 - (y @ y.t()) ** 2]
+            far = torch.cat([p.flatten() for p in parts]).norm()
+            climb.zero_grad()
+            (-far).backward()
+            climb.step()
+            best = max(best, float(far.detach()))
+    assert SENSITIVITY - 1e-3 < best <= SENSITIVITY + 1e-9
+
+
 def test_noise_has_the_scale_that_the_guarantee_needs() -> None:
     b, n, multiplier = side(50, 40, 1), 50, 2.0
     exact, drawn = moments(b), [noisy(moments(b), n, multiplier, bytes([i]) * 16) for i in range(40)]

@@ -173,7 +173,7 @@ def answer_forward(
 
 
 def unveil(
-    session: Session, plan: Plan, answers: Mapping[str, bytes], outputs: int
+    session: Session, plan: Plan, features: Tensor, answers: Mapping[str, bytes], outputs: int
 ) -> tuple[SealedMail, Tensor | None]:
     """Decrypt what the peers masked and send it back; `outputs` is the length of one batch's gradient."""
     mail, losses, me = [], None, session.me
@@ -185,7 +185,8 @@ def unveil(
         mail.append(session.seal("unveiled", me, masked, length, [owner]))
         if learns:
             plain = [session.private.decrypt(c) / (1 << 2 * FRACTION) for c in ciphers[size:]]
-            losses = torch.tensor(plain, dtype=torch.float64)
+            own = torch.stack([plan.forward.terms.alone(b.double()) for b in features])
+            losses = torch.tensor(plain, dtype=torch.float64) - 2 * own
     return _together(mail), losses
 
 

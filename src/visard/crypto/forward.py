@@ -1,7 +1,8 @@
 r"""The paper's protocol (Kang et al. 2022, Sections 4.2-4.3): monomials under the sender's key, masked decryption.
 
 A polynomial kernel is a sum of products of monomials of both sides (Eq. 7): $k(a, b) = \sum_m c_m f_m(a) g_m(b)$.
-The peer sends Enc(g_m), of every sample or (compressed, Eq. 11) their means. The owner computes the ciphertexts of its
+The peer sends Enc(g_m), of every sample or (compressed, Eq. 11) their means, where f_m is not 1: terms with f = 1 have no
+slope for the owner, and what they add to a loss the peer, who alone may learn it, adds itself. The owner computes the ciphertexts of its
 own gradient, entry by entry, adds a mask and refreshes; the peer decrypts and returns; the owner takes the mask off.
 The mask is uniform modulo n, a one-time pad: what the peer decrypts is independent of the gradient.
 """
@@ -30,7 +31,7 @@ class Expansion:
     """The terms of a kernel for features of one length."""
 
     terms: tuple[tuple[Monomial, Monomial, float], ...]  # f_m, g_m, c_m
-    received: tuple[Monomial, ...]  # distinct g_m other than 1, in the order they are sent
+    received: tuple[Monomial, ...]  # distinct g_m other than 1 that come with an f_m other than 1, in the order sent
 
     def values(self, b: Tensor) -> Tensor:
         """g_m(b_j) (n, monomials) of every row."""
@@ -53,16 +54,23 @@ class Expansion:
         return factors, known
 
     def weights(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """E_a k as factors (monomials,) of E g_m, and the part that needs no g."""
+        """E_a k without the terms of f = 1 as factors (monomials,) of E g_m, and the part that needs no g."""
         place = {g: i for i, g in enumerate(self.received)}
         factors, known = a.new_zeros(len(self.received)), a.new_zeros(())
         for f, g, c in self.terms:
             mean = c * monomial(a, f).mean()
+            if g and not f:
+                continue
             if g:
                 factors[place[g]] += mean
             else:
                 known = known + mean
         return factors, known
+
+    def alone(self, b: Tensor) -> Tensor:
+        """The terms of E k with f = 1, which the side that has b computes."""
+        parts = [c * monomial(b, g).mean() for f, g, c in self.terms if g and not f]
+        return torch.stack(parts).sum()
 
 
 @functools.lru_cache(maxsize=4)
@@ -83,7 +91,7 @@ def expand(kernel: Polynomial, length: int) -> Expansion:
         for key, x in power.items():
             total[key] = total.get(key, 0.0) + c * x
     terms = tuple((f, g, c) for (f, g), c in sorted(total.items()))
-    return Expansion(terms, tuple(sorted({g for _, g, _ in terms if g}, key=lambda g: (len(g), g))))
+    return Expansion(terms, tuple(sorted({g for f, g, _ in terms if f and g}, key=lambda g: (len(g), g))))
 
 
 def monomial(x: Tensor, indices: Monomial) -> Tensor:

@@ -9,11 +9,16 @@ $\nabla_{a_i} E_b k = 2 c_1 a_i + 4 c_2 |a_i|^2 a_i + 4 c_2 (z_i - 2 s_i a_i)$:
 what the owner of a needs is linear in $(a_i, |a_i|^2, 1)$ with coefficients that only the other side knows, and
 linear in the moments, so weighted sums over several sides are as easy as one. For c2 = 0 it is $2 c_1 (a_i - B_1)$.
 
-Gaussian noise on the moments of a batch protects one sample of it. Features lie inside the unit ball, so exchanging one
-of n samples moves B1 by at most 2/n, M2 by $\sqrt 2 / n$ (Frobenius), B3 by 2/n and R4 by 1/n: all together by
-$\sqrt{11} / n$, where no sample moves the features of others. Noise of $\sigma \sqrt{11} / n$ on every entry makes the
-answer of one batch, for one given network, $(\epsilon, \delta)$-private. Nothing is claimed for a run: the network is
-trained on the samples without noise.
+Gaussian noise on the moments of a batch protects one sample of it. Features lie inside the unit ball and no sample moves
+the features of others, so exchanging one of n samples, x of length r for y of length s at an angle of cosine c, moves
+(B1, M2, B3, R4) by 1 / n times the root of
+
+$r^2 + s^2 - 2 r s c + r^4 + s^4 - 2 r^2 s^2 c^2 + r^6 + s^6 - 2 r^3 s^3 c + (r^4 - s^4)^2 \leq 8$:
+
+it falls with c (its slope in c falls, and is $-2 r s (1 - r s)^2 \leq 0$ at c = -1), grows when r and s grow by the same
+factor, and at c = -1, r = 1 it grows with s, up to 8 at s = 1: opposite ends of the ball. No pair moves all four as far
+as it could move each alone. Noise of $\sigma \sqrt 8 / n$ on every entry makes the answer of one batch, for one given
+network, $(\epsilon, \delta)$-private. Nothing is claimed for a run: the network is trained on the samples without noise.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from torch import Tensor
 from visard.errors import UsageError, VisardError
 from visard.learning.mmd import Polynomial
 
-SENSITIVITY = math.sqrt(4 + 2 + 4 + 1)  # times 1 / n
+SENSITIVITY = math.sqrt(8)  # times 1 / n
 DELTA = 1e-5  # of the differential privacy that runs log
 MIXED = "noise: one sample moves the features of others, as batch norm does: take model.name = tiny_nobn, or an mlp"
 

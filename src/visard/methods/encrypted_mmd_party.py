@@ -159,7 +159,7 @@ class LearningParty(Party):
 
     def unveil(self, answers: Letters) -> SealedMail:
         """Decrypt the peers' masked gradients for them; keep the loss, if there is one. Not in the packed protocol."""
-        mail, losses = exchange.unveil(self.session, self.plan, answers, self.outputs)
+        mail, losses = exchange.unveil(self.session, self.plan, self.kept["features"], answers, self.outputs)
         if losses is not None:
             self.kept["losses"] = losses
         return mail
