@@ -1,4 +1,4 @@
-"""Encrypted MMD with a weight other than 1, and the means that the server makes of the sources' weights."""
+"""Encrypted MMD with a weight other than 1, and the mean that pre-training ends in."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
 from tests.golden.test_encrypted_mmd_golden import centrally, close, run, weights
 
-from visard.methods.encrypted_mmd import mean
-
 
 @pytest.mark.parametrize("weight", [0.25, 3.0])
 @pytest.mark.parametrize("protocol", ["packed", "both", "compressed"])
@@ -25,11 +23,6 @@ def test_equation_2_with_a_weight(protocol: str, weight: float) -> None:
     expected, _ = centrally(how, net, states, kernel)
     for c in net.clients:
         close(weights(net, c), expected[c], states[c])
-
-
-def test_the_mean_of_the_sources_is_plain() -> None:
-    parts = [{"w": torch.tensor([x])} for x in (1.0, 2.0, 6.0)]
-    assert float(mean(parts)["w"]) == pytest.approx(3.0)
 
 
 def test_pre_training_ends_in_the_mean_of_the_sources() -> None:

@@ -1,10 +1,10 @@
 r"""The paper's protocol (Kang et al. 2022, Sections 4.2-4.3): monomials under the sender's key, masked decryption.
 
 A polynomial kernel is a sum of products of monomials of both sides (Eq. 7): $k(a, b) = \sum_m c_m f_m(a) g_m(b)$.
-The peer sends Enc(g_m), of every sample or (compressed, Eq. 11) their means, where f_m is not 1: terms with f = 1 have no
-slope for the owner, and what they add to a loss the peer, who alone may learn it, adds itself. The owner computes the ciphertexts of its
-own gradient, entry by entry, adds a mask and refreshes; the peer decrypts and returns; the owner takes the mask off.
-The mask is uniform modulo n, a one-time pad: what the peer decrypts is independent of the gradient.
+The peer sends Enc(g_m), of every sample or (compressed, Eq. 11) their means. Where f_m = 1 it sends nothing: such a
+term has no slope for the owner, and what it adds to a loss the peer adds, who alone may learn it. The owner computes
+the ciphertexts of its own gradient, entry by entry, adds a mask and refreshes; the peer decrypts and returns; the owner
+takes the mask off. The mask is uniform modulo n, a one-time pad: what the peer decrypts is independent of the gradient.
 """
 
 from __future__ import annotations

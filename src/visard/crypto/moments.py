@@ -9,16 +9,16 @@ $\nabla_{a_i} E_b k = 2 c_1 a_i + 4 c_2 |a_i|^2 a_i + 4 c_2 (z_i - 2 s_i a_i)$:
 what the owner of a needs is linear in $(a_i, |a_i|^2, 1)$ with coefficients that only the other side knows, and
 linear in the moments, so weighted sums over several sides are as easy as one. For c2 = 0 it is $2 c_1 (a_i - B_1)$.
 
-Gaussian noise on the moments of a batch protects one sample of it. Features lie inside the unit ball and no sample moves
-the features of others, so exchanging one of n samples, x of length r for y of length s at an angle of cosine c, moves
-(B1, M2, B3, R4) by 1 / n times the root of
+Gaussian noise on the moments of a batch protects one sample of it. Features lie inside the unit ball and no sample
+moves the features of others. So exchanging one of n samples, x of length r for y of length s with a cosine of c between
+them, moves (B1, M2, B3, R4) by 1 / n times the root of
 
 $r^2 + s^2 - 2 r s c + r^4 + s^4 - 2 r^2 s^2 c^2 + r^6 + s^6 - 2 r^3 s^3 c + (r^4 - s^4)^2 \leq 8$:
 
-it falls with c (its slope in c falls, and is $-2 r s (1 - r s)^2 \leq 0$ at c = -1), grows when r and s grow by the same
-factor, and at c = -1, r = 1 it grows with s, up to 8 at s = 1: opposite ends of the ball. No pair moves all four as far
-as it could move each alone. Noise of $\sigma \sqrt 8 / n$ on every entry makes the answer of one batch, for one given
-network, $(\epsilon, \delta)$-private. Nothing is claimed for a run: the network is trained on the samples without noise.
+it falls with c (its slope in c falls, and is $-2 r s (1 - r s)^2 \leq 0$ at c = -1), grows when r and s grow by the
+same factor, and for c = -1 and r = 1 it grows with s, up to 8 at s = 1: opposite ends of the ball. Noise of
+$\sigma \sqrt 8 / n$ on every entry makes the answer of one batch, for one given network, $(\epsilon, \delta)$-private.
+Nothing is claimed for a run: the network is trained on the samples without noise.
 """
 
 from __future__ import annotations

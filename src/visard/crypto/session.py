@@ -7,6 +7,9 @@ The header binds ciphertexts to a session, an exchange, a direction and a key. T
 refuses anything else, so a message of another batch, direction or run is not accepted again. The tag is an HMAC with a
 secret of the two clients, so that the server can neither alter nor mix messages.
 
+What only one other client may read, such as a classifier, is encrypted for it too (`conceal`): ChaCha20-Poly1305 under
+a key that HKDF derives from the secret of the two.
+
 How clients meet: each sends a hello (public keys and a nonce); each checks all hellos and sends every peer a random
 part of their common secret under the peer's key (`introduce`); each puts the parts together (`settle`).
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import importlib
 import json
 import secrets
 import struct
@@ -28,12 +32,13 @@ from torch import Tensor
 from visard.crypto import ckks, packed
 from visard.crypto.packed import Seeds
 from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_from_bytes, key_to_bytes, load_key, load_or_make
-from visard.errors import VisardError
+from visard.errors import UsageError, VisardError
 from visard.files import safe_name
 
 TAG = 32
 NONCE = 16
 PART = 31  # bytes of each client's part of a common secret
+AEAD_NONCE, AEAD_TAG = 12, 16  # bytes around what is concealed
 EVERYONE = "*"
 Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message; or sender -> received message
 SealedMail = tuple[Letters, Letters]  # messages, and tags by receiver
@@ -142,12 +147,27 @@ class Session:
         body = check_tag(self.secrets[sender], data, f"{kind} from {sender}")
         return unseal(body, self._binding(kind, sender, owner), length, count)
 
+    def conceal(self, kind: str, data: bytes, to: str) -> SealedMail:
+        """A message that `to` alone can read."""
+        nonce = secrets.token_bytes(AEAD_NONCE)
+        place = self._place(kind, self.me, to)
+        box = nonce + _aead(self.secrets[to], place).encrypt(nonce, data, place)
+        return self.seal(kind, to, [box], len(box), [to])
+
+    def reveal(self, kind: str, sender: str, data: bytes, size: int) -> bytes:
+        """The `size` bytes that `sender` concealed for this client."""
+        (box,) = self.open(kind, sender, self.me, data, AEAD_NONCE + size + AEAD_TAG, 1)
+        place = self._place(kind, sender, self.me)
+        try:
+            return bytes(_aead(self.secrets[sender], place).decrypt(box[:AEAD_NONCE], box[AEAD_NONCE:], place))
+        except importlib.import_module("cryptography.exceptions").InvalidTag:
+            raise VisardError(f"{kind} from {sender}: was not encrypted for this client") from None
+
     def masks(self, owner: str, fellows: Sequence[str], about: bytes) -> Seeds:
         """For an answer to `owner` in this exchange, which the fellows answer too; `about` is what they all answer."""
         if unknown := sorted(set(fellows) - set(self.secrets)):
             raise VisardError(f"answer to {owner}: {unknown[0]} is not in this session")
-        place = json.dumps(asdict(self._binding("mask", "", owner)), sort_keys=True).encode()
-        return packed.mask_seeds(self.me, {f: self.secrets[f] for f in fellows}, place + about)
+        return packed.mask_seeds(self.me, {f: self.secrets[f] for f in fellows}, self._place("mask", "", owner) + about)
 
     def noise_key(self, batch: int, features: Tensor) -> bytes:
         """For the noise on an answer about these features: a secret of this client, the same when asked again."""
@@ -161,6 +181,10 @@ class Session:
 
     def _binding(self, kind: str, sender: str, owner: str) -> Binding:
         return Binding(self.name, self.exchange, kind, sender, self.keys[owner].fingerprint())
+
+    def _place(self, kind: str, sender: str, owner: str) -> bytes:
+        """A binding as bytes."""
+        return json.dumps(asdict(self._binding(kind, sender, owner)), sort_keys=True).encode()
 
     def to_state(self) -> dict[str, Any]:
         keys = {who: k.to_bytes() for who, k in self.keys.items()}
@@ -176,6 +200,18 @@ class Session:
             raise VisardError("the key file of this client is not the one that the session began with")
         lattice = Lattice.from_state(state["lattice"]) if "lattice" in state else None
         return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice, file)
+
+
+def _aead(secret: bytes, place: bytes) -> Any:
+    """The cipher between two clients for one place of one message."""
+    try:
+        aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
+    except ImportError:
+        raise UsageError("a sealed classifier needs cryptography: pip install 'visard[crypto]'") from None
+    hashes = importlib.import_module("cryptography.hazmat.primitives.hashes")
+    kdf = importlib.import_module("cryptography.hazmat.primitives.kdf.hkdf")
+    key = kdf.HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"visard concealed " + place).derive(secret)
+    return aead.ChaCha20Poly1305(key)
 
 
 def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:

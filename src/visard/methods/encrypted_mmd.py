@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from visard.aggregation.rules import weighted_mean
 from visard.core import (
     BoundStep,
     Client,
@@ -40,6 +39,7 @@ from visard.core import (
 from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.crypto import session
 from visard.crypto.exchange import Plan, Variant
+from visard.crypto.masked_weights import mean_of_masked
 from visard.crypto.moments import check_apart, epsilon
 from visard.crypto.paillier import OPERATIONS, counted
 from visard.crypto.session import Letters
@@ -116,15 +116,15 @@ class Advance:
 class Moved:
     letters: Annotated[Letters, Disclosure.ciphertext]
     tags: Annotated[Letters, Disclosure.ciphertext]
-    weights: Annotated[Weights, Disclosure.weights]  # of pooled sources
-    classifier: Annotated[Weights, Disclosure.class_vectors]  # of shared classes
+    masked: Annotated[Weights, Disclosure.ciphertext]  # of pooled sources, after a step: only their sum can be read
     figures: Annotated[dict[str, float], Disclosure.metric, Names(*LEARNT, *OPERATIONS)]
 
 
 @dataclass(frozen=True)
-class Heads:
-    plan: Plan
-    heads: list[Weights]  # of the sources
+class Common:
+    """What the server knows of shared classes."""
+
+    head: Weights  # of all sources
     theta: Weights = field(default_factory=dict)  # the pre-trained extractor, before alignment; empty: the own
 
 
@@ -223,6 +223,8 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             raise UsageError("encrypted-mmd needs a source and a target: two clients or more")
         if self.target and self.target not in setup.clients:
             raise UsageError(f"method.target = {self.target}: no such client; there are {', '.join(setup.clients)}")
+        if self.pooled and len(setup.clients) < 3:
+            raise UsageError("method.pooled: a source alone has no others to hide its weights among; there must be two")
         check_start(self.name, setup, self.pretrain_rounds)
         head = head_of(self.head, setup) if self.task == "classify" and self.classes == "shared" else {}
         theta = setup.new_weights()
@@ -249,7 +251,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         net.log(loss=sum(u.loss for u in ups.values()) / len(ups), lr=lr)
         s = replace(s, theta=means["theta"], head=means["classifier"])
         if self.classes == "shared" and net.round == self.pretrain_rounds - 1:  # without adaptation: to be beaten
-            self.test(net, Heads(self.plan(s, net), [s.head], s.theta))
+            self.log_test(net, self.predict, self.plan(s, net).target, Common(s.head, s.theta))
         return s
 
     def round(self, s: Server, net: Network) -> Server:
@@ -278,8 +280,8 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             received = {c: m.received for c, m in relayed(plan, mail).items()}
         s, moved = self.move(s, net, plan, lr, received, more=False)
         log(net, [*done, moved], lr=lr)
-        if self.classes == "shared":  # the end of Section 4.2.3
-            self.test(net, Heads(plan, [moved[c].classifier for c in plan.sources]))
+        if self.classes == "shared" and net.round == self.rounds - 1:  # the end of Section 4.2.3
+            self.finish(s, net, plan)
         if self.noise:
             net.log(epsilon_of_a_batch=epsilon(self.noise))
         return replace(s, exchange=s.exchange + self.exchanges)
@@ -298,14 +300,24 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
                 for c in net.clients
             },
         )  # fmt: skip
-        if self.pooled:
-            ups = [moved[c] for c in plan.sources]
-            s = replace(s, theta=mean(u.weights for u in ups), head=mean(u.classifier for u in ups))
+        if self.pooled and received:
+            parts = [moved[c].masked for c in plan.sources]
+            found = unjoined(mean_of_masked(parts, joined(s.theta, s.head)))
+            s = replace(s, theta=found[0], head=found[1])
         return s, moved
 
-    def test(self, net: Network, heads: Heads) -> None:
-        """Log how well the target predicts with these classifiers."""
-        net.log(**ask_all(net, self.predict, {heads.plan.target: heads})[heads.plan.target].figures)
+    def finish(self, s: Server, net: Network, plan: Plan) -> None:
+        """The target gets the sources' classifiers, which it alone can read; of pooled sources the common one."""
+        if self.pooled:
+            self.log_test(net, self.predict, plan.target, Common(s.head))
+            return
+        handed = ask_all(net, self.hand_over, dict.fromkeys(plan.sources, Relayed(plan)))
+        post = session.deliver({c: (m.letters, m.tags) for c, m in handed.items()})
+        self.log_test(net, self.conclude, plan.target, Relayed(plan, post[plan.target]))
+
+    def log_test(self, net: Network, step: BoundStep[M, Predicted], target: ClientId, message: M) -> None:
+        """Log how well the target predicts."""
+        net.log(**ask_all(net, step, {target: message})[target].figures)
 
     @client_step
     def fit(self, client: Client, msg: Begin) -> Pretrained:
@@ -342,9 +354,11 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         with counted() as counts:
             metrics = party.learn(msg.received) if msg.received else {}
             letters, tags = party.offer(party.learner) if msg.more else ({}, {})
-        source = client.id != msg.plan.target
-        pooled = client.state["theta"] if self.pooled and source else {}
-        return Moved(letters, tags, pooled, self._shared(client) if source else {}, metrics | counts)
+        masked: Weights = {}
+        # what was only received is not sent back: masks of an exchange serve once
+        if self.pooled and client.id != msg.plan.target and msg.received:
+            masked = party.mask(joined(client.state["theta"], self._shared(client)))
+        return Moved(letters, tags, masked, metrics | counts)
 
     @client_step
     def answer(self, client: Client, msg: Relayed) -> Mail:
@@ -359,12 +373,29 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         return Mail(letters, tags, counts)
 
     @client_step
-    def predict(self, client: Client, msg: Heads) -> Predicted:
+    def hand_over(self, client: Client, msg: Relayed) -> Mail:
+        """A source's classifier, once, at the end, for the target alone."""
+        if self.pooled or self.classes != "shared" or client.id == msg.plan.target:
+            raise PublicError("the server asks for a classifier that this run keeps here")
+        return Mail(*self._party(client, msg.plan).hand_over(self.rounds * self.exchanges), {})
+
+    @client_step
+    def conclude(self, client: Client, msg: Relayed) -> Predicted:
         """The target's extractor with the average of the sources' classifiers, on its own test data."""
+        return self._test(client, self._party(client, msg.plan).take_over(msg.received, lambda: self._head(client)))
+
+    @client_step
+    def predict(self, client: Client, msg: Common) -> Predicted:
+        """The same with the sources' common classifier."""
         if msg.theta:
             client.state["theta"] = msg.theta
-        heads = [new_head(self._kind, client.data.n_classes, client.embedding, W) for W in msg.heads]
+        return self._test(client, [self._head(client, msg.head)])
+
+    def _test(self, client: Client, heads: Sequence[Any]) -> Predicted:
         return Predicted(quality(client, self._learner(client, False, 0.0).model, heads, self.tested == "all"))
+
+    def _head(self, client: Client, weights: Weights | None = None) -> Any:
+        return new_head(self._kind, client.data.n_classes, client.embedding, weights)
 
     def _party(
         self, client: Client, plan: Plan, lr: float = 0.0, secrets: Mapping[ClientId, bytes] = {}
@@ -422,9 +453,15 @@ def relayed(plan: Plan, replies: Mapping[ClientId, Any]) -> dict[ClientId, Relay
     return {c: Relayed(plan, post[c]) for c in replies}
 
 
-def mean(parts: Iterable[Weights]) -> Weights:
-    """The plain mean of weights; of empty ones nothing."""
-    return weighted_mean((part, 1) for part in parts)
+def joined(theta: Weights, head: Weights) -> Weights:
+    """Extractor and classifier as one set of weights."""
+    return {f"theta.{k}": v for k, v in theta.items()} | {f"head.{k}": v for k, v in head.items()}
+
+
+def unjoined(weights: Weights) -> tuple[Weights, Weights]:
+    """The extractor and the classifier again."""
+    theta, head = ({k.partition(".")[2]: v for k, v in weights.items() if k.startswith(p)} for p in ("theta.", "head."))
+    return theta, head
 
 
 def head_of(how: HeadSettings, setup: Setup) -> Weights:

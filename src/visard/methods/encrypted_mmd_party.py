@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ from visard.core import Client, State, Weights
 from visard.core.method import NotNegative
 from visard.crypto import exchange, session
 from visard.crypto.exchange import Plan
+from visard.crypto.masked_weights import mask_weights
 from visard.crypto.moments import MIXED
 from visard.crypto.packed import block_of
 from visard.crypto.paillier import BITS, check_bits
@@ -169,6 +170,28 @@ class LearningParty(Party):
             return super()._take(features, received)
         pulls = exchange.take_forward(self.session, self.plan, received, self.kept.pop("masks"), self.outputs)
         return pulls.reshape(features.shape) if self.chained else pulls, self.kept.pop("losses", None)
+
+    def mask(self, weights: Weights) -> Weights:
+        """A pooled source's weights after a step, of which the server can read the sum over the sources alone."""
+        others = [c for c in self.plan.sources if c != self.session.me]
+        return mask_weights(weights, self.session.masks(self.plan.target, others, b"weights"))
+
+    def hand_over(self, exchanges: int) -> SealedMail:
+        """The own classifier for the target alone, once the run's exchanges are over."""
+        if self.session.exchange != exchanges:
+            raise PublicError(f"the classifier goes after exchange {exchanges}: this is {self.session.exchange}")
+        return self.session.conceal("classifier", head_to_bytes(self.kept["head"]), self.plan.target)
+
+    def take_over(self, received: Letters, new: Callable[[], nn.Module]) -> list[nn.Module]:
+        """The sources' classifiers."""
+        heads = []
+        for source in self.plan.sources:
+            head = new()
+            size = len(head_to_bytes(weights_of(head)))
+            data = self.session.reveal("classifier", source, received.get(source, b""), size)
+            load_weights(head, head_from_bytes(data, weights_of(head), source))
+            heads.append(head)
+        return heads
 
     def learn(self, received: Letters) -> dict[str, float]:
         """Take the gradients and train on the batches that were offered (Eq. 2); mean losses over the batches."""
@@ -362,6 +385,22 @@ def new_head(settings: HeadSettings | None, classes: int, embedding: int, weight
     if weights:
         load_weights(head, weights)
     return head
+
+
+def head_to_bytes(weights: Weights) -> bytes:
+    """A classifier as it travels: its numbers in the order of their names."""
+    return b"".join(weights[name].detach().float().contiguous().numpy().tobytes() for name in sorted(weights))
+
+
+def head_from_bytes(data: bytes, like: Weights, source: str) -> Weights:
+    """The classifier again, with the names and shapes of `like`."""
+    numbers, found, at = torch.from_numpy(np.frombuffer(data, "<f4").copy()), dict[str, Tensor](), 0
+    if not bool(torch.isfinite(numbers).all()):
+        raise PublicError(f"the classifier of {source} is not finite")
+    for name in sorted(like):
+        found[name] = numbers[at : at + like[name].numel()].reshape(like[name].shape)
+        at += like[name].numel()
+    return found
 
 
 @torch.no_grad()
