@@ -17,7 +17,6 @@ from tests.sealed_wire import Wire, method, start, wire
 from torch import Tensor
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
-pytest.importorskip("cryptography", reason="needs the extra crypto")
 
 from visard.core import Disclosure, declared_kinds
 from visard.crypto.masked_weights import mask_weights, mean_of_masked

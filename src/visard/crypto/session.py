@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import importlib
 import json
 import secrets
 import struct
@@ -27,12 +26,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from visard.crypto import ckks, packed
 from visard.crypto.packed import Seeds
 from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_from_bytes, key_to_bytes, load_key, load_or_make
-from visard.errors import UsageError, VisardError
+from visard.errors import VisardError
 from visard.files import safe_name
 
 TAG = 32
@@ -160,7 +163,7 @@ class Session:
         place = self._place(kind, sender, self.me)
         try:
             return bytes(_aead(self.secrets[sender], place).decrypt(box[:AEAD_NONCE], box[AEAD_NONCE:], place))
-        except importlib.import_module("cryptography.exceptions").InvalidTag:
+        except InvalidTag:
             raise VisardError(f"{kind} from {sender}: was not encrypted for this client") from None
 
     def masks(self, owner: str, fellows: Sequence[str], about: bytes) -> Seeds:
@@ -202,16 +205,10 @@ class Session:
         return cls(state["me"], private, keys, state["name"], state["secrets"], state["exchange"], lattice, file)
 
 
-def _aead(secret: bytes, place: bytes) -> Any:
+def _aead(secret: bytes, place: bytes) -> ChaCha20Poly1305:
     """The cipher between two clients for one place of one message."""
-    try:
-        aead = importlib.import_module("cryptography.hazmat.primitives.ciphers.aead")
-    except ImportError:
-        raise UsageError("a sealed classifier needs cryptography: pip install 'visard[crypto]'") from None
-    hashes = importlib.import_module("cryptography.hazmat.primitives.hashes")
-    kdf = importlib.import_module("cryptography.hazmat.primitives.kdf.hkdf")
-    key = kdf.HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=b"visard concealed " + place).derive(secret)
-    return aead.ChaCha20Poly1305(key)
+    key = HKDF(algorithm=SHA256(), length=32, salt=None, info=b"visard concealed " + place).derive(secret)
+    return ChaCha20Poly1305(key)
 
 
 def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:
