@@ -14,9 +14,10 @@ from tests.sealed_wire import BITS, Wire, method, start, wire
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
 from visard.config import load
+from visard.crypto.modulus import certify
 from visard.crypto.moments import moments
 from visard.crypto.packed import FRACTION, HEADROOM, FixedPoint, Packed, Slots
-from visard.crypto.paillier import PublicKey, generate
+from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_to_bytes
 from visard.crypto.session import Session, introduce
 from visard.errors import UsageError, VisardError
 from visard.learning.mmd import taylor
@@ -194,15 +195,17 @@ def test_an_answer_of_the_wrong_exchange_is_refused() -> None:
 def test_replaced_keys_are_found_out_by_pins() -> None:
     """A server that puts its own key in the place of a party's is an active attacker; pins stop it."""
     mine, yours, servers = (generate(BITS, insecure=True) for _ in range(3))
-    from visard.crypto.paillier import key_to_bytes
 
-    hellos = {"a": mine.public.to_bytes() + b"n" * 16, "b": servers.public.to_bytes() + b"m" * 16}
+    def said(key: PrivateKey) -> bytes:
+        return key.public.to_bytes() + certify(key) + b"n" * 16
+
+    hellos = {"a": said(mine), "b": said(servers)}
     kept = {"private": key_to_bytes(mine)}
     introduce("a", kept, hellos, BITS, ["b"], {})
     with pytest.raises(VisardError, match="the key of b has the fingerprint"):
         introduce("a", kept, hellos, BITS, ["b"], {"b": yours.public.fingerprint()})
     with pytest.raises(VisardError, match="another key as this client's own"):
-        introduce("a", kept, {"a": servers.public.to_bytes() + b"n" * 16}, BITS, [], {})
+        introduce("a", kept, {"a": said(servers)}, BITS, [], {})
     with pytest.raises(VisardError, match="same public key"):
         introduce("a", kept, {"a": hellos["a"], "b": hellos["a"]}, BITS, ["b"], {})
 

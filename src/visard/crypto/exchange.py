@@ -121,6 +121,8 @@ def answer_packed(
         if fellows := plan.fellows(owner, session.me):
             ciphers = how.mask(key, ciphers, session.masks(owner, fellows, plan.name() + offers[owner][:-TAG]))
         mail.append(_seal(session, plan, "answer", owner, ciphers, [owner]))
+        if not session.lattice and plan.kernel.degree == 2:
+            key.prepare(len(ciphers))  # for the next answer, while this client waits for the others
     return _together(mail)
 
 
@@ -168,6 +170,7 @@ def answer_forward(
                 factors, constant = how.terms.weights(a)
                 losses += how.combine(key, means, -2 * factors[None], (extra[i] - 2 * constant)[None])
         mail.append(_seal(session, plan, "answer", peer, ciphers + losses, [peer]))
+        key.prepare(len(ciphers) + len(losses))
         masks[peer] = b"".join(m.to_bytes(key.bits // 8, "big") for m in kept)
     return _together(mail), masks
 

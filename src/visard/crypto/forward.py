@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from visard.crypto.gmp import gmp
 from visard.crypto.packed import FixedPoint
-from visard.crypto.paillier import PrivateKey, PublicKey, gmp
+from visard.crypto.paillier import PrivateKey, PublicKey
 from visard.learning.mmd import Polynomial
 
 FRACTION = 24  # bits after the point, of a monomial and of a factor

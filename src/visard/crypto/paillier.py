@@ -5,7 +5,9 @@
     h = -H(n)^2 mod n      from a hash of n, so that its owner cannot plant a base of small order
 
 Enc(a) Enc(b) = Enc(a + b) and Enc(a)^k = Enc(k a). The owner of the key can strip the plaintext off a result and look
-at its randomness, so every ciphertext that was computed from received ones is refreshed before it leaves.
+at its randomness, so every ciphertext that was computed from received ones is refreshed before it leaves, with a
+uniform n-th power (`powers.py`): the base h serves for the own key, where all randomness is that of its owner, and for
+fresh encryptions, whose randomness has to do with nothing else.
 Numbers here are plain integers; ciphertexts are validated when they enter (`PublicKey.check`).
 """
 
@@ -14,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib
 import json
 import math
 import secrets
@@ -24,30 +25,19 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from visard.crypto.gmp import gmp
+from visard.crypto.powers import KEYS, powers_of
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, write_durably
 
 BITS = 3072  # 128-bit security; 2048 gives 112
 INSECURE_BELOW = 2048
-KEYS = 32  # tables that are kept: of a client and the peers that it answers
 WINDOW = 8  # bits of the exponent a table row covers; 40 MB a key at 3072 bits, built once in half a second
-SMALL_PRIMES = math.prod(p for p in range(3, 2**12, 2) if all(p % d for d in range(3, math.isqrt(p) + 1, 2)))
+ALPHA = 2**16  # no prime below it divides a modulus
 # counted; multiplications are of a ciphertext by a number, refreshes give a ciphertext new randomness
 OPERATIONS = ("encryptions", "decryptions", "multiplications", "refreshes")
 FORMAT = "visard paillier key 1"
-
-
-class _Absent:
-    def __getattr__(self, name: str) -> Any:
-        raise UsageError("encryption needs gmpy2: pip install 'visard[crypto]'")
-
-
-try:
-    gmp: Any = importlib.import_module("gmpy2")
-except ImportError:
-    gmp = _Absent()
 
 
 _counts: ContextVar[dict[str, float] | None] = ContextVar("counts", default=None)
@@ -100,7 +90,7 @@ class PublicKey:
         n = int.from_bytes(data, "big")
         if len(data) != bits // 8 or n.bit_length() != bits:
             raise VisardError(f"a public key has {n.bit_length()} bits, the run agreed on {bits}")
-        if n % 2 == 0 or math.gcd(n, SMALL_PRIMES) != 1:
+        if gmp.gcd(n, gmp.primorial(ALPHA - 1)) != 1:
             raise VisardError("a public key has a small factor")
         if gmp.is_prime(n) or gmp.is_power(n):
             raise VisardError("a public key is a prime or a power, not a product of two primes")
@@ -125,9 +115,13 @@ class PublicKey:
         return _noise_table(int(self.n)).power(secrets.randbits(self.bits // 2))
 
     def refresh(self, c: int) -> int:
-        """The same plaintext with new randomness."""
+        """The same plaintext with new randomness, of which the owner of the key knows nothing."""
         count("refreshes")
-        return int(c * self._noise() % self.n2)
+        return int(c * powers_of(int(self.n)).draw() % self.n2)
+
+    def prepare(self, count: int) -> None:
+        """Get ready for as many refreshes, in the background."""
+        powers_of(int(self.n)).prepare(count)
 
     def add(self, c: int, d: int) -> int:
         """Of the sum of two plaintexts."""

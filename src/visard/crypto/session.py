@@ -10,8 +10,9 @@ secret of the two clients, so that the server can neither alter nor mix messages
 What only one other client may read, such as a classifier, is encrypted for it too (`conceal`): ChaCha20-Poly1305 under
 a key that HKDF derives from the secret of the two.
 
-How clients meet: each sends a hello (public keys and a nonce); each checks all hellos and sends every peer a random
-part of their common secret under the peer's key (`introduce`); each puts the parts together (`settle`).
+How clients meet: each sends a hello (public keys, the certificate of its modulus, a nonce); each checks all hellos and
+sends every peer a random part of their common secret under the peer's key (`introduce`); each puts the parts together
+(`settle`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from visard.crypto import ckks, packed
+from visard.crypto.modulus import certificate_bytes, certify, check_certificate
 from visard.crypto.packed import Seeds
 from visard.crypto.paillier import PrivateKey, PublicKey, generate, key_from_bytes, key_to_bytes, load_key, load_or_make
 from visard.errors import VisardError
@@ -214,7 +216,8 @@ def _aead(secret: bytes, place: bytes) -> ChaCha20Poly1305:
 def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:
     """A client's hello, and what it keeps for the next step.
 
-    The hello is its public key, with a block of slots also a new key for CKKS, and a nonce.
+    The hello is its public key with the certificate of its modulus, with a block of slots also a new key for CKKS, and
+    a nonce.
     """
     if folder:
         path = Path(folder).expanduser().absolute() / f"{safe_name(me)}.key"
@@ -223,7 +226,7 @@ def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tu
     else:
         private = generate(bits, insecure=insecure)
         kept = {"private": key_to_bytes(private)}
-    words = private.public.to_bytes()
+    words = private.public.to_bytes() + certify(private)
     if block:
         secret, public = ckks.generate(block)
         words, kept = words + public.data, kept | {"lattice": secret.data, "words": public.data}
@@ -240,8 +243,10 @@ def introduce(
     block: int = 0,
 ) -> tuple[Letters, dict[str, Any]]:
     """Check everyone's key and send each peer a random part of the common secret under its key."""
-    rests = {who: data[bits // 8 : -NONCE] for who, data in hellos.items()}
-    keys = {who: PublicKey.from_bytes(data[: bits // 8], bits) for who, data in hellos.items()}
+    size = bits // 8
+    certified = size + certificate_bytes(bits)
+    rests = {who: data[certified:-NONCE] for who, data in hellos.items()}
+    keys = {who: PublicKey.from_bytes(data[:size], bits) for who, data in hellos.items()}
     private, _ = _private(kept, bits)
     if me not in keys or keys[me] != private.public or rests[me] != kept.get("words", b""):
         raise VisardError("the server relayed another key as this client's own")
@@ -250,6 +255,9 @@ def introduce(
     for who, pin in pins.items():
         if who in keys and keys[who].fingerprint() != pin:
             raise VisardError(f"the key of {who} has the fingerprint {keys[who].fingerprint()}, pinned is {pin}")
+    for who, key in keys.items():
+        if who != me:
+            check_certificate(key, hellos[who][size:certified], f"the key of {who}")
     for who, rest in rests.items():
         if block:
             ckks.PublicKey(block, rest).check(f"the CKKS key of {who}")
