@@ -21,6 +21,8 @@ from visard.learning.heads import direction
 
 Kernel = Callable[[Tensor], Tensor]  # of squared distances, elementwise
 INSIDE = 1 - 1e-6  # rounding must not carry a feature outside the unit ball
+BEYOND = 1.25  # times the distance that a fitted kernel must reach: where its slope may vanish
+STEPS = 4  # lengths that a client says are rounded up to one of so many steps in each doubling
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -52,6 +54,10 @@ class Polynomial:
     def degree(self) -> int:
         return len(self.c) - 1
 
+    def slope(self, d: float) -> float:
+        """k'(d): positive where the kernel pushes apart."""
+        return sum(i * c * d ** (i - 1) for i, c in enumerate(self.c) if i)
+
 
 def taylor(alpha: float, degree: int) -> Polynomial:
     r"""$\exp(-\alpha d)$ truncated after $d^K$. For K = 2 its slope turns at $\alpha d = 1$: keep distances below."""
@@ -60,19 +66,31 @@ def taylor(alpha: float, degree: int) -> Polynomial:
     return Polynomial(tuple((-alpha) ** i / math.factorial(i) for i in range(degree + 1)))
 
 
-def fit_quadratic(alpha: float, d: Tensor) -> Polynomial:
-    r"""The quadratic nearest to $\exp(-\alpha d)$ at the given distances, by least squares.
+def fit_quadratic(alpha: float, d: Tensor, reach: float = 0.0) -> Polynomial:
+    r"""The quadratic nearest to $\exp(-\alpha d)$ at the given distances, by least squares, if it falls far enough.
 
-    Unlike the Taylor polynomial it keeps falling over the distances that occur, at the same cost in ciphertext.
-    Solved in units of the largest distance, so that the normal equations are well conditioned.
+    A quadratic turns somewhere, and pushes apart what is farther away. `reach` is a distance that the other side may
+    have in the mean: one that would turn before BEYOND times it gives way to the one that turns just there and falls
+    as fast as the exponential in the mean over d. Its slope is nearly constant near 0: the farther the reach, the more
+    it compares means alone. Solved in units of the largest distance, so that the normal equations are well conditioned.
     """
     d = d.detach().double().flatten()
     if not len(d) or not torch.isfinite(d).all() or float(d.max()) <= 0:
         raise VisardError("a kernel cannot be fitted: all distances are zero or not finite")
     unit = float(d.max())
     powers = torch.stack([(d / unit) ** i for i in range(3)], 1)
-    solution = torch.linalg.lstsq(powers, torch.exp(-alpha * d)[:, None], driver="gelsd").solution[:, 0]
-    return Polynomial(tuple(float(c) / unit**i for i, c in enumerate(solution)))
+    kernel = torch.exp(-alpha * d)
+    solution = torch.linalg.lstsq(powers, kernel[:, None], driver="gelsd").solution[:, 0]
+    nearest = Polynomial(tuple(float(c) / unit**i for i, c in enumerate(solution)))
+    turn = BEYOND * reach
+    if not reach or (nearest.slope(0) < 0 and nearest.slope(turn) <= 0):
+        return nearest
+    share = 1 - float(d.mean()) / turn  # of the slope at 0 that is left in the mean
+    if share <= 0:
+        raise VisardError("a kernel cannot be fitted: distances are larger than their reach")
+    c1 = -alpha * float(kernel.mean()) / share
+    c2 = -c1 / (2 * turn)
+    return Polynomial((float((kernel - c1 * d - c2 * d * d).mean()), c1, c2))
 
 
 def median_alpha(features: Tensor) -> float:
@@ -141,9 +159,27 @@ class Compare:
         shortened: Tensor = v * (INSIDE / length.clamp_min(self.radius))
         return shortened
 
-    def polynomial(self, v: Tensor) -> Polynomial:
-        """The kernel for features like these."""
+    @property
+    def asks_lengths(self) -> bool:
+        """Whether a kernel that suits everyone needs to know how long features are: of length 1 it is known."""
+        return self.kernel == "fitted" and not self.unit
+
+    def polynomial(self, v: Tensor, longest: float = 1.0) -> Polynomial:
+        """The kernel for features like these, which attracts those of others up to the length `longest`.
+
+        The mean distance of two sides is at most (their root mean squares of the length, added up) squared.
+        """
         alpha = self.alpha or median_alpha(v)
         if self.kernel == "taylor":
             return taylor(alpha, self.degree)
-        return fit_quadratic(alpha, squared_distances(v, v)[~torch.eye(len(v), dtype=torch.bool)])
+        own = spoken_length(v) if self.asks_lengths else 1.0
+        reach = (own + min(1.0, max(own, longest))) ** 2
+        return fit_quadratic(alpha, squared_distances(v, v)[~torch.eye(len(v), dtype=torch.bool)], reach)
+
+
+def spoken_length(v: Tensor) -> float:
+    """The root mean square of the lengths, rounded up to a step, at most 1: all that a client says of them."""
+    square = float((v.detach().double() ** 2).sum(1).mean())
+    if not 0 < square < math.inf:
+        raise VisardError("all features are zero or not finite")
+    return float(min(1.0, 2.0 ** (math.ceil(STEPS * math.log2(square) / 2) / STEPS)))

@@ -22,7 +22,7 @@ from visard.errors import VisardError
 from visard.learning import mmd
 from visard.methods.domain_adaptation import check_start
 from visard.methods.encrypted_mmd import AdaptingByMMD, Begin, Start, head_of
-from visard.methods.encrypted_mmd_party import QUALITY, Learner, begun, quality
+from visard.methods.encrypted_mmd_party import QUALITY, Learner, begun, quality, untouched
 
 SOURCES: ClientId = "sources"  # all of them as one client
 
@@ -84,7 +84,11 @@ class CentralMMD(AdaptingByMMD[Start]):
         states: dict[str, State] = client.state.setdefault("parties", {c: dict(start) for c in (*names, self.target)})
         learners = {c: self._learner(client, c, states[c], msg.lr) for c in (*names, self.target)}
         target, sources = learners[self.target], [learners[c] for c in names]
-        kernel = self._kernel([learner.look(learner.draw(4)).flatten(0, 1) for learner in sources])
+        seen = [learner.sample() for learner in sources]
+        if not self.exact:
+            state = {"theta": states[self.target]["theta"]}
+            seen.append(self._learner(untouched(client), self.target, state, 0.0).sample())
+        kernel = self._kernel(seen)
         sums = np.zeros(2)
         for _ in range(self.exchanges):
             b = self.compare.inside(target.forward(target.draw(1)[0])).double()
@@ -106,9 +110,10 @@ class CentralMMD(AdaptingByMMD[Start]):
         return Up({}, {}, {"task": task_mean, "mmd": gap} | found)
 
     def _kernel(self, seen: list[Tensor]) -> mmd.Kernel:
-        """The mean over the sources of the kernel that suits their features."""
+        """The mean over the sources of the kernel that suits their features; of a polynomial the target comes last."""
         if not self.exact:
-            c = torch.tensor([self.compare.polynomial(v).c for v in seen], dtype=torch.float64).mean(0)
+            longest, (*seen, _) = max(map(mmd.spoken_length, seen)), seen
+            c = torch.tensor([self.compare.polynomial(v, longest).c for v in seen], dtype=torch.float64).mean(0)
             return mmd.Polynomial(tuple(c.tolist()))
         alpha = self.compare.alpha or sum(map(mmd.median_alpha, seen)) / len(seen)
         return lambda d: torch.exp(-alpha * d)

@@ -45,7 +45,7 @@ from visard.crypto.paillier import OPERATIONS, counted
 from visard.crypto.session import Letters
 from visard.errors import PublicError, UsageError
 from visard.learning.heads import HeadSettings
-from visard.learning.mmd import Compare, Polynomial
+from visard.learning.mmd import Compare, Polynomial, spoken_length
 from visard.learning.train import Optimiser, Training
 from visard.methods.domain_adaptation import check_start, given_head
 from visard.methods.encrypted_mmd_party import (
@@ -57,6 +57,7 @@ from visard.methods.encrypted_mmd_party import (
     begun,
     new_head,
     quality,
+    untouched,
 )
 
 SEALED = frozenset({Disclosure.ciphertext, Disclosure.public_key, Disclosure.statistic})  # of sealed messages
@@ -94,6 +95,17 @@ class Mail:
     letters: Annotated[Letters, Disclosure.ciphertext]
     tags: Annotated[Letters, Disclosure.ciphertext]
     figures: Annotated[dict[str, float], Disclosure.metric, Names(*OPERATIONS)]
+
+
+@dataclass(frozen=True)
+class Fit:
+    plan: Plan
+    longest: float = 1.0  # features of any client
+
+
+@dataclass(frozen=True)
+class Length:
+    length: Annotated[float, Disclosure.statistic]  # root mean square of the client's features, rounded up
 
 
 @dataclass(frozen=True)
@@ -262,7 +274,11 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             hellos, secrets = meet(net, self.hello, self.introduce, begin, self.plan(s, net))
             s = replace(s, hellos=hellos)
         plan, lr = self.plan(s, net), self.training.lr_at(net.round, self.rounds)
-        seen = ask_all(net, self.measure, dict.fromkeys(plan.sources, Relayed(plan)))
+        fit = Fit(plan)
+        if self.compare.asks_lengths:  # so that no target is too far away to be attracted
+            said = ask_all(net, self.say_length, dict.fromkeys(net.clients, fit))
+            fit = Fit(plan, max(m.length for m in said.values()))
+        seen = ask_all(net, self.measure, dict.fromkeys(plan.sources, fit))
         kernel = torch.stack([m.kernel for m in seen.values()]).mean(0)  # Eq. 7
         plan = plan.with_kernel(Polynomial(tuple(kernel.tolist())))
         received: dict[ClientId, Letters] = {}
@@ -339,10 +355,14 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         return Mail(self.send_secrets(client.id, client.state, msg.plan, msg.received), {}, {})
 
     @client_step
-    def measure(self, client: Client, msg: Relayed) -> Measured:
+    def say_length(self, client: Client, msg: Fit) -> Length:
+        """How long features are, once a round; batches are drawn as if this had not been asked."""
+        return Length(spoken_length(self._learner(untouched(client), False, 0.0).sample()))
+
+    @client_step
+    def measure(self, client: Client, msg: Fit) -> Measured:
         """The kernel that suits a source's features, once a round."""
-        learner = self._learner(client, True, 0.0)
-        kernel = self.compare.polynomial(learner.look(learner.draw(4)).flatten(0, 1))
+        kernel = self.compare.polynomial(self._learner(client, True, 0.0).sample(), msg.longest)
         return Measured(torch.tensor(kernel.c, dtype=torch.float64))
 
     @client_step

@@ -13,7 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -213,6 +213,13 @@ def begun(theta: Weights, head: Weights) -> State:
     return {"theta": theta} | ({"head": head} if head else {})
 
 
+def untouched(client: Client) -> Client:
+    """The client with a copy of its random numbers: what it draws now it will draw again."""
+    rng = torch.Generator()
+    rng.set_state(client.rng.get_state())
+    return replace(client, rng=rng)
+
+
 class Learner:
     """A client's extractor, classifier and optimiser, as its state has them. The target has no classifier."""
 
@@ -260,6 +267,10 @@ class Learner:
         return [
             self._seeded(rows) for rows in [torch.randperm(len(self.view), generator=rng)[:n] for _ in range(count)]
         ]
+
+    def sample(self) -> Tensor:
+        """Features (4 n, L) of a few batches, from which a kernel is chosen."""
+        return self.look(self.draw(4)).flatten(0, 1)
 
     def _seeded(self, rows: Tensor) -> Batch:
         return {"rows": rows, "seed": int(torch.randint(2**62, (), generator=self.client.rng))}
