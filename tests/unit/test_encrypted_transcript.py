@@ -60,7 +60,7 @@ def test_no_feature_gradient_or_moment_crosses_the_wire(protocol: str) -> None:
     net = wire(2, 4)
     assert not found(method(protocol=protocol, classes="own"), net)
     kinds = {step for step, _, _ in net.transcript}
-    assert kinds <= {"fit", "hello", "introduce", "measure", "advance", "answer", "unveil"}
+    assert kinds <= {"fit", "hello", "introduce", "say_length", "measure", "advance", "answer", "unveil"}
 
 
 @pytest.mark.parametrize(("protocol", "what"), [("packed", "column"), ("both", "mean")])

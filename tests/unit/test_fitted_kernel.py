@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from typing import Any
 
@@ -120,7 +119,7 @@ def test_it_never_rises_within_reach(seed: int, reach: float, L: int, size: floa
 
 def test_distances_beyond_their_reach_are_refused() -> None:
     with pytest.raises(VisardError, match="larger than their reach"):
-        fit_quadratic(1.0, torch.tensor([0.1] + 99 * [10.0] + [9.0]), 7.5)
+        fit_quadratic(1.0, torch.tensor([0.1, 4.0, 4.0] + 50 * [10.0]), 7.5)
 
 
 def test_a_length_is_said_in_steps() -> None:
@@ -146,45 +145,34 @@ def test_what_a_server_says_of_lengths_cannot_make_it_repel() -> None:
 # In the method.
 
 
-def distance(net: Wire, states: dict[str, Any]) -> float:
-    """Between the means of the two clients' features, raw."""
-    means = []
-    for c in ("s0", "t"):
-        model = net.parties[c].network()
-        model.load_state_dict(states[c]["theta"])
-        with torch.no_grad():
-            means.append(model(torch.from_numpy(net.parties[c].data.train.x)).mean(0))  # type: ignore[attr-defined]
-    return float((means[0] - means[1]).norm())
+def mean_feature(net: Wire, client: str, theta: Any) -> Tensor:
+    model = net.parties[client].network()
+    model.load_state_dict(theta)
+    with torch.no_grad():
+        found: Tensor = model(torch.from_numpy(net.parties[client].data.train.x)).mean(0)  # type: ignore[attr-defined]
+    return found
 
 
-def moved(how: Any, far: float = 6.0) -> tuple[float, float, Wire]:
-    """Distance of source and target before and after a round, where the target's data lie far away."""
+def nearer(how: Any) -> tuple[float, Wire]:
+    """How much nearer one small step brings a far target to where the source was."""
     net = wire(1, 4)
-    net.parties["t"].data.train.x[:] += far  # type: ignore[attr-defined]
+    net.parties["t"].data.train.x[:] += 6.0  # type: ignore[attr-defined]
     server = start(how, net)
-    before: dict[str, Any] = {}
-
-    def watch(step: str, client: str, message: Any) -> Any:
-        if step == "answer":
-            before.setdefault(client, copy.deepcopy(net.parties[client].state))
-        return message
-
-    net.before = watch
+    theta = server.theta
+    source, before = (mean_feature(net, c, theta) for c in ("s0", "t"))
     how.round(server, net)
-    return distance(net, before), distance(net, {c: net.parties[c].state for c in ("s0", "t")}), net
+    after = mean_feature(net, "t", net.parties["t"].state["theta"])
+    return float((before - source).norm() - (after - source).norm()), net
 
 
 def test_a_far_target_comes_nearer(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gmpy2", reason="needs the extra crypto")
-    how = method(classes="own", exchanges=2, weight=1.0, compare=Compare(unit=False, radius=40.0))
-    before, after, net = moved(how)
-    assert after < before
-    asked = [step for step, _, _ in net.transcript]
-    assert asked.count("say_length") == 2
-    monkeypatch.setattr(mmd, "BEYOND", 1e-9)  # as if nothing had to be reached
+    how = method(classes="own", weight=1e-3, compare=Compare(unit=False, radius=40.0))
+    gained, net = nearer(how)
+    assert gained > 0
+    assert [step for step, _, _ in net.transcript].count("say_length") == 2
     monkeypatch.setattr(mmd, "fit_quadratic", lambda alpha, d, reach=0.0: fit_quadratic(alpha, d))
-    before, after, _ = moved(how)
-    assert after > before, "pushed away"
+    assert nearer(how)[0] < 0, "the nearest quadratic pushes it away"
 
 
 def test_features_of_length_one_need_no_word_about_it() -> None:
