@@ -7,6 +7,9 @@ READY  := $(VENV)/.ready
 LOCKED := --quiet --require-hashes --no-deps --only-binary :all: --requirement
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
+FILES  ?= 5000
+SEED   ?= 0
+
 .DEFAULT_GOAL := help
 .PHONY: help setup lock sbom demo test shared flower lint types ci pages docs fuzz coverage mutants bench clean
 .NOTPARALLEL:
@@ -58,7 +61,8 @@ pages: $(READY)  ## write the generated pages and listings anew, after a change 
 docs: $(READY)  ## run every command that the documentation shows
 	$(PYTEST) tests/e2e/test_docs.py
 
-fuzz: $(READY)  ## property tests on new random examples
+fuzz: $(READY)  ## FILES=5000 mutated files of every format that visard reads, and property tests on new examples
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --files $(FILES) --seed $(SEED) --keep fuzz-failures
 	$(PYTEST) -n 2 --hypothesis-profile=random tests/property
 
 coverage: $(READY)  ## which lines the tests run: a table here, the lines in htmlcov/index.html (long)
@@ -71,4 +75,4 @@ bench: $(READY)  ## speed and memory, each next to a peer or the machine's limit
 	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python -m benchmarks.$$(basename $$b .py) || exit 1; done
 
 clean:  ## remove the virtual environment, runs and caches
-	rm -rf $(VENV) runs htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs fuzz-failures htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -203,9 +203,14 @@ class _Room:
         self.before = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if _LINUX else 0
 
     def allow(self, seconds: float, memory: int) -> None:
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(_used() + seconds), resource.RLIM_INFINITY))
+        _limit(resource.RLIMIT_CPU, math.ceil(_used() + seconds))
         if _LINUX:  # elsewhere the limit is not kept
-            resource.setrlimit(resource.RLIMIT_AS, (self.before + memory, resource.RLIM_INFINITY))
+            _limit(resource.RLIMIT_AS, self.before + memory)
+
+
+def _limit(what: int, value: int) -> None:
+    most = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (value if most == resource.RLIM_INFINITY else min(value, most), most))
 
 
 _LINUX = Path("/proc/self/statm").exists()

@@ -252,6 +252,13 @@ def announced(path: Path) -> None:
     path.write_bytes(buffer.getvalue().replace(b"K\x0a", b"J\x00\x00\x00\x70"))
 
 
+def long_text(path: Path) -> None:
+    """A file of before 2020 whose pickle announces a text of two gigabytes."""
+    buffer = io.BytesIO()
+    torch.save({"a": torch.zeros(10)}, buffer, _use_new_zipfile_serialization=False)
+    path.write_bytes(buffer.getvalue().replace(b"X\x01\x00\x00\x00a", b"X\xff\xff\xff\x7fa"))
+
+
 def packed(path: Path) -> None:
     """Two gigabytes of zeros as two megabytes."""
     buffer = io.BytesIO()
@@ -267,7 +274,7 @@ def shared(path: Path) -> None:
     torch.save({f"a{k}": tensor for k in range(1000)}, path)
 
 
-@pytest.mark.parametrize("write", [repeated(False), repeated(True), overlapping, announced, packed, shared])
+@pytest.mark.parametrize("write", [repeated(False), repeated(True), overlapping, announced, long_text, packed, shared])
 def test_tensors_of_a_torch_file_are_no_larger_than_the_file(tmp_path: Path, write: Callable[[Path], None]) -> None:
     write(tmp_path / "w.pth")
     refused(lambda: read_weights(tmp_path / "w.pth"), "w.pth")

@@ -68,7 +68,7 @@ class OwnStates:
         if request.state is None:
             return {}
         data = (self.folder / request.run / request.state.name).read_bytes()
-        if not hmac.compare_digest(self.digest(data), request.state.digest):
+        if not hmac.compare_digest(self.digest(data).encode(), request.state.digest.encode()):
             raise PublicError(f"its state {request.state.name} of run {request.run[:8]} is damaged")
         state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state

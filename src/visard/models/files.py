@@ -7,6 +7,7 @@ compared with the bytes that are there before anything of that size is made.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import tarfile
@@ -213,8 +214,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _check_sizes(path)
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(_checked(path), map_location="cpu", weights_only=True)
     except VisardError as error:
         raise VisardError(f"{path}: {error}") from None
     except Exception as error:  # arbitrary bytes make the reader fail in more ways than it documents
@@ -235,21 +235,22 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return {re.sub(r"^(module\.)+", "", key): value for key, value in content.items()}
 
 
-def _check_sizes(path: Path) -> None:
-    """Refuse a file of torch whose parts are larger than it, before torch makes room for them."""
+def _checked(path: Path) -> Path | io.BytesIO:
+    """A file of torch, if its parts are no larger than it: torch makes room for what they say."""
     there = path.stat().st_size
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             parts = file.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(p.file_size for p in parts) > there:
             raise VisardError("damaged or crafted: its parts are compressed, or larger than the file")
-        return
+        return path
     if tarfile.is_tarfile(path):
         raise VisardError("a tar file of a very old torch: load and save it with a newer one")
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes seconds, and such files are from before 2020
 
+    data = path.read_bytes()  # from a file, torch would make room for text of any length that a pickle announces
     with FakeTensorMode():  # tensors without memory
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     stores, todo = dict[int, int](), [content]
     while todo:
         value = todo.pop()
@@ -260,6 +261,7 @@ def _check_sizes(path: Path) -> None:
             todo += value.values() if isinstance(value, dict) else value
     if sum(stores.values()) > there:
         raise VisardError(f"damaged or crafted: it has {there} bytes and tensors of {sum(stores.values())}")
+    return io.BytesIO(data)
 
 
 def _is_repeated(value: Tensor) -> bool:
