@@ -148,9 +148,17 @@ def parse_toml(text: str, where: object) -> dict[str, Any]:
         if row.count(".") > MAX_DOTS and re.sub(r"\d\.\d", "", row).count(".") > MAX_DOTS:
             raise UsageError(f"{where} is not valid TOML: line {number} has a key of more than {MAX_DOTS} parts")
     try:
-        return tomllib.loads(text)
+        tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {one_line(error)}") from None
+    todo: list[Any] = [tree]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, dict | list):
+            todo += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:  # so says TOML; Python cannot print longer ones
+            raise UsageError(f"{where} is not valid TOML: a whole number has more than 64 bits")
+    return tree
 
 
 def plain(value: Any) -> Any:

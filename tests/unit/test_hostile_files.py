@@ -433,6 +433,8 @@ TOML = {
     "nested lists": "a = " + "[" * 50_000,
     "nested tables": "a = " + "{a=" * 50_000,
     "5,000 digits": f"seed = {DIGITS}",
+    "5,000 hexadecimal digits": "seed = 0x" + "f" * 5000,
+    "65 bits": f"seed = {2**64}",
     "a large file": "# " + "x" * 2_000_000,
     "300 nested lists": "plugins = " + "[" * 300 + "]" * 300,
     "a key of 60 parts": ".".join("a" * 60) + " = 1",

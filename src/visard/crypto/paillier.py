@@ -330,7 +330,7 @@ def key_from_bytes(data: bytes, bits: int, *, trusted: bool = False) -> PrivateK
         if content["format"] != FORMAT:
             raise ValueError(content["format"])
         p, q = int(content["p"], 16), int(content["q"], 16)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise VisardError("is not a key file of visard") from None
     if (p * q).bit_length() != bits:
         raise VisardError(f"holds a key of {(p * q).bit_length()} bits, not {bits}")

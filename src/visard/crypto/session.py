@@ -76,7 +76,7 @@ def unseal(data: bytes, expected: Binding, length: int, count: int) -> list[byte
         header, body = json.loads(data[_LENGTH.size : _LENGTH.size + size]), data[_LENGTH.size + size :]
         if not isinstance(header, dict):
             raise ValueError
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, RecursionError):
         raise VisardError(f"{where}: is not a sealed message") from None
     for name, value in (asdict(expected) | {"count": count, "length": length}).items():
         if header.get(name) != value:

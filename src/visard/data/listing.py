@@ -19,6 +19,7 @@ from visard.data.pictures import CENTRE, Crop
 from visard.errors import UsageError
 
 Numbers = npt.NDArray[np.int64]
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # LZMA makes room for what a file says
 PACKED, RATIO = 2**24, 100  # bytes of a picture in a zip file, unless it is packed less tightly than this
 # saves more arrays beside the pictures: (item of each row that was kept) -> name of array -> values
 Extras = Callable[[Numbers], dict[str, np.ndarray[Any, Any]]]
@@ -106,6 +107,8 @@ class Container:
         if self._zip is not None:
             part = self._zip.getinfo(name)
             check_length(part.file_size)
+            if part.compress_type not in PACKINGS:
+                raise ValueError("packed in an unusual way")
             if part.file_size > max(PACKED, RATIO * part.compress_size):
                 raise ValueError(f"{part.file_size} bytes packed into {part.compress_size}")
             return self._zip.read(part)

@@ -205,6 +205,8 @@ def load_galleries(faces: FaceSet, split: int | None = None) -> Galleries:
     names = mapping(faces.info.get("ijb")).get("galleries", [])
     if not names:
         raise UsageError(f"{faces.path.name} has no galleries: the import found no 1N files")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise VisardError(f"{faces.path.name} is damaged: the names of its galleries are none")
     galleries = {name: _gallery(faces, f"gallery_{k}_{name}") for name in names}
     return Galleries(galleries, _gallery(faces, f"probes_{k}"))
 

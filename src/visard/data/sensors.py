@@ -37,6 +37,7 @@ FRAMES = 16  # to which every gesture is brought
 OFFICE = ("amazon", "caltech", "dslr", "webcam")
 # of PAMAP2: activity -> how intense it is (Reiss and Stricker 2012, by metabolic equivalents)
 INTENSITY = {1: 0, 2: 0, 3: 0, 17: 0, 4: 1, 6: 1, 7: 1, 13: 1, 16: 1, 5: 2, 12: 2, 24: 2}
+MOST_CLASSES = 1000  # of a set of feature vectors
 WINDOW, HOP = 512, 256  # rows of 100 Hz in one reading of PAMAP2, and between two readings
 
 
@@ -48,7 +49,9 @@ class Readings(FaceSet):
         header = _header(self.path)
         arrays = {name: map_array(self.path, name, None).view(np.ndarray) for name in KINDS}
         for name, array in arrays.items():
-            if array.dtype != KINDS[name] or len(array) != header["count"] or not array.flags.c_contiguous:
+            shape = (header["count"], *array.shape[1:]) if name == "values" else (header["count"],)
+            fits = array.dtype == KINDS[name] and array.shape == shape and array.flags.c_contiguous
+            if not fits or not array.size or (name == "values" and array.ndim < 2):
                 raise VisardError(f"{self.path} is broken: {name}.npy does not fit {READINGS}")
         self.images = arrays["values"]
         self.identity, self.domain = arrays["identity"], arrays["domain"]
@@ -91,6 +94,9 @@ def write_readings(
 ) -> Path:
     """Write a set beside `out`, then rename it."""
     arrays = {"values": values, "identity": identity, "domain": domain}
+    for what, numbers, names in (("class", np.asarray(identity), classes), ("user", np.asarray(domain), users)):
+        if numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(names):
+            raise VisardError(f"{out}: a {what} is none of the {len(names)}")
     typed = {name: np.ascontiguousarray(array, KINDS[name]) for name, array in arrays.items()}
     count = len(typed["values"])
     if not count or any(len(array) != count for array in typed.values()):
@@ -191,18 +197,23 @@ def widar(source: Path) -> Found:
     distance, not on the gesture), then scaled to values of about 1.
     """
     file = _npz(source / "bvp.npz" if source.is_dir() else source)
-    length = _array(file, "length", source).astype(np.int64)
+    length, frames = _array(file, "length", source).astype(np.int64), _array(file, "frames", source, 3)
+    named = [_array(file, name, source) for name in ("room", "user", "gesture")]
+    if length.min(initial=0) < 0 or length.max(initial=0) > len(frames) or length.sum() != len(frames):
+        raise UsageError(f"{source}: the lengths of the gestures are not those of {len(frames)} frames")
+    if any(len(numbers) != len(length) for numbers in named):
+        raise UsageError(f"{source}: {len(length)} gestures, but not as many rooms, users and kinds")
     begin, rows = np.cumsum(length) - length, np.flatnonzero(length > 0)
     steps = np.round(np.linspace(0, 1, FRAMES)[None] * (length[rows, None] - 1)).astype(np.int64)
-    values = _array(file, "frames", source, 3)[begin[rows, None] + steps].astype(np.float32)
+    values = frames[begin[rows, None] + steps].astype(np.float32)
     values /= values.sum((2, 3), keepdims=True) + 1e-6
     values = values * 100 - 0.25
-    room, user = (_array(file, name, source)[rows].tolist() for name in ("room", "user"))
+    room, user = (numbers[rows].tolist() for numbers in named[:2])
     who = list(zip(room, user, strict=True))
     pairs = sorted(set(who))
     domain = np.array([pairs.index(pair) for pair in who], np.int64)
     names = tuple(f"room-{room}-user-{user}" for room, user in pairs)
-    return Found(values, GESTURES, _array(file, "gesture", source)[rows].astype(np.int64) - 1, names, domain)
+    return Found(values, GESTURES, named[2][rows].astype(np.int64) - 1, names, domain)
 
 
 def office_caltech(source: Path) -> Found:
@@ -218,6 +229,8 @@ def office_caltech(source: Path) -> Found:
         identity.append(_array(file, "labels", source, 0).reshape(-1).astype(np.int64) - 1)
         domain.append(np.full(len(counts), number))
     together = np.concatenate(identity)
+    if not len(together) or not 0 <= int(together.min()) <= int(together.max()) < MOST_CLASSES:
+        raise UsageError(f"{source}: labels must be 1 to {MOST_CLASSES}")
     classes = tuple(f"class-{k}" for k in range(int(together.max()) + 1))
     return Found(np.concatenate(values), classes, together, OFFICE, np.concatenate(domain))
 

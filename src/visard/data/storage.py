@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "domain": np.int16,  # (count,), row of `domains`
     "attributes": np.int8,  # (count, len(attributes)): 1 present, -1 absent, 0 unknown
 }
+MAX_HEADER = 2**16  # bytes of the header of an array
 MAX_PLAIN, MAX_RATIO = 2**28, 100  # bytes of a packed array, unless it is packed less tightly than this
 FILES = "files"  # (count,) of fixed-width bytes, UTF-8
 
@@ -100,6 +101,8 @@ def map_array(folder: Path, name: str, shape: tuple[int, ...] | None) -> np.ndar
 def map_npy(path: Path) -> np.ndarray[Any, Any]:
     """The array in a .npy file from anywhere, mapped read-only; one clear line if it is anything else."""
     try:
+        with path.open("rb") as file:
+            _npy_version(file)
         # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
         array: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # its header is Python that is parsed, and fails in more ways than numpy documents
@@ -108,6 +111,16 @@ def map_npy(path: Path) -> np.ndarray[Any, Any]:
     if array.dtype.kind not in "biufcS" or not array.dtype.itemsize:
         raise VisardError(f"{path} is damaged: it holds no numbers but {str(array.dtype)[:60]}")
     return array
+
+
+def _npy_version(file: IO[bytes]) -> tuple[int, int]:
+    """Which .npy format follows, if its header is no longer than what numpy takes: it makes room for any length."""
+    version, start = np.lib.format.read_magic(file), file.tell()
+    length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
+    if length > MAX_HEADER:
+        raise ValueError(f"a header of {length} bytes")
+    file.seek(start)
+    return version
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -125,8 +138,10 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _npz_part(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
+    if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others make room for what a file says
+        raise ValueError(f"{part.filename} is packed in an unusual way")
     with file.open(part) as content:
-        version = np.lib.format.read_magic(content)
+        version = _npy_version(content)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, columns_first, kind = read(content)
         length = math.prod(shape) * kind.itemsize
