@@ -225,8 +225,11 @@ def office_caltech(source: Path) -> Found:
     for number, name in enumerate(OFFICE):
         file = _npz(source / f"{name}.npz")
         counts = _array(file, "fts", source, 2).astype(np.float64)
+        labels = _array(file, "labels", source, 0).reshape(-1)
+        if not counts.shape[1] or len(counts) != len(labels):
+            raise UsageError(f"{source / name}.npz: values of shape {counts.shape} for {len(labels)} labels")
         values.append(counts / counts.mean(1, keepdims=True).clip(1 / counts.shape[1]))
-        identity.append(_array(file, "labels", source, 0).reshape(-1).astype(np.int64) - 1)
+        identity.append(labels.astype(np.int64) - 1)
         domain.append(np.full(len(counts), number))
     together = np.concatenate(identity)
     if not len(together) or not 0 <= int(together.min()) <= int(together.max()) < MOST_CLASSES:

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
 
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, read_json, write_durably, write_json
+from visard.files import PRIVATE, mapping, read_json, write_durably, write_json
 
 FILE = "roles.json"  # beside the public keys of the parties: party -> its clients
 ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> party
@@ -94,7 +94,10 @@ def write_parties(state: Path, numbers: Mapping[int, str], assignment: Assignmen
 
 def read_parties(state: Path) -> tuple[dict[int, str], Assignment]:
     """What `write_parties` left."""
-    return {int(number): str(party) for number, party in read_json(state / ONLINE).items()}, Assignment.load(state)
+    numbers = mapping(read_json(state / ONLINE))
+    if not all(number.isdecimal() and len(number) < 40 for number in numbers):
+        raise VisardError(f"{state / ONLINE} does not say who the nodes of the server are")
+    return {int(number): str(party) for number, party in numbers.items()}, Assignment.load(state)
 
 
 @dataclass(frozen=True)
@@ -277,7 +280,7 @@ def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _public(path: Path) -> ec.EllipticCurvePublicKey:
     try:
         key = serialization.load_pem_public_key(path.read_bytes())
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, OSError):
         raise UsageError(f"{path} is not a public key in PEM form") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise UsageError(f"{path} is not an elliptic-curve key")
