@@ -113,6 +113,9 @@ def test_a_long_update_is_shortened_in_its_own_direction_and_its_own_part() -> N
     for length in (math.inf, 1e30):  # longer than float64 can say, or with nothing allowed: no update at all
         allowed = 2.5 if length == math.inf else 0.0
         assert shortened({"a": VALUE["a"]}, SENT, {"": allowed}, {"": length})["a"].tolist() == [1.0, -1.0]
+    there, back = (torch.tensor([x], dtype=torch.float64) for x in (1.7e308, -1.7e308))
+    found = shortened({"a": there}, {"a": back}, {"": 1.0}, norms({"a": there}, {"a": back}))
+    assert found["a"].tolist() == [-1.7e308], "their difference is infinite, and nothing times infinity is no number"
 
 
 @pytest.mark.parametrize(
@@ -302,6 +305,14 @@ def test_where_nothing_was_sent_a_value_must_look_as_most_do() -> None:
     assert torch.equal(found["W"], torch.ones(2, 3))
     others, _ = reduced(Mean(bound=3.0), replies[1:])
     assert torch.equal(found["theta"]["a"], others["theta"]["a"]), "it counts in no field"
+
+
+def test_without_limits_a_value_must_look_as_the_first_does() -> None:
+    replies = [replace(up, W=torch.ones(2, 3)) for up in ups(hostile=0.1, claim=30)]
+    replies[2] = replace(replies[2], W=torch.full((5, 3), 1e3))
+    found, held = reduced(Mean(), replies)
+    assert held.left_out == {"c2": ("W", "has other entries or shapes than that of c0")}
+    assert torch.equal(found["W"], torch.ones(2, 3))
 
 
 def test_an_average_that_overflows_ends_with_a_line_that_says_whose() -> None:

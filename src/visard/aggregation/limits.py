@@ -57,12 +57,12 @@ def part_of(key: str) -> str:
 
 
 def norms(value: Weights, sent: Weights | None = None) -> dict[str, float]:
-    """The L2 norm of the update in each part of a field, in float64, inf beyond that; counters have none."""
+    """The L2 norm of the update in each part of a field, inf where that is too large for it; counters have none."""
     found: dict[str, list[float]] = {}
     for key, tensor in value.items():
         if tensor.is_floating_point():
-            update = _update(tensor, None if sent is None else sent[key])
-            found.setdefault(part_of(key), []).append(float(torch.linalg.vector_norm(update)))
+            update = tensor if sent is None else tensor - sent[key]  # only its squares need float64
+            found.setdefault(part_of(key), []).append(float(torch.linalg.vector_norm(update.double())))
     return {part: math.hypot(*lengths) for part, lengths in found.items()}
 
 

@@ -128,10 +128,10 @@ class Reduction:
             raise VisardError(f"no reply can count in the average: {self._why()}")
         found: dict[str, Any] = {}
         for name in self.fields:
-            entries = [e for e in self._entries[name] if e.clients[0] not in self.left_out]
             if self._store is None:
                 self._flush(name)
-            else:
+            entries = [e for e in self._entries[name] if e.clients[0] not in self.left_out]
+            if self._store is not None:
                 self._add_limited(name, entries, self._store)
             self._name_far(name, entries)
             if not self._entries[name]:
@@ -164,9 +164,11 @@ class Reduction:
     def _flush(self, name: str) -> None:
         """Without limits: add the last value, whose group is complete."""
         if (entries := self._entries[name]) and (last := entries[-1]).value is not None:
-            if set(last.layout) != set(entries[0].layout):
-                raise VisardError(f"{last.name}: {name} has other entries or shapes than {name} of {entries[0].name}")
-            self._gathered[name].add(last.value, last.weight)
+            if set(last.layout) == set(entries[0].layout):
+                self._gathered[name].add(last.value, last.weight)
+            else:
+                reason = f"has other entries or shapes than that of {entries[0].name}"
+                self.left_out |= dict.fromkeys(last.clients, (name, reason))
             last.value = None
 
     def _leave_out(self, name: str) -> None:

@@ -118,7 +118,7 @@ def undeclared(
     return None
 
 
-MODEL = (Disclosure.weights, Disclosure.class_vectors)  # kinds of what a network is made of
+MODEL = (Disclosure.weights, Disclosure.class_vectors, Disclosure.statistic)  # kinds that a model is made from
 
 
 @functools.cache
@@ -145,7 +145,7 @@ def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int, rows: int 
 
 
 def _absurd(value: Any, sent: Any) -> str | None:
-    """What no training leaves in weights or class vectors: it would spoil whatever it is averaged with."""
+    """What no training leaves in weights, class vectors or statistics: it would spoil what it is averaged with."""
     parts = value if isinstance(value, dict) else {"": value}
     for key, part in parts.items():
         if not isinstance(part, Tensor) or not part.numel():
