@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-LOCKS = {"requirements.lock": ("dev", "align"), "requirements-flower.lock": ("flower",)}  # the second adds to the first
+LOCKS = {"requirements.lock": ("dev", "mtcnn"), "requirements-flower.lock": ("flower",)}  # the second adds to the first
 UNLOCKED = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 HEADING = "# Written by `make lock`: {what}. Do not edit.\n"
 

@@ -67,14 +67,14 @@ def photos(folder: Path, people: int = 3, each: int = 3) -> Path:
 def one_picture_each(here: Path) -> list[str]:
     from visard.data.sources.importing import import_faces
 
-    import_faces("folder", photos(here / "photos", 12, 1), here / "set", size=32, workers=1)
+    import_faces("folder", photos(here / "photos", 12, 1), here / "set", size=32, workers=1, align="none")
     return run("data.source=set")
 
 
 def truncated_set(here: Path) -> list[str]:
     from visard.data.sources.importing import import_faces
 
-    import_faces("folder", photos(here / "photos", 12, 4), here / "set", size=32, workers=1)
+    import_faces("folder", photos(here / "photos", 12, 4), here / "set", size=32, workers=1, align="none")
     with (here / "set" / "images.npy").open("r+b") as f:
         f.truncate(3000)
     return run("data.source=set")
@@ -109,7 +109,7 @@ def other_size_model(here: Path) -> list[str]:
     save_model(here / "m.safetensors", weights, {"model": "tiny", "embedding": "128", "size": "64"})
     from visard.data.sources.importing import import_faces
 
-    import_faces("folder", photos(here / "photos", 12, 4), here / "set", size=32, workers=1)
+    import_faces("folder", photos(here / "photos", 12, 4), here / "set", size=32, workers=1, align="none")
     return ["eval", "m.safetensors", "--data", "set"]
 
 
@@ -259,7 +259,8 @@ def test_unreadable_pictures_are_skipped_and_listed(
     photos(here / "photos")
     (here / "photos" / "p1" / "1.png").write_bytes(b"")
     (here / "photos" / "p2" / "9.jpg").write_bytes(b"\xff\xd8\xff")
-    monkeypatch.setattr(sys, "argv", ["visard", "data", "import", "folder", "photos", "--out", "set", "--size", "32"])
+    words = ["data", "import", "folder", "photos", "--out", "set", "--size", "32", "--align", "none"]
+    monkeypatch.setattr(sys, "argv", ["visard", *words])
     with pytest.raises(SystemExit) as stop:
         main()
     out = " ".join(capsys.readouterr().out.split())

@@ -8,12 +8,14 @@ import shutil
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from tests.e2e.smoke import SMOKE
 
 from visard.cli import main
+from visard.data.faces import FaceSet
+from visard.data.synthetic.render import SyntheticSpec
+from visard.data.synthetic.sets import make
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,14 +57,12 @@ def desk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What a reader has: the examples, and a folder of photos with a folder for each person."""
     (here / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr(sys, "argv", [])
-    rng = np.random.default_rng(0)
-    for person in range(30):
-        folder = here / "photos" / f"person-{person}"
-        folder.mkdir(parents=True)
-        colour = rng.integers(0, 255, 3)
-        for k in range(5):
-            noise = rng.integers(-30, 30, (64, 64, 3))
-            Image.fromarray(np.clip(colour + noise, 0, 255).astype(np.uint8)).save(folder / f"{k}.png")
+    faces = FaceSet.open(make(SyntheticSpec(identities=30, images_per_identity=5, size=112), here / "drawn"))
+    for row, picture in enumerate(faces.pixels):
+        folder = here / "photos" / f"person-{faces.identity[row]}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(folder / f"{row % 5}.png")
+    shutil.rmtree(here / "drawn")
     return here
 
 

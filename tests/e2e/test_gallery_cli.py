@@ -39,7 +39,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"person-{k}/0.png,person-{k}/1.png,1\nperson-{k}/0.png,person-{k - 1}/2.png,0" for k in range(PEOPLE)]
     text = "file_a,file_b,same\n" + "\n".join(lines).replace("person--1", "person-5") + "\n"
     (folder / "pairs.csv").write_text(text)
-    import_faces("folder", folder / "photos", folder / "set", size=SIDE, pairs=folder / "pairs.csv")
+    import_faces("folder", folder / "photos", folder / "set", size=SIDE, pairs=folder / "pairs.csv", align="none")
     return folder
 
 

@@ -74,7 +74,7 @@ def test_imports_galleries_features_labels_and_exports(tmp_path: Path, monkeypat
     out.mkdir()
     run("fedavg", out=tmp_path / "run", overrides=smoke("fedavg"))
     model = tmp_path / "run" / "model.safetensors"
-    visard(monkeypatch, "data", "import", "folder", photos, "--out", out / "set", "--size", "32")
+    visard(monkeypatch, "data", "import", "folder", photos, "--out", out / "set", "--size", "32", "--align", "none")
     visard(monkeypatch, "data", "export", out / "set", out / "set.bin", "--pairs", "6")
     visard(monkeypatch, "data", "export", out / "set", out / "set.rec")
     visard(monkeypatch, "enroll", photos, "--model", model, "--gallery", out / "staff.gallery")

@@ -29,9 +29,8 @@ from visard.core import declared_kinds
 from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.engines import local
-from visard.engines.loop import Watcher
 from visard.engines.network import MODEL, refusal
-from visard.errors import Interrupted, UsageError, VisardError
+from visard.errors import UsageError, VisardError
 from visard.methods.fedavg import Down, FedAvg, Up
 from visard.methods.fedface import Down as FaceDown
 from visard.methods.fedface import FedFace
@@ -435,26 +434,6 @@ def test_the_config_of_a_deployed_run_gives_the_same_bits_on_local(
     tree.pop("aggregation")
     visard.run(tree, out=tmp_path / "plain")
     assert (tmp_path / "plain" / "model.safetensors").read_bytes() != (near / "model.safetensors").read_bytes()
-
-
-def test_limits_give_the_same_bits_on_a_pool_and_after_a_stop() -> None:
-    skewed = ["partition.kind=lognormal", "partition.clients=5", "partition.sigma=1.5", *LIMITS, "evaluation.every=0"]
-    sets = [*SMOKE, *skewed]
-    visard.run("fedavg", out="local", overrides=sets)
-    visard.run("fedavg", out="pool", overrides=[*sets, "engine.kind=pool", "engine.workers=2"])
-
-    class Stop(Watcher):
-        def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-            if step == 1:
-                raise Interrupted("stopped after the first round")
-
-    with pytest.raises(Interrupted):
-        visard.run("fedavg", out="stopped", overrides=sets, watcher=Stop())
-    visard.resume("stopped")
-    for other in ("pool", "stopped"):
-        for file in ("model.safetensors", "metrics.json"):
-            assert (Path("local") / file).read_bytes() == (Path(other) / file).read_bytes(), (other, file)
-    assert json.loads(Path("local/metrics.json").read_text())["warnings"], "a limit was met, or this shows nothing"
 
 
 def test_a_party_that_sends_other_shapes_where_nothing_was_sent_is_left_out(tmp_path: Path) -> None:

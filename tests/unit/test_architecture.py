@@ -15,7 +15,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # from the bottom to the top; a room may import its own layer and those below it
 LAYERS = (
-    {"errors", "files", "numerics", "disclosure", "graphs", "plugins", "presets", "processes", "text"},
+    {"errors", "files", "numerics", "disclosure", "downloads", "graphs", "plugins", "presets", "processes", "text"},
     {"data", "models"},
     {"core"},
     {"learning"},

@@ -41,7 +41,7 @@ def test_there_and_back(photos: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     def run(*words: str) -> None:
         assert visard(monkeypatch, *words) == 0
 
-    run("import", "folder", "photos", "--out", "a", "--size", "16")
+    run("import", "folder", "photos", "--out", "a", "--size", "16", "--align", "none")
     run("export", "a", "a.bin", "--pairs", "30", "--seed", "3")
     run("import", "bin", "a.bin", "--out", "b", "--size", "16")
     run("export", "b", "b.bin")  # its own pairs, in the same order
@@ -101,7 +101,7 @@ def test_wrong_use(
 
 
 def test_exports_that_cannot_be(photos: Path, tmp_path: Path) -> None:
-    faces = FaceSet.open(import_faces("folder", photos, tmp_path / "a", size=16).path)
+    faces = FaceSet.open(import_faces("folder", photos, tmp_path / "a", size=16, align="none").path)
     for path, pairs, message in (
         ("x.zip", 10, r"\.bin or \.rec"),
         ("x.bin", 1000, "not enough"),
@@ -116,7 +116,7 @@ def test_a_script_needs_no_guard_and_no_processes(photos: Path, tmp_path: Path) 
     script = tmp_path / "script.py"
     script.write_text(
         "import multiprocessing, sys\nfrom visard.data.sources.importing import import_faces\n"
-        "r = import_faces('folder', 'photos', 'set', size=16, workers=3)\n"
+        "r = import_faces('folder', 'photos', 'set', size=16, workers=3, align='none')\n"
         "assert r.pictures == 20 and not multiprocessing.active_children()\n"
     )
     subprocess.run([sys.executable, "-W", "error", str(script)], check=True, cwd=tmp_path)
@@ -125,7 +125,7 @@ def test_a_script_needs_no_guard_and_no_processes(photos: Path, tmp_path: Path) 
 def test_warnings_of_other_threads_come_back(photos: Path, tmp_path: Path) -> None:
     """Decoders are silenced while they run; the filters afterwards are those from before."""
     before = list(warnings.filters)
-    import_faces("folder", photos, tmp_path / "set", size=16, workers=4)
+    import_faces("folder", photos, tmp_path / "set", size=16, workers=4, align="none")
     assert warnings.filters == before
     with QUIET, QUIET:
         warnings.warn("unheard", stacklevel=1)

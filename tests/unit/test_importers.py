@@ -26,7 +26,7 @@ RED = (220, 30, 40)
 
 
 def decode(data: bytes, size: int, crop: Crop) -> Pixels:
-    return Framing(crop)(data, 0, size)[0]
+    return Framing(crop)(data, 0, size)[0].square
 
 
 def encoded(picture: Image.Image, form: str = "PNG", **options: object) -> bytes:
@@ -129,7 +129,12 @@ def people(tmp_path: Path) -> Path:
 def test_folder(people: Path, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     report = import_faces(
-        "folder", people, tmp_path / "set", size=16, progress=lambda done, total: calls.append((done, total))
+        "folder",
+        people,
+        tmp_path / "set",
+        size=16,
+        progress=lambda done, total: calls.append((done, total)),
+        align="none",
     )
     faces = FaceSet.open(report.path)
     assert (report.pictures, report.identities, report.skipped) == (6, 3, [])
@@ -149,25 +154,27 @@ def test_folder_in_a_zip_is_read_in_place(people: Path, tmp_path: Path) -> None:
         z.writestr("../escape/evil.png", encoded(plain()))
         z.writestr("__MACOSX/ann/1.png", b"junk")
     before = {path.name for path in tmp_path.iterdir()}
-    report = import_faces("folder", tmp_path / "people.zip", tmp_path / "set", size=16)
+    report = import_faces("folder", tmp_path / "people.zip", tmp_path / "set", size=16, align="none")
     assert report.identities == 3
     assert {path.name for path in tmp_path.iterdir()} == before | {"set"}
     assert not (tmp_path.parent / "escape").exists()
 
 
 def test_min_images_and_limit(people: Path, tmp_path: Path) -> None:
-    two = import_faces("folder", people, tmp_path / "two", size=16, min_images=2)
+    two = import_faces("folder", people, tmp_path / "two", size=16, min_images=2, align="none")
     assert FaceSet.open(two.path).names == ["ann", "bob"]
-    one = import_faces("folder", people, tmp_path / "one", size=16, limit_identities=1)
+    one = import_faces("folder", people, tmp_path / "one", size=16, limit_identities=1, align="none")
     assert FaceSet.open(one.path).names == ["ann"]
     with pytest.raises(UsageError, match="no identity has 9 pictures"):
-        import_faces("folder", people, tmp_path / "none", min_images=9)
+        import_faces("folder", people, tmp_path / "none", min_images=9, align="none")
 
 
 def test_domains_from_folders(tmp_path: Path) -> None:
     for name in ("north/ann/1.png", "north/bob/1.png", "south/ann/1.png"):
         put(tmp_path / "src" / name, encoded(plain()))
-    faces = FaceSet.open(import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, domains=True).path)
+    faces = FaceSet.open(
+        import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, domains=True, align="none").path
+    )
     assert faces.domains == ["north", "south"]
     assert faces.names == ["north/ann", "north/bob", "south/ann"]
     assert faces.domain.tolist() == [0, 0, 1]
@@ -175,7 +182,7 @@ def test_domains_from_folders(tmp_path: Path) -> None:
 
 def test_links_that_lead_back_end(people: Path, tmp_path: Path) -> None:
     (people / "ann" / "loop").symlink_to(people)
-    assert import_faces("folder", people, tmp_path / "set", size=16).pictures == 6
+    assert import_faces("folder", people, tmp_path / "set", size=16, align="none").pictures == 6
 
 
 def test_names_that_are_no_utf8(people: Path, tmp_path: Path) -> None:
@@ -185,7 +192,7 @@ def test_names_that_are_no_utf8(people: Path, tmp_path: Path) -> None:
     except OSError:
         pytest.skip("this file system takes UTF-8 names alone")
     put(people / odd / "1.png", encoded(plain()))
-    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16).path)
+    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16, align="none").path)
     assert faces.names[3] == r"d\xff"
     assert faces.file(6) == f"{odd}/1.png"
 
@@ -208,7 +215,7 @@ def test_unreadable_pictures_are_skipped_and_listed(people: Path, tmp_path: Path
     put(people / "ann" / "f_float.tif", encoded(Image.fromarray(np.ones((9, 9), np.float32)), "TIFF"))
     (people / "ann" / "g_gone.png").symlink_to(people / "nowhere.png")
     put(people / "cem" / "1.png", encoded(noise)[:500])  # cem's only picture
-    report = import_faces("folder", people, tmp_path / "set", size=16)
+    report = import_faces("folder", people, tmp_path / "set", size=16, align="none")
     reasons = {file.split("/")[1]: reason for file, reason in report.skipped}
     assert reasons["a_empty.png"] == "the file is empty"
     assert "not a picture" in reasons["b_text.jpg"]
@@ -227,7 +234,7 @@ def test_unreadable_pictures_are_skipped_and_listed(people: Path, tmp_path: Path
 
 def test_an_identity_left_with_too_few_is_taken_back(people: Path, tmp_path: Path) -> None:
     put(people / "bob" / "2.png", b"broken")
-    report = import_faces("folder", people, tmp_path / "set", size=16, min_images=2)
+    report = import_faces("folder", people, tmp_path / "set", size=16, min_images=2, align="none")
     assert FaceSet.open(report.path).names == ["ann"]
     assert report.pictures == 3
     assert ("bob/1.png", "only 1 readable pictures of bob") in report.skipped
@@ -236,7 +243,7 @@ def test_an_identity_left_with_too_few_is_taken_back(people: Path, tmp_path: Pat
 def test_too_many_bytes(people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pictures, "MAX_BYTES", 10)
     with pytest.raises(VisardError, match=r"not one of 6 pictures could be used .* bytes are too many"):
-        import_faces("folder", people, tmp_path / "set")
+        import_faces("folder", people, tmp_path / "set", align="none")
 
 
 def test_many_pictures_in_processes_come_out_in_order(tmp_path: Path) -> None:
@@ -244,8 +251,8 @@ def test_many_pictures_in_processes_come_out_in_order(tmp_path: Path) -> None:
         for i in range(700):
             data = encoded(plain((i % 251, i // 251, 7), (16, 16))) if i % 100 != 50 else b"broken"
             z.writestr(f"p{i // 70:02d}/{i:04d}.png", data)
-    apart = import_faces("folder", tmp_path / "many.zip", tmp_path / "apart", size=16, workers=2)
-    alone = import_faces("folder", tmp_path / "many.zip", tmp_path / "alone", size=16, workers=1)
+    apart = import_faces("folder", tmp_path / "many.zip", tmp_path / "apart", size=16, workers=2, align="none")
+    alone = import_faces("folder", tmp_path / "many.zip", tmp_path / "alone", size=16, workers=1, align="none")
     first, second = FaceSet.open(apart.path), FaceSet.open(alone.path)
     assert apart.skipped == alone.skipped
     assert len(apart.skipped) == 7
@@ -265,7 +272,7 @@ def test_an_interrupted_import_leaves_no_set(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, workers=1, progress=stop)
+        import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, workers=1, progress=stop, align="none")
     assert [path.name for path in tmp_path.iterdir()] == ["src"]
 
 
@@ -285,7 +292,7 @@ def test_a_killed_import_leaves_no_set(tmp_path: Path) -> None:
         process.send_signal(signal.SIGKILL)
     assert list_sets(tmp_path) == []
     assert not (tmp_path / "set").exists()
-    import_faces("folder", tmp_path / "src", tmp_path / "set", size=16)
+    import_faces("folder", tmp_path / "src", tmp_path / "set", size=16, align="none")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["set", "src"]
 
 
@@ -402,7 +409,7 @@ def lfw(tmp_path: Path) -> Path:
 def test_lfw_pairs(lfw: Path, tmp_path: Path) -> None:
     lines = ["Ann_Lee\t1\t3", "Ann_Lee\t2\tBo\t1", "Bo\t1\t2", "Bo\t2\tAnn_Lee\t1"]
     put(tmp_path / "pairs.txt", "2\t1\n" + "\n".join(lines) + "\nAnn_Lee\t1\t9\n")
-    faces = FaceSet.open(import_faces("lfw", lfw, tmp_path / "set", size=32).path)
+    faces = FaceSet.open(import_faces("lfw", lfw, tmp_path / "set", size=32, align="none").path)
     pairs = load_pairs(faces)
     assert (pairs.first.tolist(), pairs.second.tolist()) == ([0, 1, 3, 4], [2, 3, 4, 0])
     assert pairs.same.tolist() == [True, False, True, False]
@@ -412,12 +419,12 @@ def test_lfw_pairs(lfw: Path, tmp_path: Path) -> None:
 
 def test_lfw_dev_pairs_have_one_fold(lfw: Path, tmp_path: Path) -> None:
     put(tmp_path / "pairsDevTest.txt", "1\nBo 1 2\nBo 1 Ann_Lee 1\n")
-    report = import_faces("lfw", lfw, tmp_path / "set", size=32, pairs=tmp_path / "pairsDevTest.txt")
+    report = import_faces("lfw", lfw, tmp_path / "set", size=32, pairs=tmp_path / "pairsDevTest.txt", align="none")
     assert load_pairs(FaceSet.open(report.path)).fold.tolist() == [0, 0]
 
 
 def test_lfw_without_pairs(lfw: Path, tmp_path: Path) -> None:
-    faces = FaceSet.open(import_faces("lfw", lfw, tmp_path / "set", size=32).path)
+    faces = FaceSet.open(import_faces("lfw", lfw, tmp_path / "set", size=32, align="none").path)
     assert (len(faces), faces.names) == (5, ["Ann_Lee", "Bo"])
     with pytest.raises(UsageError, match=r"no pairs\.npy"):
         load_pairs(faces)
@@ -435,7 +442,7 @@ def test_lfw_without_pairs(lfw: Path, tmp_path: Path) -> None:
 def test_lfw_broken_pairs(lfw: Path, tmp_path: Path, text: str, message: str) -> None:
     put(lfw / "pairs.txt", text)
     with pytest.raises(VisardError, match=message):
-        import_faces("lfw", lfw, tmp_path / "set")
+        import_faces("lfw", lfw, tmp_path / "set", align="none")
 
 
 # wrong use ------------------------------------------------------------------------------------------
@@ -469,5 +476,5 @@ def test_existing_set_is_refused_before_work_begins(people: Path, tmp_path: Path
     (tmp_path / "set").mkdir()
     started = time.perf_counter()
     with pytest.raises(UsageError, match="exists already"):
-        import_faces("folder", people, tmp_path / "set", progress=lambda *_: pytest.fail("work began"))
+        import_faces("folder", people, tmp_path / "set", progress=lambda *_: pytest.fail("work began"), align="none")
     assert time.perf_counter() - started < 5

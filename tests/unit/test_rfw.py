@@ -57,7 +57,7 @@ def test_races_pairs_folds_and_landmarks(tmp_path: Path) -> None:
 def test_header_line_and_no_landmarks(tmp_path: Path) -> None:
     source = rfw(tmp_path / "RFW", header=True, landmarks=False)
     put(source / "data" / "Asian" / "m.0b" / "m.0b_0003.jpg", b"broken")
-    faces = FaceSet.open(import_faces("rfw", source, tmp_path / "set").path)
+    faces = FaceSet.open(import_faces("rfw", source, tmp_path / "set", align="none").path)
     assert load_pairs(faces).fold.tolist() == [0, 0, 1, 1, 0, 1]
     assert (faces.info["pairs"], faces.info["pairs_dropped"], faces.info["align"]) == (6, 2, "none")
     assert np.array_equal(faces.images[0], pixels(1, 112))
@@ -103,7 +103,7 @@ def people(tmp_path: Path) -> Path:
 def test_own_list_at_import_and_later(people: Path, tmp_path: Path) -> None:
     text = "file_a,file_b,same\nann/1.png,ann/2.png,1\nbob/1.png,ann/2.png,0\nbob/2.png,bob/1.png,yes\n"
     put(tmp_path / "pairs.csv", text)
-    report = import_faces("folder", people, tmp_path / "set", size=16, pairs=tmp_path / "pairs.csv")
+    report = import_faces("folder", people, tmp_path / "set", size=16, pairs=tmp_path / "pairs.csv", align="none")
     faces = FaceSet.open(report.path)
     put(tmp_path / "rows.csv", "row_a,row_b,same,fold\n0,1,1,0\n2,1,0,0\n3,2,1,1\n")
     for pairs, folds in (
@@ -116,7 +116,7 @@ def test_own_list_at_import_and_later(people: Path, tmp_path: Path) -> None:
 
 
 def test_a_sorted_list_still_has_folds_of_both_kinds(people: Path, tmp_path: Path) -> None:
-    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16).path)
+    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16, align="none").path)
     put(tmp_path / "rows.csv", "row_a,row_b,same\n" + "0,1,1\n" * 20 + "0,2,0\n" * 30)
     pairs = load_pairs(faces, tmp_path / "rows.csv")
     assert np.bincount(pairs.fold[pairs.same]).tolist() == [2] * 10
@@ -140,7 +140,7 @@ def test_a_sorted_list_still_has_folds_of_both_kinds(people: Path, tmp_path: Pat
     ],
 )
 def test_broken_lists(people: Path, tmp_path: Path, text: str | None, message: str) -> None:
-    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16).path)
+    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16, align="none").path)
     if text is not None:
         put(tmp_path / "list.csv", text)
     with pytest.raises(UsageError, match=message) as caught:
@@ -155,12 +155,12 @@ def test_lists_that_do_not_fit_an_import(people: Path, tmp_path: Path) -> None:
     ):
         put(tmp_path / "pairs.csv", text)
         with pytest.raises(UsageError, match=message):
-            import_faces("folder", people, tmp_path / "set", pairs=tmp_path / "pairs.csv")
+            import_faces("folder", people, tmp_path / "set", pairs=tmp_path / "pairs.csv", align="none")
     assert not (tmp_path / "set").exists()
 
 
 def test_a_damaged_table(people: Path, tmp_path: Path) -> None:
-    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16).path)
+    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16, align="none").path)
     for table in (np.array([[0, 9, 1, 0]]), np.zeros((2, 3), np.int64), np.zeros((2, 4), np.float32)):
         np.save(faces.path / "pairs.npy", table)
         with pytest.raises(VisardError, match="no list of pairs"):

@@ -58,8 +58,14 @@ def import_set(
     limit: Annotated[int | None, typer.Option(help="at most so many people")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing set")] = False,
     align: Annotated[
-        str | None, typer.Option(help="none, landmarks or haar (default: what suits the source)", show_default=False)
+        str | None,
+        typer.Option(help="none, five, landmarks or haar (default: what suits the source)", show_default=False),
     ] = None,
+    detector: Annotated[str | None, typer.Option(help="five: yunet, mtcnn, or a YuNet or SCRFD file")] = None,
+    every_face: Annotated[
+        bool, typer.Option("--every-face", help="five: all faces of a picture, not only the main one")
+    ] = False,
+    min_quality: Annotated[float, typer.Option(help="five: leave out faces of less quality, 0 to 1")] = 0.0,
     cascade: Annotated[Path | None, typer.Option(help="haar: another cascade file than OpenCV's own")] = None,
     crop: Annotated[int | None, typer.Option(help="celeba, folder, lfw: centre square to keep, in pixels")] = None,
     domains: Annotated[bool, typer.Option("--domains", help="folder: the outer folders are domains")] = False,
@@ -91,7 +97,8 @@ def import_set(
     with bar(f"importing {kind}", 1) as shown:
         report = import_faces(
             kind, source, folder, size=size, min_images=min_images, limit_identities=limit, align=align,
-            cascade=cascade, progress=shown.progress, overwrite=overwrite,
+            detector=detector, every_face=every_face, min_quality=min_quality, cascade=cascade, say=say,
+            progress=shown.progress, overwrite=overwrite,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
     say(f"{report.pictures} pictures of {report.identities} people")

@@ -29,7 +29,12 @@ def enroll(
     gallery: Annotated[Path, typer.Option(help="the file to write")],
     add: Annotated[bool, typer.Option("--add", help="add people to an existing gallery")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing gallery")] = False,
-    align: Annotated[str, typer.Option(help="none (the centre square) or haar (the face that is found)")] = "none",
+    align: Annotated[
+        str | None,
+        typer.Option(
+            help="five (by the landmarks of the face), none (the centre square) or haar (default: as the model)"
+        ),
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
 ) -> None:
     """Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.
@@ -46,7 +51,7 @@ def enroll(
         raise UsageError(f"no gallery at {gallery} to add people to")
     loaded = open_model(model)
     with bar("enrolling", 1) as shown:
-        made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, progress=shown.progress)
+        made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, say=say, progress=shown.progress)
     whole = before.with_more(made) if add else made
     whole.save(gallery)
     list_skipped(skipped)
@@ -119,7 +124,7 @@ def verify(
 
     if gallery is None and model is None:
         raise UsageError("name a model (--model) or a gallery (--gallery)")
-    align, flip = "none", False
+    align, flip = None, False
     limit = None if threshold is None else _given(threshold)
     if gallery is not None:
         known = Gallery.load(gallery)

@@ -72,6 +72,13 @@ class FaceSet:
         """Whether the pictures were drawn, so that they may be shown to anyone."""
         return self.info.get("kind") == "synthetic"
 
+    @property
+    def align(self) -> str:
+        """How its pictures were cut: five (by the five landmarks of the ArcFace template), haar or none."""
+        how = str(self.info.get("align", "none"))
+        aligned = how == "none" and self.info.get("kind") in ("bin", "recordio")  # such files hold aligned faces
+        return "five" if aligned or how in ("five", "landmarks") else "haar" if how == "haar" else "none"
+
     def file(self, row: int) -> str:
         """The name of the file that picture `row` came from."""
         return bytes(self._files[row]).decode("utf-8", "surrogateescape")

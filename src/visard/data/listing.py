@@ -56,7 +56,7 @@ class Listing:
     attributes: npt.NDArray[np.int8] | None = None  # (files, attribute_names) in {-1, 0, 1}
     domains: Sequence[str] | None = None  # of each picture; the name of the importer by default
     crop: Crop = CENTRE
-    align: str = "none"  # unless the user asks for something else
+    align: str = "none"  # unless the user asks for something else; "five" where the pictures are raw photographs
     landmarks: npt.NDArray[np.float32] | None = None  # (files, 5, 2) x, y in the source's pixels, NaN = unknown
     boxes: npt.NDArray[np.float32] | None = None  # (files, 4) x, y, width, height, NaN = unknown
     size: int = 64  # unless the user asks for something else

@@ -1,6 +1,7 @@
 """One picture file, of whatever kind, to the square uint8 RGB array that a face set keeps; or the reason why not.
 
-The square is cropped from the centre, aligned by five landmarks, or cut around a face that a detector finds.
+The square is cropped from the centre, aligned by five landmarks that are given, or cut around the box of a Haar
+cascade; `detection` finds the landmarks of raw photographs.
 """
 
 from __future__ import annotations
@@ -14,19 +15,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import cv2
 import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visard.errors import UsageError
-
-cv2: Any  # typed loosely: OpenCV 5 lacks what OpenCV 4 has
-try:
-    import cv2
-except ImportError:
-    cv2 = None
 
 Points = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
@@ -43,7 +39,7 @@ EXTENSIONS = (
 )
 # raster formats alone: Pillow would start an outside program for PostScript
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
-ALIGNMENTS = ("none", "landmarks", "haar")
+ALIGNMENTS = ("none", "five", "landmarks", "haar")
 BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
 LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set
 # eyes (left and right in the picture), nose, corners of the mouth: x, y in 112 x 112 pixels (ArcFace)
@@ -75,6 +71,14 @@ class Crop:
 CENTRE = Crop()
 
 
+class Framed(NamedTuple):
+    """A picture that was cut: the square (size, size, 3), and what is known of the face in it."""
+
+    square: Pixels
+    points: Points | None = None  # landmarks (5, 2) in the square
+    quality: npt.NDArray[np.float32] | None = None  # see `visard.data.detection.quality`
+
+
 @dataclass(frozen=True, eq=False)
 class Framing:
     """How to cut each picture; landmarks (N, 5, 2) and boxes (N, 4) in pixels of the source, NaN = unknown."""
@@ -85,16 +89,16 @@ class Framing:
     boxes: npt.NDArray[np.float32] | None = None
     detect: Callable[[Image.Image], Box | None] | None = field(default=None, repr=False)
 
-    def __call__(self, data: bytes, item: int, size: int) -> tuple[Pixels, Points | None]:
-        """The square (size, size, 3), and the landmarks (5, 2) in it where they are known."""
+    def __call__(self, data: bytes, item: int, size: int) -> list[Framed]:
+        """The one square, with its landmarks where they are known."""
         with ExitStack() as turn:
-            return self._square(data, item, size, turn)
+            return [self._square(data, item, size, turn)]
 
-    def _square(self, data: bytes, item: int, size: int, turn: ExitStack) -> tuple[Pixels, Points | None]:
+    def _square(self, data: bytes, item: int, size: int, turn: ExitStack) -> Framed:
         points = None if self.landmarks is None else self.landmarks[item].astype(np.float64)
         if self.align == "none" and points is None:
             picture, side = upright(data, self.crop, size, turn)
-            return np.asarray(centre(picture, side, size)), None
+            return Framed(np.asarray(centre(picture, side, size)))
         picture, _ = upright(data, turn=turn)
         matrix = np.full((2, 3), np.nan)
         if self.align == "landmarks" and points is not None:
@@ -103,7 +107,7 @@ class Framing:
             square = warp(np.asarray(picture), matrix, size)
         else:
             square, matrix = self._cut(picture, item, size)
-        return square, None if points is None else move(points, matrix)
+        return Framed(square, None if points is None else move(points, matrix))
 
     def _cut(self, picture: Image.Image, item: int, size: int) -> tuple[Pixels, Points]:
         if self.align == "none":
@@ -270,31 +274,16 @@ def move(points: Points, matrix: Points) -> Points:
 def warp(picture: Pixels, matrix: Points, size: int) -> Pixels:
     """The picture (H, W, 3) through `matrix` (2, 3) into (size, size, 3); bilinear, black outside.
 
-    Coordinates are of pixel centres. OpenCV does it where it is installed, as the face models' own tools do;
-    Pillow does it elsewhere and differs from it by a rounding of the interpolation weights.
+    Coordinates are of pixel centres. OpenCV does it, as in the face models' own tools.
     """
     if not np.isfinite(matrix).all():
         raise ValueError("too few landmarks")
-    if cv2 is not None:
-        return np.asarray(cv2.warpAffine(picture, matrix, (size, size)), np.uint8)
-    return warp_with_pillow(picture, matrix, size)
-
-
-def warp_with_pillow(picture: Pixels, matrix: Points, size: int) -> Pixels:
-    """`warp` without OpenCV."""
-    A = np.linalg.inv(matrix[:, :2])
-    t = -A @ matrix[:, 2]
-    t += 0.5 - A @ (0.5, 0.5)  # Pillow counts from the corner of a pixel, not from its centre
-    t += 1  # a black border, so that the edge fades as it does in OpenCV
-    picture = np.pad(picture, ((1, 1), (1, 1), (0, 0)))
-    rows = (A[0, 0], A[0, 1], t[0], A[1, 0], A[1, 1], t[1])
-    moved = Image.fromarray(picture).transform((size, size), Image.Transform.AFFINE, rows, Image.Resampling.BILINEAR)
-    return np.asarray(moved)
+    return np.asarray(cv2.warpAffine(picture, matrix, (size, size)), np.uint8)
 
 
 def warp_engine() -> str:
     """Which library `warp` uses, for the record."""
-    return f"opencv {cv2.__version__}" if cv2 is not None else "pillow"
+    return f"opencv {cv2.__version__}"
 
 
 def _complex(points: npt.ArrayLike) -> npt.NDArray[np.complex128]:
@@ -306,12 +295,10 @@ class Haar:
     """Finds the largest face of a picture with a Haar cascade (Viola and Jones 2001); needs OpenCV 4."""
 
     def __init__(self, cascade: Path | None = None) -> None:
-        if cv2 is None:
-            raise UsageError("detecting faces needs OpenCV: install visard[align]")
         if not hasattr(cv2, "CascadeClassifier"):
             what = f"OpenCV {cv2.__version__} has no Haar cascades any more"
             raise UsageError(f"{what}: install 'opencv-python-headless<5'")
-        self._path = cascade or Path(cv2.data.haarcascades) / CASCADE
+        self._path = cascade or Path(cv2.__file__).with_name("data") / CASCADE
         self._local = threading.local()  # a classifier holds the picture it works on
         self._classifier()
 

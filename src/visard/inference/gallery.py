@@ -24,6 +24,7 @@ import torch
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from visard.data.detection import FiveFraming, open_detector
 from visard.data.listing import Container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
 from visard.data.sources.importing import printable
@@ -42,7 +43,7 @@ Found = tuple[Floats, Ints]  # scores and rows (queries, k), best first
 CELLS = 1 << 22  # scores held at a time by a thread
 BITS = 1024  # of a sketch
 CANDIDATES = 1024  # templates whose cosine is computed after the sketch
-ALIGNMENTS = ("none", "haar")
+ALIGNMENTS = ("five", "none", "haar")
 BATCH = 256  # pictures decoded and embedded at a time
 
 
@@ -382,10 +383,12 @@ def person_of(name: str) -> str:
     return re.sub(r"[_ ]\(?\d+\)?$", "", stem) or stem
 
 
-def framing(align: str) -> Framing:
-    """How pictures are cut: the centre square, or around the largest face that a Haar cascade finds."""
+def framing(align: str, say: Callable[[str], None] = lambda text: None) -> Framing | FiveFraming:
+    """How pictures are cut: the centre square, by five landmarks, or around the face that a Haar cascade finds."""
     if align not in ALIGNMENTS:
         raise UsageError(f"alignment {align!r}: must be one of {', '.join(ALIGNMENTS)}")
+    if align == "five":
+        return FiveFraming(open_detector(say=say))
     return Framing(align=align, detect=Haar() if align == "haar" else None)
 
 
@@ -393,15 +396,18 @@ def enrol_folder(
     folder: Path,
     model: FaceModel,
     *,
-    align: str = "none",
+    align: str | None = None,
     flip: bool = False,
+    say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Gallery, list[tuple[str, str]]]:
     """A gallery of the people in a folder (or zip), and the pictures that could not be used with the reason.
 
-    Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg.
+    Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg. They are
+    aligned as the model wants it, unless `align` says otherwise.
     """
-    cut = framing(align)
+    align = align or model.align
+    cut = framing(align, say)
     people: list[str] = []
     parts: list[npt.NDArray[np.float32]] = []
     skipped: list[tuple[str, str]] = []
@@ -432,10 +438,10 @@ def enrol_folder(
 
 
 def features_of(
-    files: Iterable[Path], model: FaceModel, *, align: str = "none", flip: bool = False
+    files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False
 ) -> npt.NDArray[np.float32]:
-    """Features (n, E) of picture files; one that cannot be read is an error that names it."""
-    cut, squares = framing(align), []
+    """Features (n, E) of picture files, cut as the model wants; one that cannot be read is an error that names it."""
+    cut, squares = framing(align or model.align), []
     for file in files:
         square = _square(lambda name: Path(name).read_bytes(), str(file), cut, model.size)
         if isinstance(square, str):
@@ -444,10 +450,12 @@ def features_of(
     return embed(model, np.stack(squares), flip=flip)
 
 
-def _square(read: Callable[[str], bytes], name: str, cut: Framing, size: int) -> npt.NDArray[np.uint8] | str:
+def _square(
+    read: Callable[[str], bytes], name: str, cut: Framing | FiveFraming, size: int
+) -> npt.NDArray[np.uint8] | str:
     """The square that goes into the network, or why not."""
     try:
         data = read(name)
-        return cut(data, 0, size)[0] if data else "the file is empty"
+        return cut(data, 0, size)[0].square if data else "the file is empty"
     except Exception as error:  # decoders fail in every way there is on damaged data
         return why_not(error)

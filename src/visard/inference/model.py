@@ -49,6 +49,13 @@ class FaceModel:
         """How pictures go in."""
         return Inputs.of_spec(self.spec)
 
+    @property
+    def align(self) -> str:
+        """How photographs are cut for it: as the pictures were that it was trained on. Models of visard say so where
+        these were aligned; public ones do not say it, and nearly all of them were trained on five landmarks.
+        """
+        return self.spec.get("align") or ("none" if "visard" in self.spec else "five")
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits over the file and the way pictures go in: equal means equal features."""

@@ -280,6 +280,8 @@ def _save_models(job: _Job, server: Any) -> None:
     """
     method, folder = job.settings.method, job.folder
     spec = {"model": job.settings.model.name, "embedding": str(job.world.embedding), "size": str(job.faces.size)}
+    if job.faces.align != "none":
+        spec["align"] = job.faces.align
     generic = method.backbone(server)
     if generic is not None:
         save_model(folder / "model.safetensors", generic, spec, SHARED)

@@ -27,9 +27,9 @@ def read(
 ) -> Listing:
     """List `source`/<identity>/**/<picture>, or `source`/<domain>/<identity>/**/<picture> with `domains`.
 
-    Each picture keeps its centre square of `crop` pixels (by default as large as fits), or is aligned by `landmarks`:
-    a text file with a line "<file> x y x y x y x y x y" for each. `pairs` is a list of pairs to compare (see
-    `visard.data.pairs.read_pairs`) with file names inside `source`.
+    Each picture is aligned by the landmarks of the face that is found in it, or by `landmarks`: a text file with a line
+    "<file> x y x y x y x y x y" for each; or it keeps its centre square of `crop` pixels. `pairs` is a list of
+    pairs to compare (see `visard.data.pairs.read_pairs`) with file names inside `source`.
     """
     levels = 2 if domains else 1
     layout = "<domain>/<identity>/<picture>" if domains else "<identity>/<picture>"
@@ -40,7 +40,7 @@ def read(
     return Listing(
         Files(container, files), files, *number(name for _, name in places), crop=cut, info=info,
         domains=[domain for domain, _ in places] if domains else None,
-        align="none" if landmarks is None else "landmarks",
+        align="landmarks" if landmarks is not None else "five" if crop is None else "none",
         landmarks=None if landmarks is None else read_landmarks(Path(landmarks), files),
         extras=None if pairs is None else _pairs(Path(pairs), files, info),
     )  # fmt: skip

@@ -14,16 +14,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from visard.data.detection import QUALITY, FiveFraming, open_detector
 from visard.data.faces import FaceSetWriter
 from visard.data.listing import Listing, Stream, check_length
-from visard.data.pictures import ALIGNMENTS, LANDMARKS, Framing, Haar, Pixels, Points, warp_engine, why_not
+from visard.data.pictures import ALIGNMENTS, LANDMARKS, Framed, Framing, Haar, warp_engine, why_not
 from visard.data.sources import SOURCES
 from visard.errors import UsageError, did_you_mean
 
 CHUNK = 64  # pictures a thread decodes at a time
+MOST_FACES = 16  # of one picture
 LISTED = 1000  # skipped files that the set itself remembers
 Progress = Callable[[int, int], None]
-Decoded = list[tuple[Pixels, Points | None] | str]  # a picture and its landmarks, or why not
+Decoded = list[list[Framed] | str]  # what was cut from each picture, or why nothing
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,11 @@ def import_faces(
     min_images: int = 1,
     limit_identities: int | None = None,
     align: str | None = None,
+    detector: str | None = None,
+    every_face: bool = False,
+    min_quality: float = 0.0,
     cascade: Path | str | None = None,
+    say: Callable[[str], None] = lambda text: None,
     workers: int | None = None,
     progress: Progress | None = None,
     overwrite: bool = False,
@@ -54,9 +60,11 @@ def import_faces(
     """Import `source` with importer `kind` into a new face set at `out`.
 
     Identities with fewer than `min_images` readable pictures are left out; `limit_identities` keeps the first
-    so many. `size` is 64 or, for formats of aligned faces, 112 by default. `align` is none, landmarks or haar (with
-    another `cascade` file than OpenCV's own), by default what suits the source. `workers` threads decode (one per
-    core by default: decoders let other threads run) and `progress(done, total)` follows them.
+    so many. `size` is 64 or, for formats of aligned faces, 112 by default. `align` is none, five, landmarks or haar
+    (with another `cascade` file than OpenCV's own), by default what suits the source: five for raw photographs, by
+    the five landmarks that a `detector` finds (see `detection.open_detector`), of the largest and most central face or
+    of `every_face`; faces below `min_quality` are left out. `workers` threads decode (one per core by default: decoders
+    let other threads run), `progress(done, total)` follows them and `say` gets lines for people.
     """
     if (size is not None and not 8 <= size <= 4096) or min_images < 1 or (limit_identities or 1) < 1:
         raise UsageError("an import needs size >= 8 and <= 4096, min_images >= 1 and limit_identities >= 1")
@@ -68,12 +76,13 @@ def import_faces(
         chosen = np.flatnonzero(enough[listing.identity])  # in the order of the source
         if not len(chosen):
             raise UsageError(f"{source}: no identity has {min_images} pictures")
-        framing = _framing(kind, listing, align, Path(cascade) if cascade else None)
+        framing = _framing(kind, listing, align, cascade, detector, every_face, min_quality, say)
         domains = sorted(set(listing.domains)) if listing.domains else [kind]
         info = {"kind": kind, "source": printable(Path(source).name), "align": framing.align, **listing.info}
         names, size = [printable(name) for name in listing.names], size or listing.size
+        room = len(chosen) * (MOST_FACES if every_face else 1)
         writer = FaceSetWriter(
-            Path(out), count=len(chosen), size=size, names=names, domains=domains, attributes=listing.attribute_names,
+            Path(out), count=room, size=size, names=names, domains=domains, attributes=listing.attribute_names,
             info=info, overwrite=overwrite,
         )  # fmt: skip
         with writer:
@@ -100,17 +109,34 @@ def _read(kind: str, source: Path, options: dict[str, Any]) -> Listing:
     return read(source, **options)
 
 
-def _framing(kind: str, listing: Listing, align: str | None, cascade: Path | None) -> Framing:
+def _framing(
+    kind: str,
+    listing: Listing,
+    align: str | None,
+    cascade: Path | str | None,
+    detector: str | None,
+    every_face: bool,
+    min_quality: float,
+    say: Callable[[str], None],
+) -> Framing | FiveFraming:
     wanted = align or listing.align
     if wanted not in ALIGNMENTS:
         raise UsageError(f"no alignment {wanted!r}{did_you_mean(wanted, ALIGNMENTS)}")
-    if wanted == "landmarks" and listing.landmarks is None and listing.boxes is None:
-        raise UsageError(f"alignment by landmarks: importer {kind} found no landmarks in this source")
     if cascade is not None and wanted != "haar":
         raise UsageError("a cascade is used only with alignment haar")
-    detect = Haar(cascade) if wanted == "haar" else None
-    if wanted == "landmarks":
+    if (detector or every_face or min_quality) and wanted != "five":
+        raise UsageError("a detector, every face and a smallest quality are used only with alignment five")
+    if not 0 <= min_quality <= 1:
+        raise UsageError(f"a smallest quality of {min_quality:g}: must be 0 to 1")
+    if wanted == "landmarks" and listing.landmarks is None and listing.boxes is None:
+        raise UsageError(f"alignment by landmarks: importer {kind} found no landmarks in this source")
+    if wanted in ("landmarks", "five"):
         listing.info["warp"] = warp_engine()
+    if wanted == "five":
+        found = FiveFraming(open_detector(detector, say), every_face, min_quality)
+        listing.info.update(detector=found.detector.name, every_face=every_face, min_quality=min_quality)
+        return found
+    detect = Haar(Path(cascade) if cascade else None) if wanted == "haar" else None
     return Framing(listing.crop, wanted, listing.landmarks, listing.boxes, detect)
 
 
@@ -122,6 +148,7 @@ class _Keeper:
         self.domain_of = {name: number for number, name in enumerate(domains)}
         self.items = array("q")  # that were kept; row = position
         self.points: list[npt.NDArray[np.float32]] = []
+        self.quality: list[npt.NDArray[np.float32]] = []
         self.skipped: list[tuple[str, str]] = []
 
     def add(self, items: list[int], results: Decoded) -> None:
@@ -131,22 +158,24 @@ class _Keeper:
             if isinstance(result, str):
                 self._skip(item, result)
             else:
-                good.append((item, *result))
+                good += [(item, framed) for framed in result[:MOST_FACES]]
         if not good:
             return
-        rows = [item for item, _, _ in good]
+        rows = [item for item, _ in good]
         marks, domains = self.listing.attributes, self.listing.domains
         self.writer.write(
             len(self.items),
-            np.stack([picture for _, picture, _ in good]),
+            np.stack([framed.square for _, framed in good]),
             self.listing.identity[rows],
             [self.domain_of[domains[i]] if domains else 0 for i in rows],
             marks[rows] if marks is not None else np.zeros((len(rows), 0), np.int8),
             [self.listing.files[i] for i in rows],
         )
         self.items.extend(rows)
-        if self.listing.landmarks is not None:
-            self.points.append(np.array([points for _, _, points in good], np.float32))
+        if good[0][1].points is not None:
+            self.points.append(np.array([framed.points for _, framed in good], np.float32))
+        if good[0][1].quality is not None:
+            self.quality.append(np.array([framed.quality for _, framed in good], np.float32))
 
     def _skip(self, item: int, reason: str) -> None:
         self.skipped.append((printable(self.listing.files[item]), reason))
@@ -169,6 +198,9 @@ class _Keeper:
         self.writer.renumber(np.cumsum(left) - 1)
         if self.points:
             self.writer.attach(LANDMARKS, np.concatenate(self.points)[keep])
+        if self.quality:
+            self.writer.attach("quality", np.concatenate(self.quality)[keep])
+            self.writer.info["quality"] = list(QUALITY)
         if self.listing.extras is not None:
             for name, values in self.listing.extras(items[keep]).items():
                 self.writer.attach(name, values)
@@ -186,12 +218,12 @@ def printable(name: str) -> str:
 
 
 def _decode_all(
-    listing: Listing, framing: Framing, items: npt.NDArray[np.int64], size: int, workers: int | None
+    listing: Listing, framing: Framing | FiveFraming, items: npt.NDArray[np.int64], size: int, workers: int | None
 ) -> Iterator[Decoded]:
     """Decode in order, a few chunks ahead of what is taken, so that memory stays bounded."""
     pictures = listing.pictures
 
-    def decode_one(item: int, data: bytes | None) -> tuple[Pixels, Points | None] | str:
+    def decode_one(item: int, data: bytes | None) -> list[Framed] | str:
         try:
             data = pictures.read(item) if data is None else data
             check_length(len(data))

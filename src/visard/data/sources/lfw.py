@@ -17,34 +17,36 @@ from visard.data.sources import folder
 from visard.errors import UsageError
 
 OFFICIAL_SIZE = (250, 250)
+CROP = 150  # pixels of those in which the face is
 Pair = tuple[str, str, bool, int]  # name_0001, name_0002, same identity, fold
 
 
 def read(
-    source: Path, *, crop: int = 150, pairs: Path | str | None = None, landmarks: Path | str | None = None
+    source: Path, *, crop: int | None = None, pairs: Path | str | None = None, landmarks: Path | str | None = None
 ) -> Listing:
-    """List Labeled Faces in the Wild, `source`/<name>/<name>_0001.jpg; those of 250 x 250 keep their centre `crop`.
+    """List Labeled Faces in the Wild, `source`/<name>/<name>_0001.jpg.
 
-    `pairs` is pairs.txt or pairsDevTest.txt; by default pairs.txt in or beside `source` if there is one.
-    Pairs with a picture that was not imported are left out and counted. `landmarks` as for a folder.
+    Pictures are aligned by the face that is found; with `crop`, or without alignment, those of 250 x 250 keep their
+    centre `crop` (150). `pairs` is pairs.txt or pairsDevTest.txt; by default pairs.txt in or beside `source` if there
+    is one. Pairs with a picture that was not imported are left out and counted. `landmarks` as for a folder.
     """
     usual = (file for file in (source / "pairs.txt", source.parent / "pairs.txt") if file.is_file())
     path = next(usual, None) if pairs is None else Path(pairs)
     lines = [] if path is None else read_pairs(path)
     listing = folder.read(source, crop=crop, landmarks=landmarks)
-    info: dict[str, Any] = {"crop": crop}
+    info: dict[str, Any] = {"crop": crop or CROP}
     item_of = {Path(file).stem: item for item, file in enumerate(listing.files)}
     known = [(item_of.get(a, -1), item_of.get(b, -1), same, k) for a, b, same, k in lines]
     extras = pair_extras(np.array(known, np.int64).reshape(-1, 4), len(listing.files), info)
-    return replace(listing, crop=Crop(crop, OFFICIAL_SIZE), extras=extras, info=info)
+    return replace(listing, crop=Crop(crop or CROP, OFFICIAL_SIZE), extras=extras, info=info)
 
 
 def read_rfw(source: Path) -> Listing:
     """List Racial Faces in the Wild, `source`/data/<race>/<person>/<person>_0001.jpg, with the text files of each race.
 
     `source`/txts/<race>/<race>_pairs.txt has the pairs, _lmk.txt five landmarks a picture. The race is the domain of a
-    picture. Pictures are aligned by their landmarks where the file is there, otherwise their centre is taken. A folder
-    of <race>_test.bin files is read too.
+    picture. Pictures are aligned by their landmarks where the file is there, otherwise by the face that is found. A
+    folder of <race>_test.bin files is read too.
     """
     root = next((path for path in (source, source / "test") if (path / "data").is_dir()), None)
     if root is None:
@@ -69,7 +71,7 @@ def read_rfw(source: Path) -> Listing:
     known = np.isfinite(points).any()
     return Listing(
         Files(container, files), files, *number(name for _, name in places), domains=races, size=112, info=info,
-        align="landmarks" if known else "none",
+        align="landmarks" if known else "five",
         landmarks=points if known else None,
         extras=pair_extras(np.array(table, np.int64).reshape(-1, 4), len(files), info),
     )  # fmt: skip

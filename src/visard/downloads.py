@@ -1,0 +1,114 @@
+"""Files that visard fetches once, on request: each with its official address, its length and its digest.
+
+`visard models get NAME` fetches one into the cache, or takes it from a path; nothing is fetched without being asked.
+A file whose digest is not known is never kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from visard.errors import UsageError, VisardError, did_you_mean
+from visard.files import cache_folder, replacing
+
+TIMEOUT = 30.0  # seconds without an answer
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file at an address."""
+
+    address: str
+    length: int
+    sha256: str
+    licence: str
+    also: tuple[str, ...] = ()  # digests of other releases that are as good
+
+    @property
+    def file(self) -> str:
+        return self.address.rpartition("/")[2]
+
+
+DOWNLOADS = {
+    "yunet": Download(
+        "https://media.githubusercontent.com/media/opencv/opencv_zoo/966be4cb6eefc2a4f586ed0581bf4bbaa2533070/"
+        "models/face_detection_yunet/face_detection_yunet_2023mar.onnx",
+        232589,
+        "8f2383e4dd3cfbb4553ea8718107fc0423210dc964f9f4280604804ed2552fa4",
+        "MIT, OpenCV Zoo",
+        ("ebafce4e3c118d6554634be5c27ab333b4c047a9a8c3faf1d7cf93101c22f0f0",),  # 2026may: free height and width
+    ),
+}
+
+
+def kept(name: str) -> Path | None:
+    """Where a file is in the cache, or None; its digest is checked every time."""
+    known = _known(name)
+    path = cache_folder() / "downloads" / known.file
+    return path if path.is_file() and _digest(path) in (known.sha256, *known.also) else None
+
+
+def get(name: str, source: Path | str | None = None) -> Path:
+    """Fetch a file into the cache, or copy it there from `source`: a path, a folder that holds it, or an address."""
+    known = _known(name)
+    if source is None and (found := kept(name)) is not None:
+        return found
+    path = cache_folder() / "downloads" / known.file
+    with replacing(path, parents=True) as beside:
+        if source is None or str(source).startswith(("http://", "https://")):
+            _fetch(str(source or known.address), beside, known)
+        else:
+            _copy(Path(source), beside, known)
+        if (digest := _digest(beside)) not in (known.sha256, *known.also):
+            raise VisardError(f"{source or known.address} is not {known.file}: its sha256 is {digest}")
+    return path
+
+
+def _known(name: str) -> Download:
+    if name not in DOWNLOADS:
+        raise UsageError(f"no file {name!r} to get{did_you_mean(name, DOWNLOADS)}")
+    return DOWNLOADS[name]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy(source: Path, target: Path, known: Download) -> None:
+    found = source / known.file if source.is_dir() else source
+    if not found.is_file():
+        raise UsageError(f"no such file: {found}")
+    with found.open("rb") as file:
+        _take(file, target, known, str(found))
+
+
+def _fetch(address: str, target: Path, known: Download) -> None:
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
+            _take(answer, target, known, address)
+    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+        why = getattr(error, "reason", None) or error
+        raise VisardError(
+            f"{known.file} cannot be fetched from {address} ({why}): fetch it elsewhere and give its path with --from"
+        ) from None
+
+
+def _take(source: IO[bytes], target: Path, known: Download, where: str) -> None:
+    """Copy at most a little more than the file is long."""
+    length = 0
+    with target.open("wb") as out:
+        while part := source.read(CHUNK):
+            length += len(part)
+            if length > 2 * known.length:
+                raise VisardError(f"{where} is longer than {known.file}, which has {known.length} bytes")
+            out.write(part)
+        out.flush()
+        os.fsync(out.fileno())
