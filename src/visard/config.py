@@ -53,6 +53,7 @@ class EngineSettings(Section):
     server: str | None = None  # flower: state folder of the `visard server` whose parties do the steps; None: simulated
     wait: float = Field(default=300.0, ge=0)  # seconds to wait for parties that are not connected
     timeout: float = Field(default=3600.0, gt=0, le=1e6)  # seconds of one client step; at most eleven days
+    encrypt_with: str | None = None  # a key file: checkpointed states and class vectors are encrypted with it
     watchers: tuple[str, ...] | None = None  # of plug-ins, to see the run go by
     min_replies: float = Field(default=0.5, ge=0, le=1)  # share of the asked clients that a round needs
     max_identities: int = Field(default=100_000, ge=1)  # that parties with their own pictures may have together

@@ -1,4 +1,6 @@
-"""`python killing.py OUT_FOLDER SEED KILLS [PRESET]`: run, kill -9 at random moments, resume, until done.
+"""`python killing.py OUT_FOLDER SEED KILLS [PRESET [KEYFILE]]`: run, kill -9 at random moments, resume, until done.
+
+With a key the killed runs encrypt their states; the run that they are compared with does not.
 
 The parent has torch loaded and forks, so that a child starts at once and kills fall into the run itself, not into
 its imports. Kills also fall into the writing of checkpoints: every other child kills itself at a random call of
@@ -25,7 +27,7 @@ PARTIAL = ["partition.clients=4", "method.participation=0.75"]
 MORE = {"fedavg": PARTIAL}
 
 
-def child(preset: str, out: Path, fatal_call: int | None) -> None:
+def child(preset: str, out: Path, fatal_call: int | None, key: str) -> None:
     """Start or resume the run; die at the given call of a file operation."""
     calls = 0
 
@@ -44,16 +46,17 @@ def child(preset: str, out: Path, fatal_call: int | None) -> None:
             setattr(os, name, deadly(getattr(os, name)))
     resuming = (out / "config.toml").exists()
     overrides = [*smoke(preset), *MORE.get(preset, []), "method.rounds=6", "evaluation.bootstrap=0"]
+    overrides += [f"engine.encrypt_with={key}"] if key else []
     visard.run(preset, overrides=overrides, out=out, resume=resuming, overwrite=False)
 
 
-def attempt(preset: str, out: Path, rng: random.Random, seconds: float, kill: bool) -> bool:
+def attempt(preset: str, out: Path, rng: random.Random, seconds: float, kill: bool, key: str = "") -> bool:
     """One child; True if it was killed, False if it finished."""
     fatal = rng.randrange(1, 40) if kill and rng.random() < 0.5 else None
     pid = os.fork()
     if pid == 0:
         try:
-            child(preset, out, fatal)
+            child(preset, out, fatal, key)
         except BaseException as error:
             print(f"child failed: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
@@ -74,7 +77,7 @@ def attempt(preset: str, out: Path, rng: random.Random, seconds: float, kill: bo
     return False
 
 
-def main(folder: Path, seed: int, wanted: int, preset: str = "fedavg") -> None:
+def main(folder: Path, seed: int, wanted: int, preset: str = "fedavg", key: str = "") -> None:
     torch.set_num_threads(1)
     rng = random.Random(seed)
     begun = time.monotonic()
@@ -83,7 +86,7 @@ def main(folder: Path, seed: int, wanted: int, preset: str = "fedavg") -> None:
     kills = number = 0
     while kills < wanted:
         out = folder / f"killed-{number}"
-        while attempt(preset, out, rng, seconds, kill=kills < wanted):
+        while attempt(preset, out, rng, seconds, kill=kills < wanted, key=key):
             kills += 1
         for file in ("model.safetensors", "metrics.json", "ledger.json"):
             if (out / file).read_bytes() != (folder / "reference" / file).read_bytes():

@@ -99,6 +99,50 @@ def test_enrol_identify_verify(work: Path, visard_: Callable[..., str]) -> None:
     assert "no decision without a threshold" in out
 
 
+def test_an_encrypted_gallery(
+    work: Path, visard_: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same answers with a key; nothing without it."""
+    picture = ("photos/person-3/0.png", "--gallery", "g.gallery")
+    key = ("--encrypt-with", "my.key")
+    visard_("enroll", "photos", "--model", "m.safetensors", "--gallery", "g.gallery")
+    found = visard_("identify", *picture, "--json")
+    same = visard_("verify", "photos/person-3/0.png", *picture, "--json")
+    people = visard_("gallery", "list", "g.gallery", "--json")
+    visard_("keys", "file", "--out", "my.key")
+    visard_("gallery", "encrypt", "g.gallery", *key)
+    assert b"person-3" not in (work / "g.gallery").read_bytes()
+    assert visard_("identify", *picture, "--json", *key) == found
+    assert visard_("verify", "photos/person-3/0.png", *picture, "--json", *key) == same
+    assert visard_("gallery", "list", "g.gallery", "--json", *key) == people
+    (work / "new" / "zoe").mkdir(parents=True)
+    (work / "photos/person-5/0.png").rename(work / "new/zoe/0.png")
+    visard_("enroll", "new", "--model", "m.safetensors", "--gallery", "g.gallery", "--add", *key)
+    visard_("gallery", "remove", "g.gallery", "person-3", "person-5", *key)
+    listed = json.loads(visard_("gallery", "list", "g.gallery", "--json", *key))
+    assert {row["person"] for row in listed} == {f"person-{k}" for k in range(12) if k not in (3, 5)} | {"zoe"}
+    assert "zoe" in visard_("gallery", "list", "g.gallery", *key)
+    visard_("enroll", "photos", "--model", "m.safetensors", "--gallery", "other.gallery", *key)
+    visard_("keys", "file", "--out", "other.key")
+    refused = {
+        ("identify", *picture): "g.gallery is encrypted: give its key (--encrypt-with KEYFILE)",
+        ("identify", *picture, "--encrypt-with", "other.key"): "g.gallery is encrypted with another key than",
+        ("gallery", "remove", "g.gallery", "nobody-here", *key): "'nobody-here' is not enrolled",
+        ("gallery", "encrypt", "g.gallery", *key): "g.gallery is encrypted: give its key",
+        ("keys", "file", "--out", "my.key"): "never overwritten",
+        ("gallery", "list", "other.gallery", "--encrypt-with", "photos"): "cannot be read",
+    }
+    (work / "swapped.gallery").write_bytes((work / "other.gallery").read_bytes())
+    refused["gallery", "list", "swapped.gallery", *key] = "swapped.gallery was changed, cut short or given another name"
+    for arguments, line in refused.items():
+        code, _, text = run(capsys, monkeypatch, *arguments)
+        assert code in (1, 2), arguments
+        assert line in " ".join(text.split()), text
+        assert text.count("\n") <= 2, text
+    (work / "my.key").chmod(0o644)
+    assert "can be read by others" in run(capsys, monkeypatch, "gallery", "list", "g.gallery", *key)[2]
+
+
 def test_people_are_added(work: Path, visard_: Callable[..., str]) -> None:
     (work / "new").mkdir()
     (work / "photos" / "person-11").rename(work / "new" / "person-11")

@@ -8,13 +8,19 @@ from pathlib import Path
 
 import pytest
 
+from visard.at_rest import Key
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize(("preset", "kills"), [("fedavg", "20"), ("fedfr-da", "10")])  # the second has stages
-def test_kills_change_nothing(tmp_path: Path, preset: str, kills: str) -> None:
+@pytest.mark.parametrize(
+    ("preset", "kills", "encrypted"),
+    [("fedavg", "20", False), ("fedfr-da", "10", False), ("fedavg", "10", True)],  # the second has stages
+)
+def test_kills_change_nothing(tmp_path: Path, preset: str, kills: str, encrypted: bool) -> None:
+    key = [str(Key.make(tmp_path / "my.key").path)] if encrypted else []
     done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.killing", str(tmp_path), "7", kills, preset],
+        [sys.executable, "-m", "tests.e2e.killing", str(tmp_path), "7", kills, preset, *key],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout

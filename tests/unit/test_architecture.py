@@ -15,7 +15,19 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # from the bottom to the top; a room may import its own layer and those below it
 LAYERS = (
-    {"errors", "files", "numerics", "disclosure", "downloads", "graphs", "plugins", "presets", "processes", "text"},
+    {
+        "errors",
+        "files",
+        "at_rest",
+        "numerics",
+        "disclosure",
+        "downloads",
+        "graphs",
+        "plugins",
+        "presets",
+        "processes",
+        "text",
+    },  # fmt: skip
     {"data", "models"},
     {"core"},
     {"learning"},

@@ -58,8 +58,9 @@ COMMANDS = {
         "gallery:verify",
         "Compare two pictures: the cosine of their features, and whether it is enough to be one person.",
     ),
+    "gallery": ("gallery:app", "Look after a gallery: who is in it, remove people, encrypt it."),
     "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
-    "keys": ("deploy:keys", "Make the keys of a deployment."),
+    "keys": ("deploy:keys", "Make keys: of a deployment, or a file to encrypt with."),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
     "client": (
         "deploy:client",

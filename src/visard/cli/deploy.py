@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from visard.cli import options
 from visard.cli.console import say, table
 from visard.errors import UsageError
 from visard.files import only_user
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 LIMITS = "Limits at the port"
 
-keys = typer.Typer(help="Make the keys of a deployment.", no_args_is_help=True)
+keys = typer.Typer(help="Make keys: of a deployment, or a file to encrypt with.", no_args_is_help=True)
 
 
 @keys.callback()
 def _keys() -> None:
-    """Make the keys of a deployment."""
+    """Make keys: of a deployment, or a file to encrypt with."""
 
 
 @keys.command("make")
@@ -81,6 +82,18 @@ def bind(
 
     bound = bind_roles(keys, role)
     table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()])
+
+
+@keys.command("file")
+def key_file(out: Annotated[Path, typer.Option(help="the file to write")]) -> None:
+    """Make a key file for --encrypt-with: 32 random bytes that only you can read.
+
+    Example: visard keys file --out my.key
+    """
+    from visard.at_rest import Key
+
+    Key.make(out)
+    _say(f"made {out}: keep a copy elsewhere, what is encrypted with it is lost without it")
 
 
 def server(
@@ -159,6 +172,7 @@ def client(
         Path | None, typer.Option(help="a TOML file of what this party insists on, whatever a run says")
     ] = None,
     poll: Annotated[float, typer.Option(min=0.05, max=600, help="seconds between looks for work when idle")] = 1.0,
+    encrypt_with: options.EncryptWith = None,
 ) -> None:
     """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
 
@@ -177,11 +191,15 @@ def client(
         raise UsageError(f"no partition at {partition}")
     required = asdict(Requirements.load(require)) if require else None
     arguments = {"data": data, "file": file, "clients": role, "required": required}
-    take_part(server, keys, node, Recipe("visard.deployment.join:world_of_party", arguments), _own_folder(state), poll)
+    recipe = Recipe("visard.deployment.join:world_of_party", arguments)
+    take_part(server, keys, node, recipe, _own_folder(state), poll, encrypt_with)
 
 
-def take_part(server: str, keys: Path, node: str, recipe: Recipe, state: Path, poll: float) -> None:
-    """Answer requests until SIGINT or SIGTERM."""
+def take_part(
+    server: str, keys: Path, node: str, recipe: Recipe, state: Path, poll: float, encrypt_with: Path | None = None
+) -> None:
+    """Answer requests until SIGINT or SIGTERM; states are encrypted if a key is named."""
+    from visard.at_rest import Key
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
     from visard.deployment.keys import PartyKeys
@@ -190,9 +208,10 @@ def take_part(server: str, keys: Path, node: str, recipe: Recipe, state: Path, p
     if not host or not port.isdigit():
         raise UsageError(f"--server {server}: must look like HOST:PORT")
     own = PartyKeys.load(keys, node)
+    key = Key.load(encrypt_with)  # a wrong one is said at once
     fleet = Fleet(server, own.ca, own.private, _say)
     with only_user(state):
-        _answer(fleet, Front(recipe, state, _say), poll)
+        _answer(fleet, Front(recipe, state, _say, key.path if key else None), poll)
 
 
 def _answer(fleet: Fleet, front: Front, poll: float) -> None:

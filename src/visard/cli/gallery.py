@@ -1,4 +1,4 @@
-"""`visard enroll | identify | verify`."""
+"""`visard enroll | identify | verify`, and `visard gallery` for those who keep one."""
 
 from __future__ import annotations
 
@@ -36,24 +36,27 @@ def enroll(
         ),
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
+    encrypt_with: options.EncryptWith = None,
 ) -> None:
     """Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.
 
     Example: visard enroll photos --model runs/demo/model.safetensors --gallery staff.gallery
     """
+    from visard.at_rest import Key
     from visard.inference.gallery import Gallery, enrol_folder
 
+    key = Key.load(encrypt_with)
     if gallery.exists() and not add and not overwrite:
         raise UsageError(f"{gallery} exists: use --add to add people, --overwrite to replace it")
     if gallery.exists():
-        before = Gallery.load(gallery)  # never overwrite what is no gallery
+        before = Gallery.load(gallery, key)  # never overwrite what is no gallery
     elif add:
         raise UsageError(f"no gallery at {gallery} to add people to")
     loaded = open_model(model)
     with bar("enrolling", 1) as shown:
         made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, say=say, progress=shown.progress)
     whole = before.with_more(made) if add else made
-    whole.save(gallery)
+    whole.save(gallery, key)
     list_skipped(skipped)
     say(f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}")
 
@@ -68,6 +71,7 @@ def identify(
         float | None, typer.Option(help="searches for strangers that may name somebody, instead of --far")
     ] = None,
     threshold: Given = None,
+    encrypt_with: options.EncryptWith = None,
     plugin: options.Plugin = None,
     as_json: AsJson = False,
 ) -> None:
@@ -77,10 +81,11 @@ def identify(
 
     Example: visard identify photos/person-3/0.png --gallery staff.gallery
     """
+    from visard.at_rest import Key
     from visard.inference.gallery import Gallery, features_of
 
     options.load_plugins(plugin)
-    known = Gallery.load(gallery)
+    known = Gallery.load(gallery, Key.load(encrypt_with))
     if threshold is not None:
         limit = _given(threshold)
     else:
@@ -113,12 +118,14 @@ def verify(
     gallery: Annotated[Path | None, typer.Option(help="a gallery to find the threshold in")] = None,
     far: Far = 0.001,
     threshold: Given = None,
+    encrypt_with: options.EncryptWith = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two pictures: the cosine of their features, and whether it is enough to be one person.
 
     Example: visard verify a.png b.png --model runs/demo/model.safetensors --threshold 0.4
     """
+    from visard.at_rest import Key
     from visard.evaluation.arrays import unit_rows
     from visard.inference.gallery import Gallery, features_of
 
@@ -127,7 +134,7 @@ def verify(
     align, flip = None, False
     limit = None if threshold is None else _given(threshold)
     if gallery is not None:
-        known = Gallery.load(gallery)
+        known = Gallery.load(gallery, Key.load(encrypt_with))
         align, flip = known.about["align"], known.about["flip"] == "1"
         limit = limit or known.pair_threshold(far)
         loaded = known.load_model(model)
@@ -147,6 +154,63 @@ def verify(
         say("no decision without a threshold: --threshold, or --gallery and --far")
     else:
         _say(limit)
+
+
+app = typer.Typer(help="Look after a gallery: who is in it, remove people, encrypt it.", no_args_is_help=True)
+File = Annotated[Path, typer.Argument(help="the file that visard enroll wrote")]
+
+
+@app.command("list")
+def list_people(gallery: File, encrypt_with: options.EncryptWith = None, as_json: AsJson = False) -> None:
+    """List who is enrolled, and with how many pictures.
+
+    Example: visard gallery list staff.gallery
+    """
+    from visard.at_rest import Key
+    from visard.inference.gallery import Gallery
+
+    known = Gallery.load(gallery, Key.load(encrypt_with))
+    people = list(zip(known.names, known.pictures.tolist(), strict=True))
+    if as_json:
+        print(json.dumps([{"person": name, "pictures": count} for name, count in people], indent=1))
+        return
+    table(str(gallery), ("person", "pictures"), [(name, str(count)) for name, count in people])
+
+
+@app.command("remove")
+def remove(
+    gallery: File,
+    people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="who is to be forgotten")],
+    encrypt_with: options.EncryptWith = None,
+) -> None:
+    """Remove people from a gallery: nothing of them is left in its file.
+
+    Example: visard gallery remove staff.gallery anna
+    """
+    from visard.at_rest import Key
+    from visard.inference.gallery import Gallery
+
+    key = Key.load(encrypt_with)
+    left = Gallery.load(gallery, key).without(people)
+    left.save(gallery, key)
+    say(f"{len(set(people))} removed; the gallery has {len(left)}: {gallery}")
+
+
+@app.command("encrypt")
+def encrypt(
+    gallery: File,
+    encrypt_with: Annotated[Path, typer.Option("--encrypt-with", metavar="KEYFILE", help="the key (visard keys file)")],
+) -> None:
+    """Encrypt a gallery that is not; the unencrypted file is replaced.
+
+    Example: visard gallery encrypt staff.gallery --encrypt-with my.key
+    """
+    from visard.at_rest import Key
+    from visard.inference.gallery import Gallery
+
+    key = Key.load(encrypt_with)
+    Gallery.load(gallery).save(gallery, key)
+    say(f"encrypted with {encrypt_with}, without which it is lost: {gallery}")
 
 
 def _given(value: float) -> Threshold:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Plugin = Annotated[
     list[str] | None, typer.Option("--plugin", metavar="FILE.py", help="a plug-in: a file or a module (may repeat)")
 ]
+EncryptWith = Annotated[
+    Path | None,
+    typer.Option("--encrypt-with", metavar="KEYFILE", help="the key that files are encrypted with (visard keys file)"),
+]
 OpenModel = Callable[[Path], "FaceModel"]
 
 

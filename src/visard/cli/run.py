@@ -48,6 +48,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run folder (default: runs/<name>)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
+    encrypt_with: options.EncryptWith = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Train with a method and leave a run folder with metrics, models, ledger and report.
@@ -74,14 +75,16 @@ def run(
             f"--resume --out FOLDER continues with the settings in the folder: leave out {odd} "
             "(only more rounds can be set: --set method.rounds=N)"
         )
+    moved_key = [f"engine.encrypt_with={str(encrypt_with.absolute())!r}"] if encrypt_with else []
     watcher = RunWatcher()
     try:
         if source is None:
             if not (resume and out):
                 raise UsageError("give a preset or a TOML file (visard presets lists them), or --resume with --out")
-            result = resume_run(out, watcher, sets or ())
+            result = resume_run(out, watcher, [*(sets or ()), *moved_key])
         else:
             overrides = [*(sets or []), *([f"engine.kind={engine}"] if engine else [])]
+            overrides += moved_key
             overrides += [f"engine.server={str(server.absolute())!r}"] if server else []
             result = run_settings(
                 source, out=out, overrides=overrides, resume=resume, overwrite=overwrite, watcher=watcher,

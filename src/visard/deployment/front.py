@@ -19,17 +19,22 @@ NO_START = "the worker process did not start"
 class Front:
     """Hands requests to the worker; a dead worker costs one retry, a late one its step.
 
-    The recipe makes (World, Method) of the settings of a run; states are kept in the folder `state`.
+    The recipe makes (World, Method) of the settings of a run; states are kept in the folder `state`, encrypted
+    if a key is named.
     """
 
-    def __init__(self, recipe: Recipe, state: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, recipe: Recipe, state: Path, say: Callable[[str], None], encrypt_with: Path | None = None
+    ) -> None:
         self.recipe, self.state, self.say = recipe, state, say
+        self._encrypt_with = str(encrypt_with) if encrypt_with else None
         self._worker: Child | None = None
         self._stopped = False
         self._hire()
 
     def _hire(self) -> Child:
-        self._worker = worker = Child("visard.deployment.party:serve", recipe=vars(self.recipe), state=str(self.state))
+        given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
+        self._worker = worker = Child("visard.deployment.party:serve", False, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)
         except (ChildError, OSError) as error:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.local import States, perform
@@ -51,8 +52,8 @@ class OwnStates:
     the last two of them, and a request that leaves out the state of a client that has one is refused.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, encrypt_with: Key | None = None) -> None:
+        self.folder, self._at_rest = folder, encrypt_with
         folder.mkdir(parents=True, exist_ok=True)
         key = folder / "digest.key"
         if not key.exists():
@@ -67,7 +68,12 @@ class OwnStates:
         self._sweep(request)
         if request.state is None:
             return {}
-        data = (self.folder / request.run / request.state.name).read_bytes()
+        path = self.folder / request.run / request.state.name
+        data = path.read_bytes()
+        if self._at_rest is not None:
+            data = decrypt(self._at_rest, data, _what(request, request.state.name), path)
+        else:
+            refuse_encrypted(path)
         if not hmac.compare_digest(self.digest(data).encode(), request.state.digest.encode()):
             raise PublicError(f"its state {request.state.name} of run {request.run[:8]} is damaged")
         state: State = decode(data, dict, MAX_HEADER_OF_FILES)
@@ -82,6 +88,8 @@ class OwnStates:
             return None
         path = self.folder / request.run / request.new_state
         path.parent.mkdir(parents=True, exist_ok=True)
+        if self._at_rest is not None:
+            data = self._at_rest.encrypt(data, _what(request, request.new_state))
         write_durably(path, data, PRIVATE)
         flush_to_disk(path.parent)
         return StateFile(request.new_state, digest)
@@ -119,6 +127,11 @@ class OwnStates:
     def _record(self, request: Request) -> dict[str, Any]:
         """Of a client: its committed states, oldest first, and the round in which a state was last named."""
         return {"committed": [], "named": []} | mapping(self._records(request).get(request.client))
+
+
+def _what(request: Request, name: str) -> str:
+    """What an encrypted state is bound to: no state can be put in the place of another one, of a run or a client."""
+    return f"state {name} of run {request.run}"
 
 
 @dataclass
@@ -226,14 +239,15 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
     return request.reply(failure=f"{type(error).__name__}: the party's log says more")
 
 
-def serve(channel: socket.socket, recipe: dict[str, Any], state: str) -> None:
+def serve(channel: socket.socket, recipe: dict[str, Any], state: str, encrypt_with: str | None = None) -> None:
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
     It answers until its front is gone. A request is two frames, header and payload, and so is the reply.
     """
     torch.set_num_threads(1)
     home = Path(state)
-    party = Party(Recipe(**recipe).function(), OwnStates(home / "states"), models=home / "models")
+    states = OwnStates(home / "states", Key.load(encrypt_with))
+    party = Party(Recipe(**recipe).function(), states, models=home / "models")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         for part in party.do(header, payload):

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from visard.at_rest import Key, check_key, decrypt
 from visard.core import ClientId, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.request import PACK_NAME, STATE_NAME, Request, StateFile
@@ -50,11 +51,12 @@ class Packs:
     clients/<step>-<run of the coordinator>-<writer>.pack is encoded states back to back, nothing else; where a state
     lies, and its digest, stand in the checkpoint's manifest. A pack is never changed after its round, only copied
     from and removed, so that a kill at any moment leaves every state that a manifest names. States may hold keys:
-    packs have mode 600.
+    packs have mode 600. With a `key` each state is encrypted, and bound to its client.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, key: Key | None = None) -> None:
         self.folder = folder
+        self.key = key
         self._own = secrets.token_hex(4)  # two writers never share a pack, on whatever machines they are
         self._reading: dict[str, int] = {}
         self._writing: tuple[str, int, int] | None = None  # name, handle, length so far
@@ -63,26 +65,30 @@ class Packs:
         with suppress(OSError):
             self.close()
 
-    def read(self, file: StateFile | None) -> State:
+    def read(self, file: StateFile | None, client: ClientId = "") -> State:
         """A client's state; empty if there is none."""
         if file is None:
             return {}
         data = self._bytes(file)
-        if len(data) != file.length or hashlib.sha256(data).hexdigest() != file.digest:
+        if self.key is not None:
+            data = decrypt(self.key, data, _state_of(client), f"the state of {client} in {self.folder / file.name}")
+        if digest_of(data, self.key) != file.digest:
             raise VisardError(
                 f"checkpoint file {self.folder / file.name} is damaged (a state's digest does not match the manifest)"
             )
         state: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return state
 
-    def write(self, prefix: str, state: State, before: StateFile | None) -> StateFile | None:
+    def write(self, prefix: str, state: State, before: StateFile | None, client: ClientId = "") -> StateFile | None:
         """Append a state to this writer's pack `prefix`-...; None if it equals the one before."""
         if not state and before is None:
             return None
         data = encode(state)
-        digest = hashlib.sha256(data).hexdigest()
+        digest = digest_of(data, self.key)
         if before is not None and digest == before.digest:
             return None
+        if self.key is not None:
+            data = self.key.encrypt(data, _state_of(client))
         name = f"{prefix}-{self._own}.pack"
         try:
             return StateFile(name, digest, self._append(name, data), len(data))
@@ -181,11 +187,11 @@ class PackStates:
         self.packs, self._shared = packs, shared
 
     def read(self, request: Request) -> State:
-        return self.packs.read(request.state)
+        return self.packs.read(request.state, request.client)
 
     def write(self, request: Request, state: State) -> StateFile | None:
         try:
-            return self.packs.write(request.new_state, state, request.state)
+            return self.packs.write(request.new_state, state, request.state, request.client)
         finally:
             if self._shared:
                 self.packs.close()
@@ -206,14 +212,17 @@ class Position:
 class Checkpoint:
     """The checkpoint folder of a run, and the only place where client states live."""
 
-    def __init__(self, folder: Path, run_hash: str, remote: bool = False, unchained_hash: str = "") -> None:
+    def __init__(
+        self, folder: Path, run_hash: str, remote: bool = False, unchained_hash: str = "", key: Key | None = None
+    ) -> None:
         self.folder = folder
+        self.key = key  # for server and client states; the chain is keyed then too
         self.run_hash = run_hash
         self._unchained_hash = unchained_hash or run_hash  # as a checkpoint without a chain has it
         self.remote = remote  # client states live at the parties: here are only their names and digests
         self.committed = Position()
-        self.chain = Chain(folder / "chain.jsonl")
-        self.packs = Packs(folder)
+        self.chain = Chain(folder / "chain.jsonl", key)
+        self.packs = Packs(folder, key)
         self._rows = hashlib.sha256()  # of the ledger so far
         self._changed: dict[ClientId, StateFile] = {}
         self._names = 0
@@ -249,6 +258,7 @@ class Checkpoint:
             raise VisardError(
                 f"{self.folder}: the clients' states of this run are {where}: resume it with the same engine"
             )
+        check_key(self.key, str(manifest.get("encrypted", "")), self.folder)
         if version == VERSION or self.chain.path.exists():
             self.chain.check(position.step, self._content(position))
         self._rows = self._read_ledger(position)
@@ -271,8 +281,8 @@ class Checkpoint:
 
     def server_state(self, kind: type[T]) -> T:
         """The server state of the last committed round."""
-        name = self.committed.server
-        return decode(read_checked(self.folder / name, self.committed.digest), kind, MAX_HEADER_OF_FILES)
+        data = read_checked(self.folder / self.committed.server, self.committed.digest, self.key)
+        return decode(data, kind, MAX_HEADER_OF_FILES)
 
     def state_file(self, client: ClientId) -> StateFile | None:
         """Where a client's present state is; None before its first step."""
@@ -282,7 +292,7 @@ class Checkpoint:
         """A fresh copy of a client's state; empty before its first step."""
         if self.remote:
             raise VisardError(f"the state of {client} is at its party, not here")
-        return self.packs.read(self.state_file(client))
+        return self.packs.read(self.state_file(client), client)
 
     @property
     def new_pack(self) -> str:
@@ -305,7 +315,7 @@ class Checkpoint:
         step = self.committed.step + 1
         data = encode(server)
         name = f"server-{step:06d}.bin"
-        write_durably(self.folder / name, data)
+        write_durably(self.folder / name, data if self.key is None else self.key.encrypt(data, _server_state(name)))
         clients = {**self.committed.clients, **self._changed}
         if self._changed and not self.remote:
             clients = self.packs.compact(clients, self.new_pack)
@@ -314,7 +324,7 @@ class Checkpoint:
                 flush_to_disk(self.folder / pack)
             flush_to_disk(self.folder / "clients")
         self._rows.update(read_start(self.ledger, ledger_bytes, self.committed.ledger_bytes))
-        digest, rows = hashlib.sha256(data).hexdigest(), self._rows.hexdigest()
+        digest, rows = digest_of(data, self.key), self._rows.hexdigest()
         position = Position(step, ledger_bytes, name, digest, rows, clients)
         self.chain.append(step, self._content(position))
         self._write_manifest(position)
@@ -325,6 +335,8 @@ class Checkpoint:
 
     def _write_manifest(self, position: Position) -> None:
         fields = {"version": VERSION, "run": self.run_hash, "remote": self.remote, **vars(position)}
+        if self.key is not None:
+            fields["encrypted"] = self.key.id.hex()
         write_atomically(self.folder / "manifest.json", json.dumps(fields, separators=(",", ":")))
 
     def _sweep(self) -> None:
@@ -352,11 +364,11 @@ class Chain:
     """One line for each committed round: its number, and a digest of its content and of the line before.
 
     A line is durable before the manifest names its round, so that a kill leaves at most one line too many. The name of
-    the file is made durable together with that of the manifest.
+    the file is made durable together with that of the manifest. With a key nobody else can make such a line.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, key: Key | None = None) -> None:
+        self.path, self._key = path, key
         self._last = ""
 
     def append(self, step: int, content: str) -> None:
@@ -389,9 +401,8 @@ class Chain:
         except (OSError, ValueError, TypeError, OverflowError, RecursionError):
             raise VisardError(f"{self.path} is missing or damaged: the checkpoint cannot be checked") from None
 
-    @staticmethod
-    def _digest(before: str, content: str) -> str:
-        return hashlib.sha256(f"{before}\n{content}".encode()).hexdigest()
+    def _digest(self, before: str, content: str) -> str:
+        return digest_of(f"{before}\n{content}".encode(), self._key)
 
 
 def read_start(path: Path, stop: int, start: int = 0) -> bytes:
@@ -409,12 +420,27 @@ def read_start(path: Path, stop: int, start: int = 0) -> bytes:
     return data
 
 
-def read_checked(path: Path, digest: str) -> bytes:
-    """The content of a checkpoint file, checked against its digest."""
+def digest_of(data: bytes, key: Key | None) -> str:
+    """The digest that a manifest has of a state; keyed where states are encrypted, because it stands there openly."""
+    return hashlib.sha256(data).hexdigest() if key is None else key.digest(data)
+
+
+def _state_of(client: ClientId) -> str:
+    return f"state of client {client}"
+
+
+def _server_state(name: str) -> str:
+    return f"server state {name}"
+
+
+def read_checked(path: Path, digest: str, key: Key | None = None) -> bytes:
+    """The content of a checkpoint file, decrypted and checked against its digest."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise VisardError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
-    if hashlib.sha256(data).hexdigest() != digest:
+    if key is not None:
+        data = decrypt(key, data, _server_state(path.name), path)
+    if digest_of(data, key) != digest:
         raise VisardError(f"checkpoint file {path} is damaged (its digest does not match the manifest)")
     return data

@@ -92,10 +92,11 @@ class Line:
 class Worker(Child):
     """One worker process and what it has to do."""
 
-    def __init__(self, recipe: Recipe, states: Path, areas: list[Path]) -> None:
+    def __init__(self, recipe: Recipe, states: Checkpoint, areas: list[Path]) -> None:
         super().__init__(
             "visard.engines.worker:serve",
-            recipe=vars(recipe), states=str(states), replies=[str(a) for a in areas],
+            recipe=vars(recipe), states=str(states.folder.absolute()), replies=[str(a) for a in areas],
+            encrypt_with=str(states.key.path) if states.key else None,
         )  # fmt: skip
         self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
         self.area = 0  # of the last hand-over
@@ -136,7 +137,7 @@ class PoolNetwork(EngineNetwork):
     def _hire(self) -> None:
         self._hired += 1
         areas = [self.memory / f"replies-{self._hired}-{i}" for i in range(2)]
-        worker = Worker(self.recipe, self.states.folder.absolute(), areas)
+        worker = Worker(self.recipe, self.states, areas)
         self.workers.append(worker)
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from visard.at_rest import Key
 from visard.core import BoundStep, Method
 from visard.engines.checkpoint import Packs, PackStates
 from visard.engines.codec import CodecError, build
@@ -82,9 +83,9 @@ def read_replies(step: BoundStep[Any, Any], job: Job, frame: bytes, tensors: Map
 class Desk:
     """What a worker has at hand: the world, the states, the messages of the ask and room for replies."""
 
-    def __init__(self, made: tuple[World, Method[Any]], states: Path, replies: list[str]) -> None:
+    def __init__(self, made: tuple[World, Method[Any]], packs: Packs, replies: list[str]) -> None:
         self.world, self.method = made
-        self.states = PackStates(Packs(states))
+        self.states = PackStates(packs)
         self._areas = [Bundle(Path(path), once=False) for path in replies]
         self._replies = self._areas[0]
         self._tensors = "", Mapped(Path())
@@ -127,10 +128,12 @@ class Desk:
         return {"value": self._replies.tree(reply.value), "state": reply.state, "seconds": reply.seconds}
 
 
-def serve(channel: socket.socket, recipe: dict[str, Any], states: str, replies: list[str]) -> None:
+def serve(
+    channel: socket.socket, recipe: dict[str, Any], states: str, replies: list[str], encrypt_with: str | None = None
+) -> None:
     """Build the world of the recipe, then do steps until the other side is gone."""
     torch.set_num_threads(1)
-    desk = Desk(Recipe(**recipe).function()(), Path(states), replies)
+    desk = Desk(Recipe(**recipe).function()(), Packs(Path(states), Key.load(encrypt_with)), replies)
     torch.set_num_threads(desk.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from visard import models
 from visard.aggregation.outgoing import Postprocessor
 from visard.aggregation.rules import Mean, Rule
+from visard.at_rest import Key
 from visard.config import Settings, load
 from visard.core import PUBLIC, ClientId, Disclosure, Method, Setup, Weights
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
@@ -170,7 +171,7 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
     """The world that the settings of a run describe."""
     embedding = settings.model.embedding or models.default_embedding(settings.model.name)
     build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
-    vectors, biases = _class_vectors(settings.model.class_vectors, embedding)
+    vectors, biases = _class_vectors(settings.model.class_vectors, embedding, settings.engine.encrypt_with)
     return World(
         seed=settings.seed,
         clients=clients_of(federation),
@@ -203,10 +204,12 @@ def clients_of(federation: Federation) -> dict[ClientId, ClientData]:
     return federation.clients | {PUBLIC: ClientData(federation.public, none, none)}
 
 
-def _class_vectors(file: str | None, embedding: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _class_vectors(
+    file: str | None, embedding: int, encrypt_with: str | None
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     if file is None:
         return None, None
-    held = read_model(file)[0]
+    held = read_model(file, Key.load(encrypt_with))[0]
     vectors, biases = held.get(CLASS_VECTORS), held.get(BIASES)
     if vectors is None or vectors.ndim != 2 or vectors.shape[1] != embedding:
         raise UsageError(f"model.class_vectors = {file}: holds no class vectors of length {embedding}")

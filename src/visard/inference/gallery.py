@@ -22,8 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 
+from visard.at_rest import Key, refuse_encrypted
 from visard.data.detection import FiveFraming, open_detector
 from visard.data.listing import Container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
@@ -296,23 +297,46 @@ class Gallery:
             raise UsageError(f"{where} is not the model that made this gallery ({Path(about['model_file']).name})")
         return model
 
-    def save(self, path: str | Path) -> None:
-        """Write the gallery; the file appears when it is complete."""
+    def without(self, people: Iterable[str]) -> Gallery:
+        """The gallery without these people: their templates, and the pictures of them that thresholds are read off."""
+        gone = set(people)
+        if unknown := sorted(gone - set(self.names)):
+            raise UsageError(f"{unknown[0]!r} is not enrolled")
+        kept = np.array([name not in gone for name in self.names])
+        if not kept.any():
+            raise UsageError("that is everyone in the gallery: delete its file instead")
+        probes = kept[self.owner]
+        return replace(
+            self,
+            names=tuple(name for name in self.names if name not in gone),
+            templates=self.templates[kept],
+            pictures=self.pictures[kept],
+            probes=self.probes[probes],
+            owner=(np.cumsum(kept) - 1)[self.owner[probes]],
+        )
+
+    def save(self, path: str | Path, key: Key | None = None) -> None:
+        """Write the gallery, encrypted if a key is given; the file appears when it is complete."""
         names = np.frombuffer(json.dumps(self.names, ensure_ascii=True).encode(), np.uint8)
         tensors = {key: np.ascontiguousarray(getattr(self, key)) for key in TENSORS if key != "names"}
         # all in one entry: safetensors writes several in random order
         about = json.dumps({"kind": KIND, "version": VERSION, **self.about}, sort_keys=True)
-        with replacing(Path(path)) as beside:
-            save_file({**tensors, "names": names}, str(beside), {"gallery": about})
+        everything, metadata = {**tensors, "names": names}, {"gallery": about}
+        with replacing(path := Path(path)) as beside:
+            if key is None:
+                save_file(everything, str(beside), metadata)
+            else:
+                with beside.open("wb") as file:
+                    file.writelines(key.chunks(save(everything, metadata), _what(path)))
 
     @classmethod
-    def load(cls, path: str | Path) -> Gallery:
-        """Read a gallery; one clear line if the file is anything else."""
+    def load(cls, path: str | Path, key: Key | None = None) -> Gallery:
+        """Read a gallery; one clear line if the file is anything else, or encrypted with another key or none."""
         path = Path(path)
         if not path.is_file():
             raise UsageError(f"no gallery at {path}")
         try:
-            with safe_open(path, framework="numpy") as file:
+            with _reading(path, key) as file:
                 about = json.loads((file.metadata() or {}).get("gallery", "{}"))
                 if not isinstance(about, dict) or about.get("kind") != KIND:
                     raise VisardError(f"{path} is no gallery")
@@ -351,6 +375,41 @@ class Gallery:
             if not np.all(np.abs(np.einsum("nd,nd->n", rows, rows) - 1) < 1e-3):
                 return "a template has not length one"
         return ""
+
+
+def _what(path: Path) -> str:
+    """What an encrypted gallery is bound to: one cannot be put in the place of another."""
+    return f"gallery {path.name}"
+
+
+class _Decrypted:
+    """The content of a safetensors file that is in memory; its tensors are views of it."""
+
+    def __init__(self, content: bytearray) -> None:
+        self._start = 8 + int.from_bytes(content[:8], "little")
+        self._header, self._content = json.loads(content[8 : self._start]), content
+
+    def metadata(self) -> dict[str, str]:
+        metadata: dict[str, str] = self._header["__metadata__"]
+        return metadata
+
+    def get_tensor(self, key: str) -> npt.NDArray[Any]:
+        begin, end = self._header[key]["data_offsets"]
+        content = memoryview(self._content)[self._start + begin : self._start + end]
+        return np.frombuffer(content, TENSORS[key]).reshape(self._header[key]["shape"])
+
+
+@contextmanager
+def _reading(path: Path, key: Key | None) -> Iterator[Any]:
+    """The tensors of a gallery file: from the disk, or decrypted in memory."""
+    if key is not None:
+        with path.open("rb") as encrypted:
+            content = key.decrypt(encrypted, _what(path), path)
+        yield _Decrypted(content)
+        return
+    refuse_encrypted(path)
+    with safe_open(path, framework="numpy") as file:
+        yield file
 
 
 def _some(count: int, most: int, seed: int) -> Ints:

@@ -13,15 +13,20 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as load_tensors
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from visard.at_rest import Key, is_encrypted, refuse_encrypted
 from visard.errors import UsageError, VisardError, one_line
 from visard.files import PRIVATE, write_atomically
 from visard.models import build
@@ -112,7 +117,9 @@ def filled(name: str, embedding: int, size: int, weights: dict[str, Tensor]) -> 
     return network
 
 
-def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str], mode: int = PRIVATE) -> None:
+def save_model(
+    path: str | Path, weights: dict[str, Tensor], spec: dict[str, str], mode: int = PRIVATE, key: Key | None = None
+) -> None:
     """Write weights and spec, atomically; equal weights and spec give equal bytes.
 
     spec needs `model`, `embedding` and `size`; `mean`, `std` and visard's version are added where absent.
@@ -122,16 +129,52 @@ def save_model(path: str | Path, weights: dict[str, Tensor], spec: dict[str, str
     metadata = {"format": "pt", "visard": version("visard"), **NORMALISATION, **spec}
     # A copy of each: safetensors refuses views, tensors that share memory, and channels-last order.
     plain = {k: v.detach().to("cpu").clone(memory_format=torch.contiguous_format) for k, v in weights.items()}
-    write_atomically(Path(path), _sorted_header(save(plain, metadata)), mode)
+    data = _sorted_header(save(plain, metadata))
+    write_atomically(path := Path(path), data if key is None else key.encrypt(data, _what(path)), mode)
 
 
-def read_model(path: str | Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The weights and the spec of a model file; one clear line if it is anything else."""
+def _what(path: Path) -> str:
+    return f"model {path.name}"
+
+
+@contextmanager
+def _reading(path: Path, key: Key | None) -> Iterator[Any]:
+    """The tensors of a file: from the disk, or decrypted in memory."""
+    if key is None or not is_encrypted(path):
+        refuse_encrypted(path)
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+        return
+    with path.open("rb") as encrypted:
+        content = bytes(key.decrypt(encrypted, _what(path), path))
+    yield _Decrypted(load_tensors(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))
+
+
+@dataclass(frozen=True)
+class _Decrypted:
+    """What `safe_open` gives of a file, of one that is in memory."""
+
+    tensors: dict[str, Tensor]
+    header: dict[str, Any]
+
+    def metadata(self) -> dict[str, str]:
+        metadata: dict[str, str] = self.header["__metadata__"]
+        return metadata
+
+    def keys(self) -> list[str]:
+        return list(self.tensors)
+
+    def get_tensor(self, key: str) -> Tensor:
+        return self.tensors[key]
+
+
+def read_model(path: str | Path, encrypt_with: Key | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The weights and the spec of a model file, encrypted or not; one clear line if it is anything else."""
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"no model file at {path}")
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
+        with _reading(path, encrypt_with) as file:
             spec: dict[str, str] = dict(file.metadata() or {})
             weights: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, OverflowError, RuntimeError) as error:

@@ -33,9 +33,9 @@ def run_folder(
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, not a folder for a run")
     if resume:
-        longer = _check_same(folder, settings)
+        changed = _check_same(folder, settings)
         with only_user(folder):
-            if longer:
+            if changed:
                 write_atomically(folder / "config.toml", settings.to_toml(), SHARED)
             yield
         return
@@ -67,13 +67,17 @@ def _is_used(folder: Path) -> bool:
 
 
 def _check_same(folder: Path, settings: Settings) -> bool:
-    """Refuse settings that are not those of the run in the folder; whether they are, but for more rounds."""
+    """Refuse settings that are not those of the run in the folder; whether only rounds, or the key's place, are new."""
     config = folder / "config.toml"
     if not config.exists():
         raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
     before = load(config)
+    key, moved = before.engine.encrypt_with, settings.engine.encrypt_with
+    if (key is None) != (moved is None):
+        how = "not encrypted: resume it without" if key is None else f"encrypted with {key}: resume it with"
+        raise UsageError(f"the states of {folder} are {how} --encrypt-with")
     if before.fingerprint() == settings.fingerprint():
-        return False
+        return moved != key
     old, new = before.method, settings.method
     rounds: Any = getattr(old, "rounds", None)
     if rounds is None or type(old) is not type(new) or not _same_but_for_rounds(before, settings):

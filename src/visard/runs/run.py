@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from visard.at_rest import Key
 from visard.config import Settings, load, parse
 from visard.core import ClientId, Disclosure
 from visard.data.faces import FaceSet, describe
@@ -128,6 +129,7 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
             "for example the model of visard run pretrain"
         )
     begun, method = time.perf_counter(), settings.method
+    key = Key.load(settings.engine.encrypt_with)
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
@@ -135,7 +137,7 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
     world, pooled = centralised(make_world(settings, faces, federation), method)
     states = Checkpoint(
         folder / "checkpoint", settings.fingerprint(rounds=False) + manifest.hash, link is not None,
-        settings.fingerprint() + manifest.hash,
+        settings.fingerprint() + manifest.hash, key,
     )  # fmt: skip
     resumed = states.resume()
     ledger = Ledger(states.ledger, states.committed.ledger_bytes)
@@ -224,7 +226,9 @@ def make_network(job: _Job) -> EngineNetwork:
         flower.require()
         from visard.deployment.flower.simulation import SimulationLink
 
-        simulation = SimulationLink(world.clients, recipe, states.folder.absolute(), workers)
+        simulation = SimulationLink(
+            world.clients, recipe, states.folder.absolute(), workers, states.key.path if states.key else None
+        )
         return RemoteNetwork(world, states, ledger, simulation, run_id(states.folder))
     if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
         return PoolNetwork(world, states, ledger, recipe, workers)
@@ -289,7 +293,7 @@ def _save_models(job: _Job, server: Any) -> None:
     if vectors is not None:
         biases = method.biases(server)
         held = {CLASS_VECTORS: vectors} | ({} if biases is None else {BIASES: biases})
-        save_model(folder / "class_vectors.safetensors", held, spec)
+        save_model(folder / "class_vectors.safetensors", held, spec, key=job.states.key)
     basis = method.basis(server)
     for client in () if job.states.remote else job.world.training:
         own = method.personal(job.states.client_state(client), basis)

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation.run_simulation import _run_simulation
 from flwr.supercore.telemetry import EventType
 
+from visard.at_rest import Key
 from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, parts, record
 from visard.deployment.party import Party
@@ -37,14 +38,21 @@ class SimulationLink(GridLink):
     poll = 0.02
     queue = AHEAD
 
-    def __init__(self, clients: Collection[ClientId], recipe: Recipe, states: Path, workers: int) -> None:
+    def __init__(
+        self,
+        clients: Collection[ClientId],
+        recipe: Recipe,
+        states: Path,
+        workers: int,
+        encrypt_with: Path | None = None,
+    ) -> None:
         super().__init__()
         self.window = AHEAD * workers
         self._clients = tuple(clients)
         self._nodes: dict[ClientId, int] = {}
         self._ready, self._over = threading.Event(), threading.Event()
         self._error: BaseException | None = None
-        app = client_app(recipe, str(states))
+        app = client_app(recipe, str(states), str(encrypt_with) if encrypt_with else None)
         self._thread = threading.Thread(target=self._simulate, args=(app, workers), daemon=True)
         self._thread.start()
 
@@ -98,22 +106,23 @@ class SimulationLink(GridLink):
         self._thread.join(60)
 
 
-def client_app(recipe: Recipe, states: str) -> ClientApp:
+def client_app(recipe: Recipe, states: str, encrypt_with: str | None = None) -> ClientApp:
     """The ClientApp of an actor: a thin shell around a party."""
     app = ClientApp()
 
     @app.query()
     def query(message: Message, _: Context) -> Message:
-        header, payload = _party(recipe, states).do(*parts(message))
+        header, payload = _party(recipe, states, encrypt_with).do(*parts(message))
         return Message(record(header, payload), reply_to=message)
 
     return app
 
 
-def _party(recipe: Recipe, states: str) -> Party:
+def _party(recipe: Recipe, states: str, encrypt_with: str | None) -> Party:
     key = (recipe.factory, states)
     if key not in _parties:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         make = recipe.function()
-        _parties[key] = Party(lambda _: make(), PackStates(Packs(Path(states)), shared=True), all_local=True)
+        packs = Packs(Path(states), Key.load(encrypt_with))
+        _parties[key] = Party(lambda _: make(), PackStates(packs, shared=True), all_local=True)
     return _parties[key]
