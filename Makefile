@@ -32,6 +32,9 @@ setup: $(READY)  ## create the virtual environment and install visard into it
 lock: $(READY)  ## write the lock files anew, after a change of dependencies in pyproject.toml or constraints.txt
 	$(BIN)/python -m tests.lock
 
+sbom: $(READY)  ## write sbom.json: all that is installed from the locks, with licences and digests (CycloneDX)
+	$(BIN)/python -m tests.sbom sbom.json
+
 demo: $(READY)  ## train with ten clients on synthetic faces and write a report (about three minutes)
 	$(BIN)/visard run demo --out runs/demo --overwrite
 
@@ -57,6 +60,8 @@ ci: lint types test shared flower  ## everything that must pass before a change 
 pages: $(READY)  ## write the generated pages and listings anew, after a change of methods or of what they disclose
 	$(BIN)/visard methods --json > listing.json && mv listing.json src/visard/methods/listing.json
 	$(BIN)/python -m tests.privacy_page docs/privacy.md
+	$(BIN)/python -m pip install $(LOCKED) requirements-flower.lock
+	$(BIN)/python -m tests.sbom --page docs/licences.md
 
 docs: $(READY)  ## run every command that the documentation shows
 	$(PYTEST) tests/e2e/test_docs.py

@@ -15,19 +15,8 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # from the bottom to the top; a room may import its own layer and those below it
 LAYERS = (
-    {
-        "errors",
-        "files",
-        "at_rest",
-        "numerics",
-        "disclosure",
-        "downloads",
-        "graphs",
-        "plugins",
-        "presets",
-        "processes",
-        "text",
-    },  # fmt: skip
+    {"errors", "files", "at_rest", "numerics", "disclosure", "downloads"}
+    | {"graphs", "plugins", "presets", "processes", "text"},
     {"data", "models"},
     {"core"},
     {"learning"},
