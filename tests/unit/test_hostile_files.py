@@ -68,7 +68,9 @@ def refused(action: Callable[[], object], words: str | None = None) -> None:
     with memory(), pytest.raises(VisardError, match=words) as caught:
         action()
     assert "\n" not in str(caught.value)
-    assert not isinstance(caught.value.__context__, MemoryError), "nothing of that size was asked for"
+    context = caught.value.__context__
+    assert not isinstance(context, MemoryError), "nothing of that size was asked for"
+    assert "alloc" not in str(context), "nor by torch"
     assert time.monotonic() - begun < 10
 
 
@@ -525,6 +527,10 @@ def test_a_bar_on_a_terminal_shows_every_character(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    table("title", ("name", "score"), [("anna", "1")])
+    rows = capsys.readouterr().out.count("\n")
+    table("title", ("name", "score"), [("anna\nbert", "1")])
+    assert capsys.readouterr().out.count("\n") == rows, "a name makes no row of its own"
     say("one\ntwo\vthree\u2029four\x85five\n")
     assert capsys.readouterr().out.count("\n") == 1
     assert one_line(VisardError(HOSTILE)) == text.line(HOSTILE)
