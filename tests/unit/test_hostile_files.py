@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import resource
 import struct
 import sys
@@ -303,6 +304,7 @@ HEADERS = (
     "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 300 + ",)}",
     "{'descr': '<f4', 'fortran_order': False, 'shape': " + DIGITS + "}",
     "{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}",
+    "{'descr': '|V0', 'fortran_order': False, 'shape': (-1,)}",  # numpy makes an array of it that ends the process
     "{'descr': '|O', 'fortran_order': False, 'shape': (2, 2)}",
     "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2, 2)}",
     "{'descr': '<U4', 'fortran_order': False, 'shape': (1, 2)}",
@@ -490,6 +492,23 @@ def test_what_a_gallery_says_of_its_model_is_one_line(tmp_path: Path, changes: d
     model(tmp_path / "m.safetensors")
     found = Gallery.load(gallery(tmp_path / "g", **changes))
     refused(lambda: found.load_model(tmp_path / "m.safetensors"), "the gallery")
+
+
+def test_a_cascade_that_ends_the_process_of_its_reader_is_one_line(tmp_path: Path) -> None:
+    """OpenCV has room for three rectangles of a feature, and writes as many as a file has."""
+    cv2 = pytest.importorskip("cv2")
+    if not hasattr(cv2, "CascadeClassifier"):
+        pytest.skip("no Haar cascades in this OpenCV")
+    from visard.data.pictures import Haar
+
+    small = min(Path(cv2.__file__).with_name("data").glob("*.xml"), key=lambda path: path.stat().st_size)
+    Haar(small)
+    text = small.read_text()
+    found = re.search(r"<_>\s*\d+ \d+ \d+ \d+ -?\d\.\d*</_>", text)
+    assert found
+    for name, change in {"cut": text[: len(text) // 2], "many": text.replace(found[0], found[0] * 100, 1)}.items():
+        (tmp_path / f"{name}.xml").write_text(change)
+        refused(lambda path=tmp_path / f"{name}.xml": Haar(path), "no Haar cascade that OpenCV can read")
 
 
 # ---------------------------------------------------------------- what is printed
