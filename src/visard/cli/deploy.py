@@ -109,7 +109,7 @@ def server(
     ] = 2048,
     party_connections: Annotated[
         int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections at once with the key of one party")
-    ] = 32,
+    ] = 16,
     handshake_seconds: Annotated[
         float, typer.Option(min=0.1, rich_help_panel=LIMITS, help="seconds until the TLS connection stands")
     ] = 10.0,
