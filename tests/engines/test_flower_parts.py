@@ -155,6 +155,34 @@ def test_headers_end_or_the_connection_does(tmp_path: Path, sent: bytes, hears: 
     at_the_door(tmp_path / "keys", limits, act)
 
 
+def test_a_second_request_ends_in_time_too(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, ["127.0.0.1"])
+    limits = Limits(header_seconds=1.0)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    app = FleetOnly(answer, {"node-1": OWN.public_key()}, limits)
+    server = uvicorn.Server(uvicorn.Config(app, timeout_keep_alive=100, ws="none"))
+    head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n"
+    head += b"".join(f"{name}: {value}\r\n".encode() for name, value in headers().items())
+
+    async def act(there: There) -> None:
+        there.door.protocol = lambda visitor: Http(server, there.door, visitor)
+        app.prove = there.door.prove
+        reader, writer = await there.tls(party=False)
+        for _ in range(2):
+            writer.write(head + b"\r\n")
+            assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(1.5)  # idle between two requests: no limit but that of its key
+        assert [len(line) for line in there.door.parties.values()] == [1]
+        writer.write(head[:-5])
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+
+    at_the_door(tmp_path / "keys", limits, act)
+
+
 # Greetings
 
 
