@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.toys import ToyDown, ToyUp, toy_world
 
+from visard.at_rest import MAGIC, Key
 from visard.config import load
 from visard.deployment.front import Front
 from visard.engines.codec import decode, encode
@@ -24,10 +25,10 @@ MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 
 
 @contextmanager
-def front(folder: Path) -> Iterator[Front]:
+def front(folder: Path, key: Path | None = None) -> Iterator[Front]:
     toy_world(folder)
     recipe = Recipe("tests.toys:party_world", {"folder": str(folder), "roles": [CLIENT]})
-    made = Front(recipe, folder / "state", lambda _: None)
+    made = Front(recipe, folder / "state", lambda _: None, key)
     try:
         yield made
     finally:
@@ -57,6 +58,14 @@ def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert ask(f, "hang", timeout=2.0)[0].failure == "no reply before the time limit"
         assert time.monotonic() - begun < 10
         assert ask(f)[0].failure is None, "the front hires a new worker"
+
+
+def test_states_are_encrypted_with_the_key_of_the_party(tmp_path: Path) -> None:
+    key = Key.make(tmp_path / "my.key").path
+    with front(tmp_path, key) as f:
+        assert ask(f)[0].failure is None
+    (state,) = (tmp_path / "state" / "states").rglob("*.bin")
+    assert state.read_bytes().startswith(MAGIC)
 
 
 def test_any_time_limit_can_be_asked_for(tmp_path: Path) -> None:
