@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from visard.errors import VisardError
+
+
+class Plain:
+    """Stands where the face set of a view stands: there is no trunk in front of the network."""
+
+    stored = False
+
+    @staticmethod
+    def through(x: Tensor) -> Tensor:
+        return x
 
 
 @dataclass(frozen=True, eq=False)
 class VectorView:
     """x (n, ...) float32 with labels (n,): class numbers, or numbers to predict."""
 
+    faces: ClassVar = Plain()
     x: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64] | npt.NDArray[np.float32]
     n_classes: int

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from visard import plugins
 from visard.aggregation.outgoing import POSTPROCESSORS, Postprocessor
@@ -23,6 +23,7 @@ from visard.evaluation.metrics import FAR
 from visard.files import parse_toml
 from visard.methods import METHODS
 from visard.methods.scoring import Tuning
+from visard.models.cut import HOW
 from visard.numerics import Numerics
 from visard.plugins import Registry
 from visard.presets import presets
@@ -42,7 +43,24 @@ class ModelSettings(Section):
     embedding: int | None = Field(default=None, ge=2, le=4096)  # None: the network's own default
     weights: str | None = None  # a model file to start from
     class_vectors: str | None = None  # a file of class vectors of the public identities, which a run leaves behind
+    train: str = "all"  # or the last part: tail (by a rule), last:K layers, from:LAYER; the rest is frozen
+    cache: Literal["fp32", "fp16", "off"] = (
+        "fp32"  # how the frozen part's activations are kept; off: computed each time
+    )
+    cache_in: Literal["disk", "memory"] = "disk"  # where; in memory they are gone with the run
     frozen_norm: bool | None = None  # batch norm keeps the statistics that it came with; None: see Settings.frozen_norm
+
+    @field_validator("train")
+    @classmethod
+    def _says_what_trains(cls, how: str) -> str:
+        if not HOW.fullmatch(how):
+            raise ValueError("must be all, tail, last:K or from:LAYER (visard models cuts NAME lists the layers)")
+        return how
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a part of the network is frozen."""
+        return self.train != "all"
 
 
 class EngineSettings(Section):
@@ -126,6 +144,8 @@ class Settings(Section):
             plain["model"]["frozen_norm"] = self.frozen_norm
         else:
             del plain["model"]["frozen_norm"]
+        if not self.model.is_cut:  # all of it trains: that goes without saying
+            plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("train", "cache", "cache_in")}
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
@@ -149,6 +169,7 @@ class Settings(Section):
         content = {k: v for k, v in self.to_dict().items() if k not in ("name", "engine")}
         if not self.frozen_norm:  # runs from before there was this setting go on
             content["model"].pop("frozen_norm", None)
+        content["model"].pop("cache_in", None)
         if not rounds and not self.method.fixed_length():
             content["method"] = {k: v for k, v in content["method"].items() if k != "rounds"}
         if self.plugins:

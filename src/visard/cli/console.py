@@ -111,6 +111,9 @@ class RunWatcher:
     def rendering(self, done: int, total: int) -> None:
         self.show("drawing synthetic faces", done, total)
 
+    def activations(self, done: int, total: int) -> None:
+        self.show("pictures through the frozen part", done, total)
+
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
         loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
         self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip())

@@ -99,12 +99,13 @@ def show(result: Run) -> None:
     """The table at the end of a run."""
     metrics = result.metrics
     rows = [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
+    part = f" (trained from {metrics['trained']['from']})" if "trained" in metrics else ""
     if rows:
-        table("Generic model on identities that no client has", ("metric", "value", "95 % interval"), rows)
+        table(f"Generic model on identities that no client has{part}", ("metric", "value", "95 % interval"), rows)
     summary = metrics["clients"]["summary"]
     if summary:
         table(
-            "Clients on their own held-out pictures",
+            f"Clients on their own held-out pictures{part}",
             ("metric", "mean", "std", "worst", "worst client"),
             [(k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"]) for k, v in summary.items()],
         )

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from visard.data.storage import FILES, HEADER, FaceSetWriter, array_path, canonical_json, digest, map_array, read_header
 from visard.errors import UsageError, VisardError, did_you_mean
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["ClientData", "FaceSet", "FaceSetWriter", "FaceView", "Federation", "describe", "list_sets"]
 
@@ -107,6 +110,19 @@ class FaceSet:
         """16 hexadecimal digits over names, labels and a sample of the pictures: cheap, the same anywhere."""
         return self._fingerprint
 
+    @property
+    def stored(self) -> bool:
+        """Whether `read` gives what a trunk made of the pictures, and their mirror images too."""
+        return False
+
+    def read(self, rows: Rows, mirrored: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
+        """What a network is fed with at these rows: pictures; `mirrored` rows are known to stored activations alone."""
+        return np.take(self.pixels, rows, axis=0)
+
+    def through(self, x: "Tensor") -> "Tensor":
+        """Pictures as floats, or what a trunk makes of them now."""
+        return x
+
     def all(self) -> "FaceView":
         """Every picture, with the identity numbers of the set as labels."""
         identity = self.identity.astype(np.int64)
@@ -171,9 +187,12 @@ class FaceView:
         """The attributes of each picture (n, A)."""
         return self.faces.attributes[self.index]
 
-    def batch(self, rows: npt.ArrayLike) -> npt.NDArray[np.uint8]:
-        """Read the pictures at positions `rows` of this view: (len(rows), size, size, 3) uint8."""
-        return np.take(self.faces.pixels, self.index[np.asarray(rows, np.int64)], axis=0)
+    def batch(self, rows: npt.ArrayLike, mirrored: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
+        """Read the pictures at positions `rows` of this view: (len(rows), size, size, 3) uint8.
+
+        Of a set with stored activations these come instead, those of mirror images where `mirrored` is true.
+        """
+        return self.faces.read(self.index[np.asarray(rows, np.int64)], mirrored)
 
     def take(self, rows: npt.ArrayLike) -> "FaceView":
         """The view of the pictures at positions `rows` (or where a mask is true) with the same labels."""

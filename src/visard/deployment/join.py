@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 from visard import plugins
@@ -17,9 +19,12 @@ from visard.deployment.remote import PartyLink
 from visard.deployment.requirements import Requirements, without_folders
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.world import World, centralised, make_world
+from visard.engines.request import DIGEST
+from visard.engines.shared_memory import in_memory, remove_folder
+from visard.engines.world import World, centralised, make_world, want
 from visard.errors import PublicError, UsageError, VisardError
-from visard.files import read_json, write_json
+from visard.files import mapping, read_json, write_json
+from visard.models.cut import HOW, Trunk
 
 SYNTHETIC = "synthetic"
 MOST = 10**9  # pictures of one party
@@ -40,7 +45,9 @@ class Presence:
         return cls(**counts)
 
 
-def run_spec(settings: Settings, manifest: Manifest, size: int, embedding: int) -> dict[str, Any]:
+def run_spec(
+    settings: Settings, manifest: Manifest, size: int, embedding: int, trunk: Trunk | None = None
+) -> dict[str, Any]:
     """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
     plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine", "parties")}
     plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
@@ -51,6 +58,7 @@ def run_spec(settings: Settings, manifest: Manifest, size: int, embedding: int) 
         "partition": manifest.hash,
         "own": settings.partition.kind == "parties",
         "spec": {"model": settings.model.name, "embedding": embedding, "size": size},
+        **({} if trunk is None else {"trunk": {"layer": trunk.layer, "digest": trunk.digest}}),
     }
 
 
@@ -68,7 +76,7 @@ def join(
 
     Returns the world with them, what every request carries of the run, and what the user should know.
     """
-    spec = run_spec(settings, manifest, size, world.embedding)
+    spec = run_spec(settings, manifest, size, world.embedding, world.trunk)
     if files := [plugin for plugin in settings.plugins if "#" in plugin]:
         raise UsageError(
             f"plug-in {files[0].partition('#')[0]}: parties import no files of the server; install it as a package at "
@@ -139,17 +147,39 @@ def world_of_party(
     size = int(run["spec"]["size"])
     if faces.size != size:
         raise PublicError(f"the run is on pictures of {size} pixels, this party has {faces.size}")
+    frozen = frozen_part(run, settings)
+    memory = _memory(settings)
     if run["own"]:
-        federation = own_federation(settings, faces, clients)
-        world = make_world(settings, faces, federation)
+        world = make_world(settings, faces, own_federation(settings, faces, clients), frozen, memory)
     else:
-        world = centralised(
-            make_world(settings, faces, shared_federation(run, settings, faces, file)), settings.method
-        )[0]
+        federation = shared_federation(run, settings, faces, file)
+        world = centralised(make_world(settings, faces, federation, frozen, memory), settings.method)[0]
     here = {client: world.clients[client] for client in clients if client in world.clients}
     if not here:
         raise PublicError(f"the run has no client {clients[0]!r}")
-    return replace(world, clients=here), settings.method
+    world = replace(world, clients=here)
+    want(world, settings)
+    return world, settings.method
+
+
+def frozen_part(run: dict[str, Any], settings: Settings) -> tuple[str, str] | None:
+    """Layer and digest of the frozen part that the run says it has; its weights come later, once."""
+    if not settings.model.is_cut:
+        return None
+    told = mapping(run.get("trunk"))
+    layer, digest = str(told.get("layer")), str(told.get("digest"))
+    if not HOW.fullmatch(f"from:{layer}") or not DIGEST.fullmatch(digest):
+        raise PublicError("the run freezes a part of the network and does not say which")
+    return layer, digest
+
+
+def _memory(settings: Settings) -> Path | None:
+    """Where a party keeps activations that are not to be on disk: gone with its process."""
+    if not settings.model.is_cut or settings.model.cache == "off" or settings.model.cache_in == "disk":
+        return None
+    folder = in_memory()
+    atexit.register(remove_folder, folder)
+    return folder
 
 
 def settings_of(run: dict[str, Any], required: Requirements) -> Settings:

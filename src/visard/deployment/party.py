@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,15 @@ import torch
 
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
-from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
+from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
 from visard.engines.local import States, perform
 from visard.engines.network import undeclared
-from visard.engines.request import Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
+from visard.engines.request import LACKS, Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line
 from visard.files import (
     PRIVATE,
+    PRIVATE_FOLDER,
     flush_to_disk,
     mapping,
     read_json,
@@ -35,6 +37,7 @@ from visard.files import (
     write_json,
 )
 from visard.methods.scoring import steps_of
+from visard.models.cut import digest_of
 from visard.processes import Recipe, receive, send
 from visard.text import line, visible
 
@@ -142,6 +145,7 @@ class Party:
     states: States
     all_local: bool = False  # server and party share a machine, or at least an owner: errors may quote local paths
     models: Path | None = None  # where the party keeps its own finished models
+    trunks: Path | None = None  # where it keeps frozen parts of networks, by digest
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
 
     def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
@@ -154,8 +158,10 @@ class Party:
                 return pack(request.reply(roles=presence(world, bool(request.settings.get("own"))))), b""
             if request.client not in world.clients:
                 raise PublicError(f"{request.client!r} is not a role of this party")
+            if request.trunk:
+                return pack(self.take_trunk(request, world, payload)), b""
             if request.keep:
-                return pack(self.keep(request, method, payload)), b""
+                return pack(self.keep(request, world, method, payload)), b""
             return self.step(request, world, method, payload)
         except Exception as error:
             return pack(failed(request, error, self.all_local)), b""
@@ -165,6 +171,9 @@ class Party:
         key = json.dumps(settings, sort_keys=True)
         if key not in self.worlds:
             self.worlds = {key: self.make_world(settings)}
+            trunk = self.worlds[key][0].trunk
+            if trunk is not None and self.trunks is not None:
+                trunk.load = partial(self.trunk, trunk.digest)
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 
@@ -182,7 +191,32 @@ class Party:
             raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
         return pack(reply), encode(reply.value)
 
-    def keep(self, request: Request, method: Method[Any], payload: bytes) -> Reply:
+    def trunk(self, digest: str) -> dict[str, torch.Tensor]:
+        """The frozen part with this digest; one line that the server understands where it is not here, or damaged."""
+        assert self.trunks is not None
+        try:
+            held = decode((self.trunks / f"{digest}.bin").read_bytes(), Basis, MAX_HEADER_OF_FILES).theta
+        except (OSError, CodecError):
+            held = None
+        if held is None or digest_of(held) != digest:
+            raise PublicError(LACKS)
+        return held
+
+    def take_trunk(self, request: Request, world: World, payload: bytes) -> Reply:
+        """Keep the frozen part of the run's network, once: the next run with the same one finds it here."""
+        if world.trunk is None or world.trunk.digest != request.trunk or self.trunks is None:
+            raise PublicError("this run has no such frozen part")
+        sent = decode(payload, Basis).theta
+        if sent is None:
+            self.trunk(request.trunk)
+            return request.reply()
+        # refuses another digest, and what does not fit the network
+        replace(world.trunk, load=lambda: sent, _weights=None).network()
+        self.trunks.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+        write_atomically(self.trunks / f"{request.trunk}.bin", encode(Basis(sent)), PRIVATE)
+        return request.reply()
+
+    def keep(self, request: Request, world: World, method: Method[Any], payload: bytes) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
         from visard.models.files import save_model
 
@@ -193,8 +227,10 @@ class Party:
         if own is not None:
             self.models.mkdir(parents=True, exist_ok=True)
             spec = {k: str(request.settings["spec"][k]) for k in ("model", "embedding", "size")}
+            if world.trunk is not None:
+                spec["trained"] = f"from:{world.trunk.layer}"
             path, earlier = self._new_model(request)
-            save_model(path, own, spec)
+            save_model(path, world.whole(own), spec)
             if any(path.read_bytes() == other.read_bytes() for other in earlier):  # resumed after its end
                 path.unlink()
         return request.reply()
@@ -247,7 +283,7 @@ def serve(channel: socket.socket, recipe: dict[str, Any], state: str, encrypt_wi
     torch.set_num_threads(1)
     home = Path(state)
     states = OwnStates(home / "states", Key.load(encrypt_with))
-    party = Party(Recipe(**recipe).function(), states, models=home / "models")
+    party = Party(Recipe(**recipe).function(), states, models=home / "models", trunks=home / "trunks")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         for part in party.do(header, payload):

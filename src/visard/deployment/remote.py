@@ -77,6 +77,7 @@ class RemoteNetwork(EngineNetwork):
         self.link = link
         self.run = run
         self.settings = dict(settings or {})
+        self._have_trunk: set[ClientId] = set()
 
     def close(self) -> None:
         self.link.close()
@@ -85,7 +86,18 @@ class RemoteNetwork(EngineNetwork):
         self.link.gather(clients, needed)
 
     def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
+        self._give_trunk([request.client for request in requests])
         return self._exchange(requests, step.types[1])
+
+    def _give_trunk(self, clients: Sequence[ClientId]) -> None:
+        """Send the frozen part of the network to parties that have not got it; those of a simulation make it."""
+        trunk = self.world.trunk
+        if trunk is None or not self.settings:
+            return
+        for weights in (None, trunk.weights):
+            lacking, message = [c for c in clients if c not in self._have_trunk], Basis(weights)
+            requests = [replace(self.request(c, "", message, self.world.timeout), trunk=trunk.digest) for c in lacking]
+            self._have_trunk |= {r.client for r in self._exchange(requests, None) if r.failure is None}
 
     def request(self, client: ClientId, step: str, message: Any, timeout: float) -> Request:
         committed = self.states.committed.clients.get(client)

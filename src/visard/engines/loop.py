@@ -34,6 +34,10 @@ class Watcher(Protocol):
         """So many of the synthetic faces are drawn."""
         return
 
+    def activations(self, done: int, total: int) -> None:
+        """So many pictures have gone through the frozen part of the network."""
+        return
+
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
         """Round `step` of all `steps` is done; `figures` are what the method logged."""
         return
@@ -67,6 +71,9 @@ class Watchers:
     def rendering(self, done: int, total: int) -> None:
         self.tell("rendering", done, total)
 
+    def activations(self, done: int, total: int) -> None:
+        self.tell("activations", done, total)
+
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
         self.tell("round", stage, step, steps, figures)
 
@@ -80,7 +87,8 @@ class Watchers:
         """Forward one event."""
         for number, watcher in enumerate(self._all):
             try:
-                getattr(watcher, event)(*values)
+                if (hear := getattr(watcher, event, None)) is not None:  # one from before there was this event
+                    hear(*values)
             except Interrupted:
                 raise
             except Exception as error:

@@ -24,11 +24,13 @@ MAX_HEADER = 2**20
 RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 STATE_NAME = re.compile(r"clients/([\w%.~-]{1,200})-(\d{6,})-\d{1,9}\.bin")
 PACK_NAME = re.compile(r"clients/\d{6,}-[0-9a-f]{8}(-[0-9a-f]{8}\.pack)?")
+DIGEST = re.compile(r"[0-9a-f]{64}")
 MODEL_NAME = re.compile(r"[\w%.~-]{1,240}")
 PLACE = {"run", "client", "stage", "round", "ask"}  # fields that every header has
 BESIDE = ("message", "value")  # fields that are no part of a header
 
 H = TypeVar("H")
+LACKS = "it has not got the frozen part of the network"
 DIED = "its worker process died"
 LATE = "no reply before the time limit"
 
@@ -65,6 +67,7 @@ class Request:
     new_state: str = ""  # where the state after this step goes: a file of the party, or how packs are to begin
     timeout: float = 3600.0
     keep: str = ""  # instead of a step: keep your own model under this name (the message is the basis)
+    trunk: str = ""  # instead of a step: keep the frozen part with this digest; a message without weights only asks
     version: int = VERSION
     message: Any = field(default=None, repr=False, compare=False)
 
@@ -142,6 +145,8 @@ def check_names(request: Request) -> None:
     for name in (request.committed, request.new_state, request.state.name if request.state else ""):
         if name and not STATE_NAME.fullmatch(name) and not PACK_NAME.fullmatch(name):
             raise WireError("malformed name of a state")
+    if request.trunk and not DIGEST.fullmatch(request.trunk):
+        raise WireError("malformed digest of a frozen part")
     if request.keep and not MODEL_NAME.fullmatch(request.keep):
         raise WireError("malformed name of a model")
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from visard.engines.codec import flatten, identity
-from visard.errors import VisardError
+from visard.errors import UsageError, VisardError
 
 MEMORY = Path("/dev/shm")
 ENOUGH = 1 << 28  # bytes; containers often get 64 MB of shared memory: then files in the temporary folder are better
@@ -40,11 +40,22 @@ _held: dict[Path, int] = {}  # locks of this process's folders, held until it en
 def memory_folder() -> Path:
     """A private folder in shared memory, or in the temporary folder where there is none or little."""
     good = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= ENOUGH
-    folder = Path(tempfile.mkdtemp(prefix="visard-", dir=MEMORY if good else None))
+    return _new_folder(MEMORY if good else None)
+
+
+def _new_folder(where: Path | None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="visard-", dir=where))
     _held[folder] = lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     _sweep(folder.parent)
     return folder
+
+
+def in_memory() -> Path:
+    """The same for what must not be on a disk."""
+    if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
+        raise UsageError(f"model.cache_in = memory: there is no {MEMORY} here to write to; set it to disk")
+    return _new_folder(MEMORY)
 
 
 def remove_folder(folder: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -21,10 +22,13 @@ from visard.aggregation.rules import Mean, Rule
 from visard.at_rest import Key
 from visard.config import Settings, load
 from visard.core import PUBLIC, ClientId, Disclosure, Method, Setup, Weights
+from visard.data.activations import MIRROR, PLAIN, Activations, refuse_random, seen, store_of
+from visard.data.augment import Augment
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
 from visard.data.partition import Manifest
 from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
+from visard.models.cut import Trunk, activation_shape, choose
 from visard.models.files import read_model, start_weights
 from visard.models.frozen import keep_statistics
 from visard.numerics import Numerics
@@ -76,6 +80,8 @@ class World:
     aggregation: Rule = Mean()  # how replies become one
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
+    trunk: Trunk | None = None  # the frozen part, where clients train the tail alone; `build` then makes a tail
+    activations: Activations | None = field(default=None, repr=False)  # the set that all views are of then
     announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
     announced_identities: Mapping[ClientId, int] = field(default_factory=dict)  # and how many people
     stated: Mapping[ClientId, int] = field(default_factory=dict)  # pictures that the operator states, at most
@@ -101,6 +107,10 @@ class World:
             with torch.random.fork_rng(devices=[]):
                 network = self.build()
         return frozenset(network.state_dict()) - {name for name, _ in network.named_parameters(remove_duplicate=False)}
+
+    def whole(self, weights: Weights) -> Weights:
+        """The weights of a whole network, of those that are trained."""
+        return weights if self.trunk is None else self.trunk.whole(weights)
 
     def new_weights(self) -> Weights:
         """The weights a run starts from: given ones, or fresh ones that are the same for the same seed."""
@@ -167,12 +177,26 @@ def centralised_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Di
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}
 
 
-def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> World:
-    """The world that the settings of a run describe."""
+def make_world(
+    settings: Settings,
+    faces: FaceSet,
+    federation: Federation,
+    frozen: tuple[str, str] | None = None,
+    memory: Path | None = None,
+) -> World:
+    """The world that the settings of a run describe.
+
+    A party, which has no weights to start from, knows the `frozen` part by the layer behind it and its digest.
+    `memory` is where activations go that are not to be on disk.
+    """
     embedding = settings.model.embedding or models.default_embedding(settings.model.name)
     build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
     vectors, biases = _class_vectors(settings.model.class_vectors, embedding, settings.engine.encrypt_with)
-    return World(
+    start = start_weights(settings.model.weights, build) if settings.model.weights else None
+    trunk = None
+    if settings.model.is_cut:
+        trunk = trunk_of(settings, build, input_shape(faces), start) if frozen is None else Trunk(build, *frozen)
+    world = World(
         seed=settings.seed,
         clients=clients_of(federation),
         training=tuple(federation.training),
@@ -192,8 +216,77 @@ def make_world(settings: Settings, faces: FaceSet, federation: Federation) -> Wo
         outgoing=settings.outgoing,
         frozen_norm=settings.frozen_norm,
         stated={c: stated.pictures for c, stated in settings.parties.items() if stated.pictures is not None},
-        start_from=start_weights(settings.model.weights, build) if settings.model.weights else None,
+        start_from=start,
     )
+    return world if trunk is None else behind(world, trunk, settings, faces, memory)
+
+
+def input_shape(faces: FaceSet) -> tuple[int, ...]:
+    """Of one picture or reading, as a network takes it."""
+    return faces.pixels.shape[1:] if faces.pixels.dtype != np.uint8 else (3, faces.size, faces.size)
+
+
+def trunk_of(
+    settings: Settings, build: Callable[[], nn.Module], shape: tuple[int, ...], start: Weights | None
+) -> Trunk:
+    """The part of the network that the settings freeze."""
+    if start is None:
+        raise UsageError(
+            f"model.train = {settings.model.train}: what stays frozen must have been trained: give model.weights, "
+            "for example the model of visard run pretrain"
+        )
+    with torch.random.fork_rng(devices=[]):
+        layer = choose(build(), settings.model.train, shape)
+    return Trunk.of(build, layer, start)
+
+
+def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memory: Path | None) -> World:
+    """The world in which clients train the tail alone, and views give what the trunk makes of their pictures."""
+    store = None
+    if settings.model.cache != "off":
+        for path, how in augments(settings.method):
+            refuse_random(path, how)
+        with torch.random.fork_rng(devices=[]):
+            shape = activation_shape(trunk.build(), trunk.layer, input_shape(faces))
+        store = store_of(faces, trunk.digest, shape, settings.model.cache, memory)
+    activations = Activations(faces, lambda: Numerics().prepare(trunk.network()), store)
+    see = activations.behind
+    world = replace(
+        world,
+        build=trunk.tail, trunk=trunk, activations=activations,
+        start_from=None if world.start_from is None else trunk.of_tail(world.start_from),
+        clients={client: seen(data, activations) for client, data in world.clients.items()},
+        benchmarks={name: see(view) for name, view in world.benchmarks.items()},
+        public=None if world.public is None else see(world.public),
+        others=None if world.others is None else see(world.others),
+    )  # fmt: skip
+    want(world, settings)
+    return world
+
+
+def want(world: World, settings: Settings) -> None:
+    """Say which activations the clients and tests of this world will read."""
+    if world.activations is None:
+        return
+    trained = [data.train for data in world.clients.values()] + ([world.public] if world.public is not None else [])
+    tested = [view for data in world.clients.values() for view in (data.val, data.test)]
+    tested += [*world.benchmarks.values(), *([world.others] if world.others is not None else [])]
+    flips = any(how.flip for _, how in augments(settings.method)) or settings.evaluation.tuning.batches > 0
+    mirrored = (trained if flips else []) + (tested if settings.evaluation.flip else [])
+    world.activations.wanted = {PLAIN: _rows([*trained, *tested]), MIRROR: _rows(mirrored)}
+
+
+def _rows(views: Sequence[FaceView]) -> npt.NDArray[np.int64]:
+    return np.unique(np.concatenate([np.empty(0, np.int64), *(view.index for view in views)]))
+
+
+def augments(settings: Any, path: str = "method") -> Iterator[tuple[str, Augment]]:
+    """Every setting of a method that says how pictures change at random, and its name."""
+    if isinstance(settings, Augment):
+        yield path, settings
+    elif is_dataclass(settings):
+        for part in fields(settings):
+            yield from augments(getattr(settings, part.name), f"{path}.{part.name}")
 
 
 def clients_of(federation: Federation) -> dict[ClientId, ClientData]:
@@ -218,9 +311,10 @@ def _class_vectors(
     return vectors, biases
 
 
-def world_of_run(folder: str) -> tuple[World, Method[Any]]:
+def world_of_run(folder: str, memory: str | None = None) -> tuple[World, Method[Any]]:
     """The world of a run folder, built anew in a worker process of the pool."""
     settings = load(Path(folder) / "config.toml")
     faces = open_faces(settings.data)
     federation = Manifest.load(Path(folder) / "partition.json").federation(faces)
-    return centralised(make_world(settings, faces, federation), settings.method)[0], settings.method
+    world = make_world(settings, faces, federation, memory=None if memory is None else Path(memory))
+    return centralised(world, settings.method)[0], settings.method

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,21 +15,25 @@ from torch import Tensor, nn
 
 from visard.core import Client, Weights
 from visard.data.augment import Augment, augment, to_float
-from visard.data.faces import FaceView
+from visard.data.faces import FaceSet, FaceView
 from visard.learning.heads import Head, HeadSettings, direction
 from visard.learning.weights import load_weights
 from visard.models.inputs import Inputs, resized
 from visard.numerics import Numerics
 
 BATCH = 256
+Enter = Callable[[npt.NDArray[Any]], Tensor]
 
 
 class Batches(Protocol):
-    """Pictures in batches: a view, or several as one."""
+    """Pictures in batches: a view, or several as one; of a set with stored activations these instead."""
+
+    @property
+    def faces(self) -> FaceSet: ...
 
     def __len__(self) -> int: ...
 
-    def batch(self, rows: np.ndarray, /) -> np.ndarray: ...
+    def batch(self, rows: np.ndarray, mirrored: np.ndarray | None = None, /) -> np.ndarray: ...
 
 
 KEPT = 2  # sets of features that a process remembers: those of this round, and of the one before
@@ -43,14 +48,32 @@ def input_batch(
     rng: torch.Generator | None = None,
     how: Augment | None = None,
 ) -> Tensor:
-    """Pictures of a view as they go into a network in training; with `how` each one is changed at random."""
-    x = to_float(view.batch(np.asarray(rows)), numerics.channels_last)
-    return numerics.place(x if how is None or rng is None else augment(x, rng, how))
+    """Pictures of a view as they go into a network in training; with `how` each one is changed at random.
+
+    Where the front of the network is frozen: what it makes of them. Of stored activations the mirror images are
+    chosen with the same random numbers as pictures are mirrored with.
+    """
+    rows = np.asarray(rows)
+    if view.faces.stored:
+        flips = how is not None and rng is not None and how.flip and len(rows) > 0
+        mirrored = (torch.rand(len(rows), generator=rng) < 0.5).numpy() if flips else None
+        return numerics.place(_entering(view, rows, numerics.channels_last, mirrored))
+    x = to_float(view.batch(rows), numerics.channels_last)
+    return numerics.place(view.faces.through(x if how is None or rng is None else augment(x, rng, how)))
+
+
+def _entering(view: Batches, rows: np.ndarray, channels_last: bool, mirrored: np.ndarray | None = None) -> Tensor:
+    """Stored activations as they go into a network."""
+    x = to_float(view.batch(rows, mirrored), channels_last)
+    return x if channels_last else x.contiguous()
+
+
+Chunk = tuple[Tensor, Callable[[], Tensor]]  # what goes into a network, and the same of the mirror images
 
 
 def features_of(model: nn.Module, view: Batches, channels_last: bool = True) -> Tensor:
     """Features (n, E) of the pictures of a view, not normalised; leaves the network in evaluation mode."""
-    parts = _features(model, (to_float(chunk, channels_last) for chunk in _chunks(view, BATCH)))
+    parts = _features(model, _chunks(view, BATCH, lambda pictures: to_float(pictures, channels_last), channels_last))
     return torch.cat(parts) if parts else torch.zeros(0, 0)
 
 
@@ -61,7 +84,25 @@ def embed(
 
     `inputs` says how pictures go in, by default in their own size and in [-1, 1].
     """
-    return _embed(model, _chunks(view, batch), flip, inputs or Inputs(size=view.faces.size))
+    taken = inputs or Inputs(size=view.faces.size)
+    parts = _features(model, _chunks(view, batch, lambda pictures: taken.tensor(resized(pictures, taken.size))), flip)
+    return _joined(model, parts, lambda: view.faces.through(torch.zeros(2, 3, taken.size, taken.size)))
+
+
+def _chunks(view: Batches, size: int, enter: Enter, channels_last: bool = True) -> Iterator[Chunk]:
+    """What goes into a network of a view, `size` pictures at a time."""
+    for start in range(0, len(view), size):
+        rows = np.arange(start, min(start + size, len(view)))
+        if view.faces.stored:
+            whole = np.ones(len(rows), bool)
+            yield _entering(view, rows, channels_last), partial(_entering, view, rows, channels_last, whole)
+        else:
+            x = enter(view.batch(rows))
+            yield view.faces.through(x), partial(_mirrored, view, x)
+
+
+def _mirrored(view: Batches, x: Tensor) -> Tensor:
+    return view.faces.through(x.flip(3))
 
 
 def embed_pictures(
@@ -73,32 +114,29 @@ def embed_pictures(
     inputs: Inputs | None = None,
 ) -> npt.NDArray[np.float32]:
     """Features (n, E) of pictures (n, size, size, 3)."""
-    chunks = (pictures[i : i + batch] for i in range(0, len(pictures), batch))
-    return _embed(model, chunks, flip, inputs or Inputs(size=pictures.shape[1]))
+    taken = inputs or Inputs(size=pictures.shape[1])
+    parts = []
+    for start in range(0, len(pictures), batch):
+        x = taken.tensor(resized(pictures[start : start + batch], taken.size))
+        parts += _features(model, [(x, partial(x.flip, 3))], flip)
+    return _joined(model, parts, lambda: torch.zeros(2, 3, taken.size, taken.size))
 
 
-def _embed(
-    model: nn.Module, chunks: Iterable[npt.NDArray[np.uint8]], flip: bool, inputs: Inputs
-) -> npt.NDArray[np.float32]:
-    parts = _features(model, (inputs.tensor(resized(chunk, inputs.size)) for chunk in chunks), flip)
+def _joined(model: nn.Module, parts: list[Tensor], some: Callable[[], Tensor]) -> npt.NDArray[np.float32]:
     if not parts:  # the width of the features is known to the network alone
-        parts = [part[:0] for part in _features(model, [torch.zeros(2, 3, inputs.size, inputs.size)])]
+        parts = [part[:0] for part in _features(model, [(some(), some)])]
     return np.concatenate([part.numpy() for part in parts])
 
 
-def _chunks(view: Batches, size: int) -> Iterator[npt.NDArray[np.uint8]]:
-    return (view.batch(np.arange(i, min(i + size, len(view)))) for i in range(0, len(view), size))
-
-
-def _features(model: nn.Module, batches: Iterable[Tensor], flip: bool = False) -> list[Tensor]:
+def _features(model: nn.Module, chunks: Iterable[Chunk], flip: bool = False) -> list[Tensor]:
     """Features in float32 whatever the training precision was."""
     model.eval()
     parts = []
     with torch.no_grad():
-        for x in batches:
+        for x, mirrored in chunks:
             # `forward` itself: a compiled network would be compiled again for evaluation
             found = model.forward(x)
-            parts.append((found + model.forward(x.flip(3)) if flip else found).float())
+            parts.append((found + model.forward(mirrored()) if flip else found).float())
     return parts
 
 

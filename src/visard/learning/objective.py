@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from visard.core import Weights
 from visard.core.method import NotNegative, Positive
-from visard.data.faces import FaceView
+from visard.data.faces import FaceSet, FaceView
 from visard.learning.heads import direction
 from visard.learning.train import Training, descend
 from visard.learning.weights import load_weights
@@ -36,13 +36,18 @@ class Pictures:
     def __len__(self) -> int:
         return sum(len(view) for view in self.views)
 
-    def batch(self, rows: np.ndarray) -> np.ndarray:
-        """The pictures (len(rows), size, size, 3) uint8 at these places, in this order."""
+    @property
+    def faces(self) -> FaceSet:
+        """The set that all of them are of."""
+        return self.views[0].faces
+
+    def batch(self, rows: np.ndarray, mirrored: np.ndarray | None = None) -> np.ndarray:
+        """The pictures (len(rows), size, size, 3) uint8 at these places, in this order; see `FaceView.batch`."""
         parts, order, first = [], [], 0
         for view in self.views:
             here = np.flatnonzero((rows >= first) & (rows < first + len(view)))
             if len(here):
-                parts.append(view.batch(rows[here] - first))
+                parts.append(view.batch(rows[here] - first, None if mirrored is None else mirrored[here]))
                 order.append(here)
             first += len(view)
         return np.concatenate(parts)[np.argsort(np.concatenate(order))]

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from visard.data.sensors import READERS
 from visard.errors import UsageError, VisardError
@@ -112,6 +113,15 @@ def _data(run: Run) -> str:
     return text + (f" ({', '.join(about)})" if about else "")
 
 
+def trained_part(about: dict[str, Any]) -> str:
+    """Which part of the network a run trained, in words; nothing where it was all of it."""
+    part = mapping(about.get("trained"))
+    tail, frozen = whole(part.get("parameters")), whole(part.get("frozen"))
+    if not part.get("from") or not tail or frozen is None:
+        return ""
+    return f"from {part['from']}: {percent(tail / (tail + frozen))} of the parameters, the rest is frozen"
+
+
 def run_facts(run: Run) -> dict[str, str]:
     """Small facts under the summary."""
     machine, data = mapping(run.started.get("machine")), mapping(run.started.get("data"))
@@ -125,6 +135,7 @@ def run_facts(run: Run) -> dict[str, str]:
         "visard": str(run.started.get("version") or ""),
         "torch": str(machine.get("torch") or ""),
         "Threads": str(machine.get("threads") or ""),
+        "Trained": trained_part(run.started),
         "Batch norm": "statistics frozen" if run.started.get("frozen_norm") is True else "",
         "Data fingerprint": str(data.get("fingerprint") or "")[:16],
     }

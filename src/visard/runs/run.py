@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,8 @@ from visard.engines.local import LocalNetwork
 from visard.engines.loop import WATCHERS, Watcher, Watchers, asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
-from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world
+from visard.engines.shared_memory import in_memory, remove_folder
+from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world, want
 from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
 from visard.models.files import save_model
@@ -71,8 +72,8 @@ def run(
     with run_folder(folder, settings, resume, overwrite, files), _threads(settings.numerics.threads_per_step):
         watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
         link = connect(settings, watchers.problem)
-        with closing(link) if link is not None else nullcontext():
-            job = _open(settings, folder, watchers, link)
+        with closing(link) if link is not None else nullcontext(), _memory(settings) as memory:
+            job = _open(settings, folder, watchers, link, memory)
             server, metrics = _train(job)
         _save(job, server, metrics)
     return read_run(folder)
@@ -112,6 +113,7 @@ class _Job:
     events: EventLog
     ledger: Ledger
     begun: float  # by time.perf_counter
+    memory: Path | None = None  # where activations are that are not to be on disk
 
     def warn(self, text: str) -> None:
         """Say something that a reader of the report should know too."""
@@ -119,7 +121,22 @@ class _Job:
         self.events.write("warning", text=text)
 
 
-def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | None) -> _Job:
+@contextmanager
+def _memory(settings: Settings) -> Iterator[Path | None]:
+    """A folder in memory for the activations of a run that wants none on disk, gone when it ends."""
+    if not settings.model.is_cut or settings.model.cache == "off" or settings.model.cache_in == "disk":
+        yield None
+        return
+    folder = in_memory()
+    try:
+        yield folder
+    finally:
+        remove_folder(folder)
+
+
+def _open(
+    settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | None, memory: Path | None = None
+) -> _Job:
     """Data, clients, checkpoint and logs of a run; its beginning is written into the event log."""
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
@@ -134,10 +151,11 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
-    world, pooled = centralised(make_world(settings, faces, federation), method)
+    world, pooled = centralised(make_world(settings, faces, federation, memory=memory), method)
+    inputs = manifest.hash + ("" if world.trunk is None else world.trunk.digest[:16])
     states = Checkpoint(
-        folder / "checkpoint", settings.fingerprint(rounds=False) + manifest.hash, link is not None,
-        settings.fingerprint() + manifest.hash, key,
+        folder / "checkpoint", settings.fingerprint(rounds=False) + inputs, link is not None,
+        settings.fingerprint() + inputs, key,
     )  # fmt: skip
     resumed = states.resume()
     ledger = Ledger(states.ledger, states.committed.ledger_bytes)
@@ -160,10 +178,13 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
         machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
         parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
-        frozen_norm=settings.frozen_norm, resumed=resumed, data=_about(faces),
+        frozen_norm=settings.frozen_norm, resumed=resumed, data=_about(faces), **trained_part(world),
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
-    job = _Job(settings, folder, watcher, link, run_spec, faces, world, pooled, states, events, ledger, begun)
+    job = _Job(settings, folder, watcher, link, run_spec, faces, world, pooled, states, events, ledger, begun, memory)
+    if world.activations is not None:
+        want(world if link is None else replace(world, clients={}), settings)  # parties have theirs at home
+        world.activations.prepare(watcher.activations)
     if settings.numerics.precision == "bf16" and not fast_bf16():
         job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
     if oracle := method.oracle():
@@ -171,6 +192,14 @@ def _open(settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | 
     for note in notes:
         job.warn(note)
     return job
+
+
+def trained_part(world: World) -> dict[str, Any]:
+    """What the event log and the metrics of a run say of the part of its network that trained; nothing if all did."""
+    if world.trunk is None:
+        return {}
+    tail, trunk = (sum(p.numel() for p in part.parameters()) for part in (world.network(), world.trunk.network()))
+    return {"trained": {"from": world.trunk.layer, "parameters": tail, "frozen": trunk, "trunk": world.trunk.digest}}
 
 
 def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
@@ -184,7 +213,7 @@ def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
                 settings.evaluation.every, watcher, stop,
             )  # fmt: skip
         with asking(network, "final", 0, events, watcher):
-            metrics = final_metrics(settings, method, world, server, network)
+            metrics = final_metrics(settings, method, world, server, network) | trained_part(world)
         if isinstance(network, RemoteNetwork) and job.states.remote:
             for client, failure in network.keep(method.basis(server), settings.name).items():
                 watcher.problem(f"{client} did not keep its own model: {failure}")
@@ -219,7 +248,8 @@ def make_network(job: _Job) -> EngineNetwork:
     if job.link is not None:
         return RemoteNetwork(world, states, ledger, job.link, run_id(states.folder), job.run_spec)
     workers = engine.workers or max(1, cores() // job.settings.numerics.threads_per_step)
-    recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(job.folder.absolute())})
+    memory = {} if job.memory is None else {"memory": str(job.memory)}
+    recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(job.folder.absolute())} | memory)
     if engine.kind == "flower":
         from visard.deployment import flower
 
@@ -286,9 +316,11 @@ def _save_models(job: _Job, server: Any) -> None:
     spec = {"model": job.settings.model.name, "embedding": str(job.world.embedding), "size": str(job.faces.size)}
     if job.faces.align != "none":
         spec["align"] = job.faces.align
+    if job.world.trunk is not None:
+        spec["trained"] = f"from:{job.world.trunk.layer}"
     generic = method.backbone(server)
     if generic is not None:
-        save_model(folder / "model.safetensors", generic, spec, SHARED)
+        save_model(folder / "model.safetensors", job.world.whole(generic), spec, SHARED)
     vectors = method.class_vectors(server)
     if vectors is not None:
         biases = method.biases(server)
@@ -300,7 +332,7 @@ def _save_models(job: _Job, server: Any) -> None:
         if own is None or (generic is not None and own.keys() == generic.keys() and _same(own, generic)):
             continue
         (folder / "clients").mkdir(PRIVATE_FOLDER, exist_ok=True)
-        save_model(folder / "clients" / f"{safe_name(client)}.safetensors", own, spec)
+        save_model(folder / "clients" / f"{safe_name(client)}.safetensors", job.world.whole(own), spec)
 
 
 def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
