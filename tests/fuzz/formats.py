@@ -440,7 +440,7 @@ def vectors(folder: Path) -> None:
 
 
 def read_vectors_file(folder: Path, scratch: Path) -> None:
-    held, _biases = _class_vectors(str(folder / "v.safetensors"), 8)
+    held, _biases = _class_vectors(str(folder / "v.safetensors"), 8, None)
     assert held is not None
     torch.nn.functional.normalize(held)
 
