@@ -25,6 +25,7 @@ from tests.toys import noise_faces
 from tests.unit.fake_run import write_run
 from tests.unit.pictures import encode, pixels
 from visard import config
+from visard.at_rest import Key
 from visard.cli import main
 from visard.crypto import paillier
 from visard.crypto.session import Binding, seal, unseal
@@ -476,6 +477,22 @@ def read_gallery(folder: Path, scratch: Path) -> None:
     )
 
 
+def encrypted(folder: Path) -> None:
+    gallery(folder)
+    key = Key.make(folder / "secret.raw")
+    Gallery.load(folder / "staff.gallery").save(folder / "sealed.raw", key)
+    (folder / "staff.gallery").unlink()
+    save_model(folder / "v.raw", {CLASS_VECTORS: torch.eye(5, 8)}, SPEC, key=key)
+
+
+def read_encrypted(folder: Path, scratch: Path) -> None:
+    (folder / "secret.raw").chmod(0o600)
+    key = Key.load(folder / "secret.raw")
+    with contextlib.suppress(VisardError):
+        Gallery.load(folder / "sealed.raw", key)
+    _class_vectors(str(folder / "v.raw"), 8, str(folder / "secret.raw"))
+
+
 def features(folder: Path) -> None:
     found = noise_faces(folder / "set", identities=4, images=3)
     rows = np.random.default_rng(0).standard_normal((12, 8)).astype(np.float32)
@@ -719,6 +736,7 @@ FORMATS: dict[str, Format] = {
     "model onnx": Format(graphs, read_graphs, weight=0.25),
     "class vectors": Format(vectors, read_vectors_file),
     "gallery": Format(gallery, read_gallery, fixed=("m.safetensors",)),
+    "encrypted at rest": Format(encrypted, read_encrypted, weight=0.5, fixed=("m.safetensors", "x.png"), there=True),
     "features": Format(features, read_features_files, fixed=("set",)),
     "bin": Format(packed_bin, importing("bin", "."), weight=1.5),
     "recordio": Format(packed_rec, importing("recordio", "train.rec")),
