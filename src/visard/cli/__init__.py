@@ -44,7 +44,7 @@ COMMANDS = {
         "models:audit",
         "Attack a method on random features and say what came out: encryption does not hide what a result determines.",
     ),
-    "models": ("model_files:app", "Fetch files of networks that other commands use."),
+    "models": ("model_files:app", "Where networks can be cut, and files of networks that other commands use."),
     "export": ("models:export", "Write a model as ONNX, checked against PyTorch on random pictures."),
     "enroll": (
         "gallery:enroll",

@@ -19,8 +19,11 @@ from visard.data.sources.importing import import_faces
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError
 from visard.report.html import contact_sheet
+from visard.text import size as size_of
 
 app = typer.Typer(help="Make, import and look at face sets.", no_args_is_help=True)
+cache = typer.Typer(help="What frozen parts of networks made of pictures (model.train).", no_args_is_help=True)
+app.add_typer(cache, name="cache")
 
 Out = Annotated[Path | None, typer.Option(help="the folder to write (default: a folder in the data folder)")]
 
@@ -101,6 +104,10 @@ def import_set(
             progress=shown.progress, overwrite=overwrite,
             **{name: value for name, value in given.items() if value is not None},
         )  # fmt: skip
+    if overwrite:
+        from visard.data.activations import forget
+
+        forget(folder)  # of the pictures that were here before
     say(f"{report.pictures} pictures of {report.identities} people")
     list_skipped(report.skipped)
     say(f"face set: {report.path}")
@@ -160,3 +167,49 @@ def show(
         step = max(1, len(faces) // 60)
         Image.fromarray(contact_sheet(faces.pixels[::step][:60])).save(sheet, format="PNG")
         say(f"contact sheet: {sheet}")
+
+
+@cache.command("list")
+def list_stores() -> None:
+    """List stored activations. Those whose face set is gone or has other pictures now are removed first.
+
+    Example: visard data cache list
+    """
+    from visard.data.activations import activations_folder, entries, sweep
+
+    sweep(activations_folder())
+    found = entries()
+    if not found:
+        say(f"no activations in {activations_folder()} (runs with model.train keep some)")
+        return
+    rows = [
+        (e.folder.name[:8], Path(e.about["path"]).name, e.about["trunk"][:8], "x".join(map(str, e.about["shape"])),
+         e.about["dtype"], e.complete["plain"], e.complete["mirror"], size_of(e.bytes))
+        for e in found
+    ]  # fmt: skip
+    columns = ("name", "face set", "trunk", "shape", "type", "pictures", "mirrored", "on disk")
+    table(f"Activations in {activations_folder()}", columns, rows)
+
+
+@cache.command("clear")
+def clear_stores(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[DATASET]", help="only those of this face set: a folder, or a name")
+    ] = None,
+) -> None:
+    """Remove stored activations, of one face set or all. A run that needs some computes them again.
+
+    Example: visard data cache clear
+    """
+    from visard.data.activations import activations_folder, entries, forget, remove, sweep
+
+    sweep(activations_folder())
+    found = entries()
+    if name is not None:
+        gone = forget(find_set(name))
+    else:
+        gone = len(found)
+        for entry in found:
+            remove(entry.folder)
+    freed = sum(e.bytes for e in found if not e.folder.exists())
+    say(f"{gone} removed, {size_of(freed)}")
