@@ -237,12 +237,11 @@ def test_strangers_have_few_places_inside_and_few_handshakes(keys: Path, monkeyp
         assert time.monotonic() - begun > 0.4, "ten of them at twenty a second"
         assert len(there.door.inside) == 3
         assert [reader.at_eof() for reader, _ in opened] == [True] * 10 + [False] * 3
-        monkeypatch.setattr(module, "HANDSHAKES", 1.0)
         for _ in range(20):
             await there.raw(hello())
         begun = time.monotonic()
         await there.tls(party=True, says=b"hello")
-        assert time.monotonic() - begun < 5, "a party does not stand in this line"
+        assert time.monotonic() - begun < 0.4, "a party does not stand in this line"
 
     monkeypatch.setattr(module, "HANDSHAKES", 20.0)
     at_the_door(keys, Limits(), act)

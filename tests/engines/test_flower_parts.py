@@ -18,18 +18,16 @@ import pytest
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
 
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-from tests.engines.test_door import There, at_the_door
 
 from visard.deployment.door import Limits
 from visard.deployment.flower import PROCESS, driver, link, simulation
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
-from visard.deployment.flower.server import FleetOnly, Http, serve
+from visard.deployment.flower.server import FleetOnly, serve
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
 from visard.deployment.remote import Link, Parts
 from visard.engines.request import Reply, Request, pack, unpack
@@ -125,64 +123,6 @@ def test_of_two_processes_with_one_key_the_last_one_speaks_for_it() -> None:
     assert [call("pull-messages", p) for p in ("one", "two", "one", "")] == [409, 200, 409, 409]
 
 
-@pytest.mark.parametrize(
-    ("sent", "hears"),
-    [
-        (b"GET / HTTP/1.1\r\nhost: x\r\n\r\n", b"HTTP/1.1 404 "),
-        (b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n", b"HTTP/1.1 401 "),
-        (b"POST /v1/fleet/push-object HTTP/1.1\r\nx-more: " + b"a" * 50_000, b"HTTP/1.1 400 "),
-        (b"POST /v1/fleet/push-object HTTP/1.1\r\n" + b"x: y\r\n" * 5000, b"HTTP/1.1 400 "),
-        (b"POST /v1/fleet/push-object HTTP/1.1\r\nx-half: ", b""),
-        (b"", b""),
-    ],
-)
-def test_headers_end_or_the_connection_does(tmp_path: Path, sent: bytes, hears: bytes) -> None:
-    make_keys(tmp_path / "keys", 1, ["127.0.0.1"])
-    limits = Limits(header_bytes=4096, header_seconds=1.0)
-    app = FleetOnly(None, {"node-1": OWN.public_key()}, limits)  # type: ignore[arg-type]
-    server = uvicorn.Server(uvicorn.Config(app, h11_max_incomplete_event_size=limits.header_bytes, ws="none"))
-
-    async def act(there: There) -> None:
-        there.door.protocol = lambda visitor: Http(server, there.door, visitor)
-        reader, writer = await there.tls(party=False)
-        begun = time.monotonic()
-        writer.write(sent)
-        heard = await asyncio.wait_for(reader.read(), 10)
-        assert heard.startswith(hears)
-        assert bool(heard) == bool(hears)
-        assert (time.monotonic() - begun > 0.5) == (not hears)
-
-    at_the_door(tmp_path / "keys", limits, act)
-
-
-def test_a_second_request_ends_in_time_too(tmp_path: Path) -> None:
-    make_keys(tmp_path / "keys", 1, ["127.0.0.1"])
-    limits = Limits(header_seconds=1.0)
-
-    async def answer(scope: Any, receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
-
-    app = FleetOnly(answer, {"node-1": OWN.public_key()}, limits)
-    server = uvicorn.Server(uvicorn.Config(app, timeout_keep_alive=100, ws="none"))
-    head = b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n"
-    head += b"".join(f"{name}: {value}\r\n".encode() for name, value in headers().items())
-
-    async def act(there: There) -> None:
-        there.door.protocol = lambda visitor: Http(server, there.door, visitor)
-        app.prove = there.door.prove
-        reader, writer = await there.tls(party=False)
-        for _ in range(2):
-            writer.write(head + b"\r\n")
-            assert (await asyncio.wait_for(reader.readuntil(b"ok"), 10)).startswith(b"HTTP/1.1 200 ")
-            await asyncio.sleep(1.5)  # idle between two requests: no limit but that of its key
-        assert [len(line) for line in there.door.parties.values()] == [1]
-        writer.write(head[:-5])
-        assert await asyncio.wait_for(reader.read(), 10) == b""
-
-    at_the_door(tmp_path / "keys", limits, act)
-
-
 # Greetings
 
 
@@ -194,7 +134,8 @@ class Nodes(driver.DeploymentLink):
         write_parties(folder, {1: "node-1"}, Assignment({"node-1": ("house-1",)}))
         self.where, self.wait, self.said, self.hellos = folder, 1.0, list[str](), 0
         self.say = self.said.append
-        self._hello, self._clients, self._pending, self._again, self._said = b"", {}, {}, {}, set()
+        self._hello, self._clients, self._pending, self._again, self._said = Request(), {}, {}, {}, set()
+        self._greetings = 0
         self._begun = False
         self.answer: Reply | None = None
         self.grid = self  # type: ignore[assignment]
@@ -363,6 +304,7 @@ class Turn(Fleet):
             PullMessages=lambda _: taken, ConfirmMessageReceived=lambda r: self.confirmed.append(r.message_object_id)
         )
         self.pushed: list[Reply] = []
+        self._sent = None
 
     def _pull(self, *_: Any) -> Message:
         return self.message

@@ -70,7 +70,9 @@ def network(folder: Path, link: Link, faults: dict[str, str] | None = None, **ch
     states = Checkpoint(folder / "far", "toy", remote=True)
     states.resume()
     told = {"method": "toy", "clients": 3, "faults": faults or {}}
-    return RemoteNetwork(toy_world(folder, **changes), states, Ledger(states.ledger), link, RUN, told)
+    return RemoteNetwork(
+        toy_world(folder, **changes), states, Ledger(states.ledger, states.committed.ledger_bytes), link, RUN, told
+    )
 
 
 def parties(folder: Path) -> dict[str, Party]:
@@ -340,7 +342,7 @@ def resent(old: bytes, new: bytes) -> Forge:
         (forged(lambda a: replace(a, round=7)), "reply refused: it belongs to add round 7, ask 1"),
         (forged(lambda a: replace(a, run="cd" * 16)), "reply refused: it belongs to"),
         (forged(lambda a: replace(a, client=CLIENTS[0])), "reply refused: it belongs to"),
-        (forged(lambda a: replace(a, state=("clients/x-000001-1.bin", "00", 0, 0))), "its state has another name"),
+        (forged(lambda a: replace(a, state=("clients/x-000001-1.bin", "00" * 32, 0, 0))), "its state has another name"),
         (forged(lambda a: replace(a, failure="bad\x1b[31m news\n")), "bad[31m news"),
         (forged(lambda a: replace(a, seconds=1e9)), "over the limit"),
         (lambda r, h, p: (b"\xff", p) if r.client == CLIENTS[1] else (h, p), "reply refused: malformed reply"),

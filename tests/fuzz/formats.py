@@ -698,7 +698,7 @@ def read_secret_keys(folder: Path, scratch: Path) -> None:
 def cascade(folder: Path) -> None:
     import cv2
 
-    small = min(Path(cv2.__file__).with_name("data").glob("*.xml"), key=lambda path: path.stat().st_size)
+    small = min(Path(cv2.data.haarcascades).glob("*.xml"), key=lambda path: path.stat().st_size)
     put(folder / "c.xml", small.read_bytes())
 
 
@@ -742,9 +742,9 @@ FORMATS: dict[str, Format] = {
     "recordio": Format(packed_rec, importing("recordio", "train.rec")),
     "parquet": Format(parquet, read_parquet, weight=1.5),
     "webdataset": Format(shards, importing("webdataset", ".")),
-    "pictures": Format(photos, importing("folder", align="none"), weight=2),
-    "pictures in a zip": Format(zipped, importing("folder", "src.zip", align="none")),
-    "lfw": Format(lfw, importing("lfw", align="none")),
+    "pictures": Format(photos, importing("folder"), weight=2),
+    "pictures in a zip": Format(zipped, importing("folder", "src.zip")),
+    "lfw": Format(lfw, importing("lfw")),
     "landmarks": Format(lfw, importing("folder", landmarks="@landmarks.txt"), fixed=("src",)),
     "rfw": Format(rfw, importing("rfw")),
     "ijb": Format(lambda f: ijbc(f / "src"), importing("ijb")),
@@ -762,6 +762,6 @@ FORMATS: dict[str, Format] = {
     "messages": Format(messages, read_messages, {"msg": "message"}, weight=2, there=True),
     "messages of flower": Format(flower, read_flower, weight=0.5, fixed=(".name",), there=True),
     "keys and sealed messages": Format(secret_keys, read_secret_keys, there=True),
-    "cascade": Format(cascade, read_cascade, weight=0.1),
+    "cascade": Format(cascade, read_cascade, weight=0.3),
     "attribute expressions": Format(expressions, read_expressions, weight=0.5, there=True),
 }

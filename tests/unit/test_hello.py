@@ -64,12 +64,6 @@ def test_no_bytes_can_break_the_reader(junk: bytes, at: int, byte: int) -> None:
     proofs().party(bytes(broken), NOW)
 
 
-def test_a_hello_full_of_names_is_not_read_to_its_end() -> None:
-    full = hello(*("ab" for _ in range(3000)))
-    assert len(full) > 9000
-    assert protocols(full) == [b"ab"] * module.MOST
-
-
 @given(st.lists(st.text("abcXYZ019", min_size=1, max_size=255), min_size=1, max_size=20))
 def test_every_list_of_protocols_comes_back(names: list[str]) -> None:
     assert protocols(hello(*names)) == [name.encode() for name in names]

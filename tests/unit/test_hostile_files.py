@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import resource
 import struct
 import sys
@@ -69,9 +68,7 @@ def refused(action: Callable[[], object], words: str | None = None) -> None:
     with memory(), pytest.raises(VisardError, match=words) as caught:
         action()
     assert "\n" not in str(caught.value)
-    context = caught.value.__context__
-    assert not isinstance(context, MemoryError), "nothing of that size was asked for"
-    assert "alloc" not in str(context), "nor by torch"
+    assert not isinstance(caught.value.__context__, MemoryError), "nothing of that size was asked for"
     assert time.monotonic() - begun < 10
 
 
@@ -304,7 +301,6 @@ HEADERS = (
     "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 300 + ",)}",
     "{'descr': '<f4', 'fortran_order': False, 'shape': " + DIGITS + "}",
     "{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}",
-    "{'descr': '|V0', 'fortran_order': False, 'shape': (-1,)}",  # numpy makes an array of it that ends the process
     "{'descr': '|O', 'fortran_order': False, 'shape': (2, 2)}",
     "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2, 2)}",
     "{'descr': '<U4', 'fortran_order': False, 'shape': (1, 2)}",
@@ -377,7 +373,7 @@ def test_pictures_of_many_pixels_take_no_memory(tmp_path: Path, mode: str) -> No
     picture.save(tmp_path / "photos" / "a" / "large.png", compress_level=1)
     del picture
     with memory():
-        report = import_faces("folder", tmp_path / "photos", tmp_path / "out", size=16, workers=1, align="none")
+        report = import_faces("folder", tmp_path / "photos", tmp_path / "out", size=16, workers=1)
     assert report.skipped == [("a/large.png", "9999 x 9999 pixels are too many")]
 
 
@@ -494,23 +490,6 @@ def test_what_a_gallery_says_of_its_model_is_one_line(tmp_path: Path, changes: d
     refused(lambda: found.load_model(tmp_path / "m.safetensors"), "the gallery")
 
 
-def test_a_cascade_that_ends_the_process_of_its_reader_is_one_line(tmp_path: Path) -> None:
-    """OpenCV has room for three rectangles of a feature, and writes as many as a file has."""
-    cv2 = pytest.importorskip("cv2")
-    if not hasattr(cv2, "CascadeClassifier"):
-        pytest.skip("no Haar cascades in this OpenCV")
-    from visard.data.pictures import Haar
-
-    small = min(Path(cv2.__file__).with_name("data").glob("*.xml"), key=lambda path: path.stat().st_size)
-    Haar(small)
-    text = small.read_text()
-    found = re.search(r"<_>\s*\d+ \d+ \d+ \d+ -?\d\.\d*</_>", text)
-    assert found
-    for name, change in {"cut": text[: len(text) // 2], "many": text.replace(found[0], found[0] * 100, 1)}.items():
-        (tmp_path / f"{name}.xml").write_text(change)
-        refused(lambda path=tmp_path / f"{name}.xml": Haar(path), "no Haar cascade that OpenCV can read")
-
-
 # ---------------------------------------------------------------- what is printed
 
 HOSTILE = "anna\x1b[2J\x1b]0;title\x07\x9b31m\u202egnp.exe\u2066\u2028\r\n\x00bert\U000e0041\u200b"
@@ -546,10 +525,6 @@ def test_a_bar_on_a_terminal_shows_every_character(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    table("title", ("name", "score"), [("anna", "1")])
-    rows = capsys.readouterr().out.count("\n")
-    table("title", ("name", "score"), [("anna\nbert", "1")])
-    assert capsys.readouterr().out.count("\n") == rows, "a name makes no row of its own"
     say("one\ntwo\vthree\u2029four\x85five\n")
     assert capsys.readouterr().out.count("\n") == 1
     assert one_line(VisardError(HOSTILE)) == text.line(HOSTILE)

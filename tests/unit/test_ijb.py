@@ -148,14 +148,6 @@ def test_damaged_files_are_one_line(ijbc: Path, tmp_path: Path, file: str, text:
     assert [p.name for p in tmp_path.iterdir()] == ["IJBC"]
 
 
-def test_a_folder_called_like_a_list_is_no_list(ijbc: Path, tmp_path: Path) -> None:
-    (ijbc / "meta" / "ijbc_template_pair_label.txt").unlink()
-    (ijbc / "meta" / "ijbc_template_pair_label.txt").mkdir()
-    faces = FaceSet.open(import_faces("ijb", ijbc, tmp_path / "set").path)
-    with pytest.raises(UsageError, match=r"no template_pairs_0\.npy"):
-        load_template_pairs(faces)
-
-
 def test_files_outside_the_folder_are_not_read(ijbc: Path, tmp_path: Path) -> None:
     put(tmp_path / "secret.png", encode(pixels(0)))
     for name in ("../../secret.png", str(tmp_path / "secret.png")):

@@ -15,6 +15,7 @@ import pytest
 from fake_run import write_run
 
 from visard.core import Disclosure
+from visard.engines.records import Records
 from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
 from visard.evaluation.metrics import METRICS, Metric, brief, describe, order, summarise, values
@@ -28,7 +29,7 @@ from visard.report.run_folder import Run, evaluations, read_run, rounds
 from visard.runs.evaluation import headline
 from visard.text import duration, percent, plain, share, size, visible
 
-PROMISE = "Pictures, features and labels never left a client"
+PROMISE = "By the declared types, no pictures, features or labels left a client"
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\u2028\"'"
 
 
@@ -790,3 +791,66 @@ def test_a_new_metric_needs_one_entry_in_the_registry(
     page = page_of(fed, out=tmp_path / "page.html")
     assert page.text.count("Gini index") >= 3  # its card, its row, what it means
     assert f"Gini index {percent(wanted)}" in page.chart("evaluation")["figures"][0]["alt"]
+
+
+# --- replies that were not accepted -----------------------------------------------------------------------------
+
+
+def recorded(folder: Path, *rows: dict[str, Any]) -> None:
+    records = Records(folder / "checkpoint", "received")
+    for row in rows:
+        records.append(**{"session": "0", "client": "client-000", "stage": "federate", "round": 0, "ask": 1} | row)
+    records.close()
+
+
+def reply(outcome: str, payload: int = 100, parts: list[Any] | None = None) -> dict[str, Any]:
+    found = [["theta", "weights", payload]] if parts is None else parts
+    return {"event": "reply", "outcome": outcome, "header": 10, "payload": payload, "parts": found}
+
+
+def test_replies_that_were_not_accepted_are_counted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=6)
+    recorded(folder, {"event": "begin"}, reply("read"), reply("read"), reply("late"), {"event": "given up"})
+    recorded(folder, {"event": "refused", "parts": [["theta", "weights", 40]]}, {"event": "end", "open": []})
+    verdict = judge(add_up(read_run(folder)))
+    assert verdict.title == PROMISE
+    assert "1 late, 1 refused and 1 repeated: 260\N{NO-BREAK SPACE}B that left in vain" in verdict.text
+    assert verdict.text in page_of(folder).text
+
+
+def test_refused_pictures_take_the_promise_away(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=6)
+    recorded(folder, reply("refused", parts=[["face", "pictures", 3072]]))
+    verdict = judge(add_up(read_run(folder)))
+    assert (verdict.level, verdict.title) == ("alarm", "Private data left the clients")
+
+
+def test_a_reply_that_could_not_be_read_takes_the_promise_away(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=6)
+    recorded(folder, reply("refused", 5000, parts=[]))
+    verdict = judge(add_up(read_run(folder)))
+    assert (verdict.level, verdict.title) == ("caution", "Replies of unknown content left the clients")
+
+
+def test_a_broken_record_takes_the_promise_away(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=6)
+    recorded(folder, reply("read"), reply("late"), reply("late"))
+    path = folder / "checkpoint" / "received-000001.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"late","header":10', b'"late","header":11', 1))
+    verdict = judge(add_up(read_run(folder)))
+    assert (verdict.level, verdict.title) == ("caution", "The record of replies is broken")
+    assert "line 3" in verdict.text
+
+
+def test_between_parties_the_page_speaks_of_the_servers_record_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", rounds=6)
+    config = folder / "config.toml"
+    config.write_text(config.read_text().replace("[engine]", '[engine]\nserver = "state"'))
+    if '[engine]\nserver = "state"' not in config.read_text():
+        config.write_text(config.read_text() + '\n[engine]\nserver = "state"\n')
+    verdict = judge(add_up(read_run(folder)))
+    assert verdict.title == "The server's record has no pictures, features or labels"
+    assert "each party can check it against its own with visard ledger compare" in verdict.text
+    text = page_of(folder).text
+    assert PROMISE not in text
+    assert "stay here" not in text

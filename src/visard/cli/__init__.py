@@ -60,6 +60,10 @@ COMMANDS = {
     ),
     "gallery": ("gallery:app", "Look after a gallery: who is in it, remove people, encrypt it."),
     "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
+    "ledger": (
+        "ledger:app",
+        "Check the records of what left each client, and compare the two sides of a deployment.",
+    ),
     "keys": ("deploy:keys", "Make keys: of a deployment, or a file to encrypt with."),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
     "client": (

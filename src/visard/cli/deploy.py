@@ -19,6 +19,7 @@ from visard.processes import Recipe
 if TYPE_CHECKING:
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
+    from visard.deployment.sent import Sent
 
 LIMITS = "Limits at the port"
 
@@ -109,7 +110,7 @@ def server(
     ] = 2048,
     party_connections: Annotated[
         int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections at once with the key of one party")
-    ] = 16,
+    ] = 32,
     handshake_seconds: Annotated[
         float, typer.Option(min=0.1, rich_help_panel=LIMITS, help="seconds until the TLS connection stands")
     ] = 10.0,
@@ -203,6 +204,7 @@ def take_part(
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
     from visard.deployment.keys import PartyKeys
+    from visard.deployment.sent import Sent
 
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
@@ -211,10 +213,12 @@ def take_part(
     key = Key.load(encrypt_with)  # a wrong one is said at once
     fleet = Fleet(server, own.ca, own.private, _say)
     with only_user(state):
-        _answer(fleet, Front(recipe, state, _say, key.path if key else None), poll)
+        front = Front(recipe, state, _say, key.path if key else None)
+        sent = Sent(state, server, node, lambda: front.carried)
+        _answer(fleet, front, poll, sent)
 
 
-def _answer(fleet: Fleet, front: Front, poll: float) -> None:
+def _answer(fleet: Fleet, front: Front, poll: float, sent: Sent) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
             front.stop()
@@ -225,9 +229,10 @@ def _answer(fleet: Fleet, front: Front, poll: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        fleet.serve(front.do, poll)
+        fleet.serve(front.do, poll, sent)
     finally:
         front.close()
+        sent.close()
     _say("stopped")
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from visard.crypto.gmp import gmp
-from visard.crypto.powers import powers_of
+from visard.crypto.powers import KEYS, powers_of
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, write_durably
 
@@ -35,7 +35,6 @@ BITS = 3072  # 128-bit security; 2048 gives 112
 INSECURE_BELOW = 2048
 WINDOW = 8  # bits of the exponent a table row covers; 40 MB a key at 3072 bits, built once in half a second
 ALPHA = 2**16  # no prime below it divides a modulus
-KEYS = 32  # tables that are kept: of a client's own key and, for kernels of degree 1, of peers
 # counted; multiplications are of a ciphertext by a number, refreshes give a ciphertext new randomness
 OPERATIONS = ("encryptions", "decryptions", "multiplications", "refreshes")
 FORMAT = "visard paillier key 1"

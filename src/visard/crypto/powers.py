@@ -26,7 +26,7 @@ from collections import deque
 
 from visard.crypto.gmp import gmp
 
-MODULI = 1024  # of which a process keeps powers: half a megabyte each at 3072 bits
+KEYS = 32  # moduli of which a process keeps powers: of a client and the peers that it answers
 DIGIT = 7  # bits of an exponent in a product
 DISTANCE = 258  # twice 129: the distance is a square root
 
@@ -88,7 +88,7 @@ class Powers:
         return int(total)
 
 
-@functools.lru_cache(maxsize=MODULI)
+@functools.lru_cache(maxsize=KEYS)
 def powers_of(n: int) -> Powers:
     """Those of a modulus, kept in this process alone."""
     return Powers(n)

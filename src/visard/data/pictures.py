@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import socket
 import threading
 import warnings
 from collections.abc import Callable
@@ -24,7 +23,6 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from visard.errors import UsageError
-from visard.processes import Child, ChildError, send
 
 Points = npt.NDArray[np.floating[Any]]
 Pixels = npt.NDArray[np.uint8]
@@ -46,7 +44,6 @@ BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
 LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set
 # eyes (left and right in the picture), nose, corners of the mouth: x, y in 112 x 112 pixels (ArcFace)
 ARCFACE = np.array([(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)])
-CASCADE_SECONDS = 30.0  # in which a process starts, reads a cascade and tries it
 CASCADE = "haarcascade_frontalface_default.xml"
 DETECT_SIDE = 640  # pixels; larger pictures are reduced before a detector looks at them
 
@@ -294,25 +291,6 @@ def _complex(points: npt.ArrayLike) -> npt.NDArray[np.complex128]:
     return np.asarray(plain[..., 0] + 1j * plain[..., 1])
 
 
-def _try_cascade(path: Path) -> None:
-    """Refuse a cascade file that ends the process of OpenCV that reads it: a process of its own tries it first."""
-    child = Child("visard.data.pictures:answer_cascade", quiet=True, path=str(path))
-    child.channel.settimeout(CASCADE_SECONDS)
-    try:
-        child.receive()
-    except (ChildError, TimeoutError):
-        raise UsageError(f"{path} is no Haar cascade that OpenCV can read") from None
-    finally:
-        child.kill()
-
-
-def answer_cascade(channel: socket.socket, path: str) -> None:
-    """The process that tries a cascade file on noise."""
-    noise = np.random.default_rng(0).integers(0, 256, (DETECT_SIDE // 4, DETECT_SIDE // 4), np.uint8)
-    cv2.CascadeClassifier(path).detectMultiScale(noise, scaleFactor=1.1, minNeighbors=5)
-    send(channel, b"{}")
-
-
 class Haar:
     """Finds the largest face of a picture with a Haar cascade (Viola and Jones 2001); needs OpenCV 4."""
 
@@ -321,8 +299,6 @@ class Haar:
             what = f"OpenCV {cv2.__version__} has no Haar cascades any more"
             raise UsageError(f"{what}: install 'opencv-python-headless<5'")
         self._path = cascade or Path(cv2.__file__).with_name("data") / CASCADE
-        if cascade is not None:
-            _try_cascade(cascade)
         self._local = threading.local()  # a classifier holds the picture it works on
         self._classifier()
 

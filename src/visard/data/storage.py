@@ -27,7 +27,7 @@ ARRAYS: dict[str, npt.DTypeLike] = {
     "domain": np.int16,  # (count,), row of `domains`
     "attributes": np.int8,  # (count, len(attributes)): 1 present, -1 absent, 0 unknown
 }
-MAX_HEADER, MAX_SIDES = 2**16, 16  # bytes of the header of an array, and its axes
+MAX_HEADER = 2**16  # bytes of the header of an array
 MAX_PLAIN, MAX_RATIO = 2**28, 100  # bytes of a packed array, unless it is packed less tightly than this
 FILES = "files"  # (count,) of fixed-width bytes, UTF-8
 
@@ -99,33 +99,28 @@ def map_array(folder: Path, name: str, shape: tuple[int, ...] | None) -> np.ndar
 
 
 def map_npy(path: Path) -> np.ndarray[Any, Any]:
-    """The array of numbers in a .npy file from anywhere, mapped read-only; one clear line if it is anything else."""
+    """The array in a .npy file from anywhere, mapped read-only; one clear line if it is anything else."""
     try:
         with path.open("rb") as file:
-            shape, order, kind = _npy_header(file)
-            start, length = file.tell(), math.prod(shape) * kind.itemsize
-            if start + length > os.fstat(file.fileno()).st_size:
-                raise ValueError(f"its header says that it has {length} bytes")
-            return np.memmap(file, kind, "r", start, shape, order)
-    except Exception as error:  # a header is Python that is parsed, and fails in more ways than numpy documents
+            _npy_version(file)
+        # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
+        array: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # its header is Python that is parsed, and fails in more ways than numpy documents
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise VisardError(f"{path} is damaged or cut short, or no .npy file: {reason}") from None
+    if array.dtype.kind not in "biufcS" or not array.dtype.itemsize:
+        raise VisardError(f"{path} is damaged: it holds no numbers but {str(array.dtype)[:60]}")
+    return array
 
 
-def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
-    """Shape, order and type of the array that follows, which numpy itself would take from a file without a check."""
+def _npy_version(file: IO[bytes]) -> tuple[int, int]:
+    """Which .npy format follows, if its header is no longer than what numpy takes: it makes room for any length."""
     version, start = np.lib.format.read_magic(file), file.tell()
     length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
     if length > MAX_HEADER:
         raise ValueError(f"a header of {length} bytes")
     file.seek(start)
-    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, columns_first, kind = read(file)
-    if kind.kind not in "biufcS" or not kind.itemsize or kind.hasobject:
-        raise ValueError(f"it holds no numbers but {str(kind)[:60]}")
-    if len(shape) > MAX_SIDES or not all(type(side) is int and 0 <= side < 2**62 for side in shape):
-        raise ValueError(f"its shape is {str(shape)[:60]}")
-    return shape, "F" if columns_first else "C", kind
+    return version
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -146,11 +141,16 @@ def _npz_part(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> np.ndarray[Any, A
     if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others make room for what a file says
         raise ValueError(f"{part.filename} is packed in an unusual way")
     with file.open(part) as content:
-        shape, order, kind = _npy_header(content)
+        version = _npy_version(content)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, columns_first, kind = read(content)
         length = math.prod(shape) * kind.itemsize
+        if kind.kind not in "biufcS" or not kind.itemsize or min(shape, default=0) < 0:
+            raise ValueError(f"{part.filename} holds no numbers")
         if content.tell() + length != part.file_size or length > max(MAX_PLAIN, MAX_RATIO * part.compress_size):
             raise ValueError(f"{part.filename} says that it has {length} bytes")
-        return np.frombuffer(content.read(length), kind).reshape(shape, order=order)
+        values = np.frombuffer(content.read(length), kind)
+    return values.reshape(shape, order="F" if columns_first else "C")
 
 
 def canonical_json(content: Any) -> bytes:

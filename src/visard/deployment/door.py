@@ -40,7 +40,7 @@ class Limits:
 
     connections: int = 4096  # of strangers; less where the system allows fewer descriptors
     address_connections: int = 2048  # of strangers from one address
-    party_connections: int = 16  # with one key
+    party_connections: int = 32  # with one key
     handshake_seconds: float = 10.0  # until the TLS connection stands
     header_seconds: float = 10.0  # for the header of a request to come whole
     request_seconds: float = 300.0  # for the rest of a request, and its answer
@@ -222,7 +222,7 @@ class Door:
                 visitor.sock,
                 ssl=self.context,
                 ssl_handshake_timeout=self.limits.handshake_seconds,
-                ssl_shutdown_timeout=self.limits.header_seconds,
+                ssl_shutdown_timeout=1.0,
             )
         except (OSError, asyncio.CancelledError):  # cancelled by `drop`; TimeoutError is an OSError
             self.drop(visitor)

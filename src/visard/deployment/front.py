@@ -30,6 +30,7 @@ class Front:
         self._encrypt_with = str(encrypt_with) if encrypt_with else None
         self._worker: Child | None = None
         self._stopped = False
+        self.carried = b""  # what the worker says of its last reply, for the party's record
         self._hire()
 
     def _hire(self) -> Child:
@@ -56,6 +57,7 @@ class Front:
 
     def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """Header and payload of the reply to a request, from the worker or, if that fails, from here."""
+        self.carried = b""
         request = unpack(header, Request)
         deadline = time.monotonic() + request.timeout
         failure = DIED
@@ -67,7 +69,9 @@ class Front:
                 worker.channel.settimeout(None)
                 send(worker.channel, header)
                 send(worker.channel, payload)
-                return _receive(worker, deadline), _receive(worker, deadline)
+                answer = _receive(worker, deadline), _receive(worker, deadline)
+                self.carried = _receive(worker, deadline)
+                return answer
             except TimeoutError:
                 failure = LATE
             except (ChildError, OSError):

@@ -23,7 +23,6 @@ SIGNED = b"visard: a party asks to be let in\n"
 ALGORITHM = ec.ECDSA(hashes.SHA256())
 AHEAD, OLD = 5.0, 300.0  # seconds that the clocks may differ, as for the signatures of calls
 USES = 4  # of one proof: connections that a party opens at the same moment may share it
-MOST = 64  # extensions, and names of protocols, that are looked at: reading a hello must cost next to nothing
 HEADER = 5  # bytes of a TLS record's header
 LONGEST = HEADER + 2**14  # bytes of a TLS record
 
@@ -101,7 +100,7 @@ def wanted(data: bytes) -> int | None:
 
 
 def protocols(hello: bytes) -> list[bytes]:
-    """The first names in the list of protocols of a ClientHello (RFC 8446); none if it is malformed."""
+    """The names in the list of protocols of a ClientHello; none if it has no such list or is malformed (RFC 8446)."""
     try:
         message = _Reader(hello[HEADER:])
         if message.number(1) != 1:  # client_hello
@@ -112,11 +111,14 @@ def protocols(hello: bytes) -> list[bytes]:
         body.block(2)  # cipher suites
         body.block(1)  # compression
         extensions = _Reader(body.block(2))
-        for _ in range(MOST):
+        while extensions.left:
             kind, data = extensions.number(2), extensions.block(2)
             if kind == 16:  # application_layer_protocol_negotiation
                 names = _Reader(_Reader(data).block(2))
-                return [names.block(1) for _ in range(MOST) if names.left]
+                found = []
+                while names.left:
+                    found.append(names.block(1))
+                return found
     except EOFError:
         pass
     return []

@@ -82,6 +82,7 @@ def join(
             f"plug-in {files[0].partition('#')[0]}: parties import no files of the server; install it as a package at "
             "every party, name it package.module:Name in the settings, and let the parties allow it (--require)"
         )
+    link.received = ledger.received
     link.introduce(run, spec)
     if settings.partition.kind != "parties":
         return world, spec, []

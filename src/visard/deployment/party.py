@@ -20,6 +20,7 @@ import torch
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
+from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
 from visard.engines.network import undeclared
 from visard.engines.request import LACKS, Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
@@ -147,6 +148,7 @@ class Party:
     models: Path | None = None  # where the party keeps its own finished models
     trunks: Path | None = None  # where it keeps frozen parts of networks, by digest
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
+    carried: dict[str, Any] = field(default_factory=dict)  # type and parts of the last step's reply, for the record
 
     def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
         """Header and payload of the reply to a request."""
@@ -186,9 +188,10 @@ class Party:
         reply = perform(world, step, replace(request, message=message), self.states, sent=True)
         if wrong := undeclared(step, message, reply.value, world.statistics):
             name, reason = wrong  # which may quote what must not leave
-            print(f"{request.client}: {name or 'reply'} {reason}", file=sys.stderr, flush=True)
+            print(line(f"{request.client}: {name or 'reply'} {reason}"), file=sys.stderr, flush=True)
             what = f"{step.types[1].__name__}{name and '.' + name}"
             raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
+        self.carried = {"message": type(reply.value).__name__, "parts": parts_of(reply.value, world.statistics)}
         return pack(reply), encode(reply.value)
 
     def trunk(self, digest: str) -> dict[str, torch.Tensor]:
@@ -278,7 +281,8 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
 def serve(channel: socket.socket, recipe: dict[str, Any], state: str, encrypt_with: str | None = None) -> None:
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
-    It answers until its front is gone. A request is two frames, header and payload, and so is the reply.
+    It answers until its front is gone. A request is two frames, header and payload, and so is the reply;
+    a third frame says what is in it, for the party's own record, and does not leave the machine.
     """
     torch.set_num_threads(1)
     home = Path(state)
@@ -286,5 +290,7 @@ def serve(channel: socket.socket, recipe: dict[str, Any], state: str, encrypt_wi
     party = Party(Recipe(**recipe).function(), states, models=home / "models", trunks=home / "trunks")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
-        for part in party.do(header, payload):
+        party.carried = {}
+        answer = party.do(header, payload)
+        for part in (*answer, json.dumps(party.carried).encode()):
             send(channel, part)

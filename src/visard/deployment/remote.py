@@ -6,9 +6,11 @@ over a dictionary in a test. Order, time limits, and the check that a reply belo
 
 from __future__ import annotations
 
+import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +18,18 @@ from visard.core import BoundStep, ClientId, Weights
 from visard.deployment.party import Basis
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import CodecError, decode, encode, encoded_size
-from visard.engines.ledger import Ledger
+from visard.engines.ledger import Ledger, Place, Received, parts_of
 from visard.engines.network import EngineNetwork, plain
+from visard.engines.records import digest_of
 from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, WireError, pack, unpack
 from visard.engines.world import World
+from visard.errors import VisardError
 from visard.files import safe_name
 
 Parts = tuple[bytes, bytes]  # header and payload
+LAST_LOOK = 2.0  # seconds for replies that were given up, when a run ends
+MOST_ROLES = 1000  # of one party, on record
+REFUSED = "reply refused"
 
 
 class Link(ABC):
@@ -31,6 +38,12 @@ class Link(ABC):
     window = 64  # requests on their way at once
     queue = 1  # requests that one worker at the other side may have in line
     poll = 0.05  # seconds between looks for replies
+    recorded = False  # whether every reply is put on record: where the clients are other people's
+
+    @functools.cached_property
+    def late(self) -> dict[str, tuple[Request, type | None]]:
+        """Requests that were given up, with the types of their replies: what comes for them is put on record."""
+        return {}
 
     @abstractmethod
     def gather(self, clients: Collection[ClientId], needed: int) -> None:
@@ -51,6 +64,13 @@ class Link(ABC):
 
 class PartyLink(Link):
     """A way to parties that are elsewhere: they learn about the run, and say which clients they are."""
+
+    recorded = True
+    received: Received | None = None  # where the replies to greetings are put on record
+
+    def greetings(self) -> list[int]:
+        """Which greetings have no reply yet, by their number."""
+        return []
 
     @abstractmethod
     def introduce(self, run: str, run_spec: dict[str, Any]) -> None:
@@ -78,9 +98,24 @@ class RemoteNetwork(EngineNetwork):
         self.run = run
         self.settings = dict(settings or {})
         self._have_trunk: set[ClientId] = set()
+        self.received = ledger.received if ledger is not None and link.recorded else None
 
     def close(self) -> None:
+        if self.received is not None:
+            self._end(self.received)
         self.link.close()
+
+    def _end(self, received: Received) -> None:
+        """Look once more for what was given up, and end the record in order, as far as the link still works."""
+        late = self.link.late
+        with suppress(VisardError):
+            until = time.monotonic() + LAST_LOOK
+            while late and time.monotonic() < until:
+                for number, parts in self.link.receive(list(late)).items():
+                    self._late(number, parts)
+                time.sleep(self.link.poll)
+            greetings = self.link.greetings() if isinstance(self.link, PartyLink) else []
+            received.end([*(place_of(request) for request, _ in late.values()), *(("", "", 0, n) for n in greetings)])
 
     def reach(self, clients: Collection[ClientId], needed: int) -> None:
         self.link.gather(clients, needed)
@@ -103,7 +138,8 @@ class RemoteNetwork(EngineNetwork):
         committed = self.states.committed.clients.get(client)
         return replace(
             super().request(client, step, message, timeout),
-            run=self.run, settings=self.settings, committed=committed.name if committed else "",
+            run=self.run, session=self.received.session if self.received else "", settings=self.settings,
+            committed=committed.name if committed else "",
         )  # fmt: skip
 
     def keep(self, theta: Weights | None, name: str) -> dict[ClientId, str]:
@@ -118,6 +154,15 @@ class RemoteNetwork(EngineNetwork):
     def _exchange(self, requests: Sequence[Request], kind: type | None) -> Iterator[Reply]:
         """Send requests with their messages; replies with values of type `kind` come in the same order."""
         sent: dict[str, tuple[int, float]] = {}  # number -> position and deadline
+        try:
+            yield from self._exchanged(requests, kind, sent)
+        finally:
+            for number in list(sent):  # the run does not wait for them
+                self._give_up(number, requests[sent.pop(number)[0]], kind)
+
+    def _exchanged(
+        self, requests: Sequence[Request], kind: type | None, sent: dict[str, tuple[int, float]]
+    ) -> Iterator[Reply]:
         finished: dict[int, Reply] = {}
         given, position, last = 0, 0, (object(), b"")
         while given < len(requests):
@@ -133,17 +178,70 @@ class RemoteNetwork(EngineNetwork):
                     sent[number] = position, deadline
                 position += 1
             now = time.monotonic()  # before looking: what comes while we look is not late
-            for number, parts in self.link.receive(list(sent)).items():
+            for number, parts in self.link.receive([*sent, *self.link.late]).items():
+                if number in self.link.late:
+                    self._late(number, parts)
+                    continue
                 at = sent.pop(number)[0]
                 finished[at] = read(requests[at], parts, kind)
+                self._arrived(requests[at], parts, finished[at])
             for number in [n for n, (_, deadline) in sent.items() if now > deadline]:
                 at = sent.pop(number)[0]
                 finished[at] = requests[at].reply(failure=LATE)
+                self._give_up(number, requests[at], kind)
+            if self.received is not None:
+                self.received.flush()
             if given not in finished and sent:
                 time.sleep(self.link.poll)
             while given in finished:
                 yield finished.pop(given)
                 given += 1
+
+    def _arrived(self, request: Request, parts: Parts | str, reply: Reply, late: bool = False) -> None:
+        """Put a reply on record as it came, before anything is done with it."""
+        if self.received is None:
+            return
+        refused = reply.failure is not None and reply.failure.startswith(REFUSED)
+        outcome = "late" if late else "refused" if refused else "read" if reply.failure is None else "failed"
+        on_record(self.received, request, parts, outcome, reply, self.world.statistics)
+
+    def _give_up(self, number: str, request: Request, kind: type | None) -> None:
+        """Go on without a reply; if it comes later it is put on record, and no more."""
+        if self.received is not None:
+            self.link.late[number] = replace(request, message=None), kind
+            self.received.add("given up", place_of(request))
+
+    def _late(self, number: str, parts: Parts | str) -> None:
+        request, kind = self.link.late.pop(number)
+        self._arrived(request, parts, read(request, parts, kind), late=True)
+
+
+def place_of(request: Request) -> Place:
+    """Where in a run a request belongs, for the record."""
+    return request.client, request.stage, request.round, request.ask
+
+
+def on_record(
+    received: Received,
+    request: Request,
+    parts: Parts | str,
+    outcome: str,
+    reply: Reply,
+    statistics: Collection[str] = (),
+) -> None:
+    """Write what came for a request: its exact bytes and digest, and what is in it as far as it can be read."""
+    if isinstance(parts, str):
+        received.add("unreadable", place_of(request), reason=plain(parts))
+        return
+    header, payload = parts
+    what: dict[str, Any] = {"outcome": outcome, "header": len(header), "payload": len(payload)}
+    if reply.failure is not None:
+        what["reason"] = plain(reply.failure)
+    if not request.client:
+        what["clients"] = [plain(client) for client in list(reply.roles)[:MOST_ROLES]]
+    named = "" if reply.value is None else type(reply.value).__name__
+    found = [] if reply.value is None else parts_of(reply.value, statistics)
+    received.add("reply", place_of(request), digest=digest_of(header, payload), **what, message=named, parts=found)
 
 
 def read(request: Request, parts: Parts | str, kind: type | None) -> Reply:
@@ -163,9 +261,9 @@ def read(request: Request, parts: Parts | str, kind: type | None) -> Reply:
             raise WireError("its bytes hold more than its fields")
         return replace(reply, value=value)
     except (WireError, CodecError) as error:
-        return request.reply(failure=f"reply refused: {error}")
+        return request.reply(failure=f"{REFUSED}: {error}")
     except Exception as error:  # nothing that a party sends may end the run
-        return request.reply(failure=f"reply refused: it cannot be read ({type(error).__name__})")
+        return request.reply(failure=f"{REFUSED}: it cannot be read ({type(error).__name__})")
 
 
 def _asked_for(state: StateFile, new_state: str) -> bool:

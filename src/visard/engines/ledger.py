@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,62 @@ from typing import Any
 from visard.core import ClientId, Disclosure
 from visard.disclosure import pieces
 from visard.engines.codec import size_of
+from visard.engines.records import Records
 from visard.files import PRIVATE, SHARED, replacing
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
 
 
+Part = tuple[str, str, int]  # field, kind, bytes
+Place = tuple[str, str, int, int]  # client, stage, round, ask
+
+
+def parts_of(reply: Any, statistics: Collection[str]) -> list[Part]:
+    """What a reply carries: field, kind and bytes of each piece; of what is no reply, nothing."""
+    try:
+        return [(name, kind.value, size_of(value)) for name, kind, value in pieces(reply, statistics)]
+    except Exception:  # a reply that was refused may be anything
+        return []
+
+
+class Received:
+    """The record of replies that a resume does not cut: every reply of a party, and of simulated clients those that
+    were not accepted. A chain of lines (see `Records`); each life of the run's process is a session."""
+
+    def __init__(self, folder: Path) -> None:
+        self.records = Records(folder, "received")
+        self.session = secrets.token_hex(8)
+        self._begun = False
+
+    def add(self, event: str, place: Place, **fields: Any) -> None:
+        """Write a record about the reply that belongs to a place in the run; `flush` makes it durable."""
+        if not self._begun:
+            self._begun = True
+            self.records.add("begin", session=self.session)
+        client, stage, round, ask = place
+        self.records.add(
+            event, session=self.session, client=client, stage=stage, round=round, ask=ask, **fields
+        )  # fmt: skip
+
+    def flush(self) -> None:
+        """Make the records durable."""
+        self.records.flush()
+
+    def end(self, open_requests: Sequence[Place]) -> None:
+        """The session ends in order; these requests have no reply yet, and one that still comes is not taken."""
+        if self._begun:
+            self.records.append("end", session=self.session, open=open_requests)
+        self.records.close()
+
+
 class Ledger:
-    """Rows are appended to a file that the checkpoint truncates on resume, so that no round counts twice."""
+    """Rows are appended to a file that the checkpoint truncates on resume, so that no round counts twice.
+
+    `received` has beside them what was not accepted, and is never truncated.
+    """
 
     def __init__(self, path: Path, committed_bytes: int = 0) -> None:
+        self.received = Received(path.parent)
         self._path = path
         self._lines: list[str] = []  # not yet in the file
         path.touch(PRIVATE)
@@ -46,6 +94,7 @@ class Ledger:
 
     def flush(self) -> int:
         """Make the rows durable; returns the length of the file for the checkpoint's manifest."""
+        self.received.flush()
         with self._path.open("ab") as file:
             file.write("".join(f"{line}\n" for line in self._lines).encode())
             file.flush()

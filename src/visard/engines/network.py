@@ -20,7 +20,7 @@ from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, declared
 from visard.disclosure import LONGEST_NAME, declared_names, is_statistic
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import sizes_of
-from visard.engines.ledger import Ledger
+from visard.engines.ledger import Ledger, parts_of
 from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
@@ -354,6 +354,7 @@ class EngineNetwork(ABC):
                 client, value, failure = reply.client, reply.value, reply.failure
                 if failure is None and reply.seconds > timeout:
                     failure = f"took {reply.seconds:.1f} s, over the limit of {timeout:g} s"
+                    self._not_accepted("late", reply, failure)
                 if failure is not None:
                     missing[client] = plain(failure)
                     self._problem("missing", client, reason=failure, traceback=reply.traceback)
@@ -364,6 +365,7 @@ class EngineNetwork(ABC):
                     step, messages[client], value, pictures, self.world.embedding, checked, statistics, rows
                 ):
                     self._refuse(client, value, *wrong, missing)
+                    self._not_accepted("refused", reply, " ".join(wrong).strip())
                     continue
                 if self.ledger is not None and client != POOL:
                     self.traffic.bytes_up += self.ledger.record(
@@ -424,6 +426,14 @@ class EngineNetwork(ABC):
             yield
         finally:
             self._streaming = False
+
+    def _not_accepted(self, event: str, reply: Reply, reason: str) -> None:
+        """Put a reply that left its client and does not count on record."""
+        if self.ledger is not None and reply.client != POOL:
+            self.ledger.received.add(
+                event, (reply.client, reply.stage, reply.round, reply.ask), reason=plain(reason),
+                message=type(reply.value).__name__, parts=parts_of(reply.value, self.world.statistics),
+            )  # fmt: skip
 
     def _problem(self, event: str, client: ClientId, traceback: str | None = None, **fields: str) -> None:
         known = {k: plain(v) for k, v in fields.items()}

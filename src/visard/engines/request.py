@@ -22,6 +22,8 @@ from visard.errors import PublicError, VisardError, one_line
 VERSION = 2
 MAX_HEADER = 2**20
 RUN_ID = re.compile(r"[0-9a-f]{16,64}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+SESSION = re.compile(r"([0-9a-f]{16})?")
 STATE_NAME = re.compile(r"clients/([\w%.~-]{1,200})-(\d{6,})-\d{1,9}\.bin")
 PACK_NAME = re.compile(r"clients/\d{6,}-[0-9a-f]{8}(-[0-9a-f]{8}\.pack)?")
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -68,6 +70,7 @@ class Request:
     timeout: float = 3600.0
     keep: str = ""  # instead of a step: keep your own model under this name (the message is the basis)
     trunk: str = ""  # instead of a step: keep the frozen part with this digest; a message without weights only asks
+    session: str = ""  # the life of the server's process that asks: both sides' records name it
     version: int = VERSION
     message: Any = field(default=None, repr=False, compare=False)
 
@@ -128,6 +131,8 @@ def unpack(data: bytes, kind: type[H]) -> H:
         raise WireError(f"malformed {kind.__name__.lower()}: {first[:200]}") from None
     if fields.get("version") != VERSION:
         raise WireError(f"wire format {fields.get('version')} is not format {VERSION}: update the older side")
+    if isinstance(header, Reply) and header.state is not None and not DIGEST.fullmatch(header.state.digest):
+        raise WireError("malformed digest of a state")
     if isinstance(header, Reply) and pack(header) != data:  # bytes beside the fields would be in no ledger
         raise WireError("malformed reply: its header holds more than its fields")
     return header
@@ -142,6 +147,8 @@ def check_names(request: Request) -> None:
     """Refuse names that could reach outside the folder of the run."""
     if not RUN_ID.fullmatch(request.run):
         raise WireError("malformed run id")
+    if not SESSION.fullmatch(request.session):
+        raise WireError("malformed session id")
     for name in (request.committed, request.new_state, request.state.name if request.state else ""):
         if name and not STATE_NAME.fullmatch(name) and not PACK_NAME.fullmatch(name):
             raise WireError("malformed name of a state")

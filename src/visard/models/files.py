@@ -273,7 +273,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         if value.layout is not torch.strided or value.is_quantized or value.device.type != "cpu":
             raise VisardError(f"{path}: {key[:40]!r} is no plain tensor")
     there = path.stat().st_size
-    if sum(value.nbytes for value in content.values()) > 2 * there:
+    if sum(value.nbytes for value in content.values()) > 2 * there or any(map(_is_repeated, content.values())):
         raise VisardError(f"{path}: its tensors have more numbers than the {there} bytes of the file hold")
     return {re.sub(r"^(module\.)+", "", key): value for key, value in content.items()}
 
@@ -305,6 +305,11 @@ def _checked(path: Path) -> Path | io.BytesIO:
     if sum(stores.values()) > there:
         raise VisardError(f"damaged or crafted: it has {there} bytes and tensors of {sum(stores.values())}")
     return io.BytesIO(data)
+
+
+def _is_repeated(value: Tensor) -> bool:
+    """Whether a tensor has more numbers than its memory: a step of 0 from one to the next."""
+    return value.nbytes > value.untyped_storage().nbytes()
 
 
 def start_weights(path: str | Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:

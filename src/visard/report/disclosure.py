@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from visard.disclosure import Disclosure
+from visard.engines.records import files_of, read_records
 from visard.errors import VisardError
 from visard.files import mapping, whole
 from visard.report.html import esc, table
@@ -18,6 +19,10 @@ HARMLESS = tuple(kind.value for kind in Disclosure if not kind.private)
 COLUMNS = ("stage", "round", "client", "message", "field", "kind", "bytes", "encrypted")
 POOL = "pool"  # the stage of data that moved to one place before the first round
 FINAL = "final"  # the stage of the last evaluation
+NOT_ACCEPTED = ("refused", "late", "repeated", "failed")
+# the sentence over a ledger without private kinds: never more than what it rests on
+DECLARED = "By the declared types, no pictures, features or labels left a client"
+RECORDED = "The server's record has no pictures, features or labels"
 EVALUATION = "/evaluation"  # how the stage of an evaluation between rounds ends
 
 
@@ -52,6 +57,54 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """What is known beside the rows of accepted replies: who keeps the records, and which replies left in vain."""
+
+    parties: bool = False  # the clients are other people's machines; else all is a simulation in one place
+    others: dict[str, int] = dataclasses.field(default_factory=dict)  # replies that were not accepted, by outcome
+    bytes: int = 0  # of these, and of replies in general where they are of parties: as they came over the wire
+    kinds: frozenset[str] = frozenset()  # in these
+    unread: int = 0  # of these, how many have a content that could not be read
+    broken: str = ""  # why the record of replies cannot be relied on
+
+    @property
+    def text(self) -> str:
+        """A sentence on replies that were not accepted; empty if there are none."""
+        if not self.others:
+            return ""
+        what = listing([f"{count(n)} {outcome}" for outcome, n in sorted(self.others.items())])
+        return f"Beside what was accepted, {what}: {size(self.bytes)} that left in vain, in no row above."
+
+
+def read_evidence(run: Run) -> Evidence:
+    """What the record of replies says of those that were not accepted."""
+    parties = bool(mapping(run.config.get("engine")).get("server"))
+    others, kinds, places = Counter[str](), set[str](), set[tuple[object, ...]]()
+    left = unread = 0
+    try:
+        for line in read_records(files_of(run.folder / "checkpoint", "received")):
+            record = line.record
+            outcome = record.get("outcome", record["event"])
+            place = tuple(str(record.get(name)) for name in ("client", "stage", "round", "ask"))
+            if outcome == "read" and place in places:
+                outcome = "repeated"  # the run was stopped and did the round again
+            if outcome == "read":
+                places.add(place)
+            if outcome not in NOT_ACCEPTED:
+                continue
+            others[outcome] += 1
+            parts = [part for part in record.get("parts", []) if isinstance(part, list) and len(part) == 3]
+            kinds |= {str(kind) for _, kind, amount in parts if amount}
+            over_the_wire = record["event"] == "reply"
+            wire = (whole(record.get("header")) or 0) + (whole(record.get("payload")) or 0)
+            left += wire if over_the_wire else sum(whole(amount) or 0 for _, _, amount in parts)
+            unread += over_the_wire and not parts and bool(whole(record.get("payload")))
+    except VisardError as error:
+        return Evidence(parties, broken=str(error))
+    return Evidence(parties, dict(others), left, frozenset(kinds), unread)
+
+
+@dataclass(frozen=True)
 class Leaving:
     """The ledger of a run, added up."""
 
@@ -63,6 +116,7 @@ class Leaving:
     encrypted: dict[str, bool]  # kind -> every byte of it encrypted
     by_round: dict[tuple[str, int], dict[str, int]]  # (stage, round) -> kind -> bytes, evaluation included
     pooled: list[str]  # kinds that moved to one place
+    evidence: Evidence = Evidence()
 
     @property
     def kinds(self) -> list[str]:
@@ -136,6 +190,7 @@ def add_up(run: Run) -> Leaving | None:
         by_round={place: dict(kinds) for place, kinds in by_round.items()},
         # A kind under the pool's stage was pooled, whatever the list says: the page must not understate.
         pooled=sorted({*(str(k) for k in (said if isinstance(said, list) else [said])), *pool.kinds}),
+        evidence=read_evidence(run),
     )
 
 
@@ -154,7 +209,8 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
         text = "This folder has no ledger.json, so the page cannot say what left a client."
         return Verdict("caution", "No ledger", text)
     sent = Counter(leaving.rounds.kinds) + Counter(leaving.evaluation.kinds)  # without those of 0 bytes
-    left = [kind for kind in PRIVATE if kind in sent]
+    evidence = leaving.evidence
+    left = [kind for kind in PRIVATE if kind in sent or kind in evidence.kinds]
     if leaving.pooled or left:
         parts = []
         if leaving.pooled:
@@ -170,13 +226,24 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
     if declared := [kind for kind in PRIVATE if kind in leaving.bytes]:
         text = f"Messages of this method have fields for {listing(declared)}; in this run they were empty."
         return Verdict("caution", "Private kinds are declared", text)
-    title = "Pictures, features and labels never left a client"
+    if evidence.broken:
+        return Verdict("caution", "The record of replies is broken", f"{evidence.broken}. This page promises nothing.")
+    if evidence.unread:
+        many = plural(evidence.unread, "reply", "replies")
+        text = f"The content of {many} could not be read, so this page cannot say what was in it. {evidence.text}"
+        return Verdict("caution", "Replies of unknown content left the clients", text)
+    title = RECORDED if evidence.parties else DECLARED
     partly = "" if finished else " This holds for the rounds that the ledger covers."
     if not leaving.lines:
-        return Verdict("good", title, "Nothing left a client in this run: the ledger is empty." + partly)
+        return Verdict("good", title, "The ledger is empty: no reply was accepted in this run." + partly)
     text = f"What left: {listing([leaving.name(kind) for kind in leaving.kinds])}."
     if "class_vectors" in leaving.kinds and not leaving.encrypted["class_vectors"]:
         text += " Class vectors went unencrypted: each one stands for one identity."
+    if evidence.text:
+        text += f" {evidence.text}"
+    text += " A kind is what the method declares a field to be; docs/privacy.md says what each can reveal."
+    if evidence.parties:
+        text += " This is the server's record: each party can check it against its own with visard ledger compare."
     return Verdict("good", title, text + partly)
 
 
@@ -214,7 +281,7 @@ def flow(leaving: Leaving, clients: int | None, down: float | None, verdict: Ver
         lanes.append('<li class="lane none"><span class="what">nothing</span></li>')
     if down:
         lanes.append(_lane("back from the server", f"{size(down)} per client and round", 4, " back"))
-    home = "stay here: pictures, features, labels" if verdict.level == "good" else "hold the pictures"
+    home = "stay here: pictures, features, labels" if verdict.title == DECLARED else "hold the pictures"
     who = plural(clients, "client") if clients else "Clients"
     readable = [leaving.name(k) for k in leaving.kinds if not leaving.encrypted.get(k)]
     sees = "can read: " + ", ".join(readable) if readable else "can read nothing"

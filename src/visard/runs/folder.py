@@ -16,8 +16,9 @@ from visard.files import SHARED, only_user, write_atomically
 WRITTEN = (
     "config.toml", "partition.json", "events.jsonl", "metrics.json", "ledger.json", "samples.npy", "report.html",
     "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
-    "checkpoint/manifest.json", "checkpoint/chain.jsonl", "checkpoint/ledger.jsonl", "checkpoint/server-*.bin",
-    "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack", ".*.tmp", "checkpoint/.*.tmp",
+    "checkpoint/manifest.json", "checkpoint/chain.jsonl", "checkpoint/ledger.jsonl", "checkpoint/received-*.jsonl",
+    "checkpoint/server-*.bin", "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack",
+    ".*.tmp", "checkpoint/.*.tmp",
 )  # fmt: skip
 
 

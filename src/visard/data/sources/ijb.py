@@ -92,7 +92,7 @@ def _listing(
 
 
 def _one(folder: Path, pattern: str) -> Path | None:
-    found = sorted(path for path in folder.glob(pattern) if path.is_file())
+    found = sorted(folder.glob(pattern))
     if len(found) > 1:
         raise UsageError(f"{folder} has {len(found)} files {pattern}: keep one data set in a folder")
     return found[0] if found else None

@@ -22,7 +22,13 @@ from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 from flwr.common.serde import message_to_proto
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest, PullMessagesRequest, PushMessagesRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    PushMessagesResponse,
+)
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
@@ -46,6 +52,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from visard.deployment.flower import PROCESS
 from visard.deployment.flower.link import confirm, fetch, parts, record
 from visard.deployment.hello import party_context
+from visard.deployment.sent import Sent
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
 
@@ -87,6 +94,7 @@ class Fleet:
             verify=party_context(ca, key),
             timeout=60.0,
         )
+        self._sent: Sent | None = None
         self._node = Node()
         self._beat = BEAT
         self._stop = threading.Event()
@@ -100,8 +108,12 @@ class Fleet:
         """Leave after the message at hand."""
         self._stop.set()
 
-    def serve(self, do: Do, poll: float) -> None:
-        """Answer messages until stopped, waiting for a server that goes away; idle, look every `poll` seconds."""
+    def serve(self, do: Do, poll: float, sent: Sent | None = None) -> None:
+        """Answer messages until stopped, waiting for a server that goes away; idle, look every `poll` seconds.
+
+        Every reply is put on record in `sent` before it leaves.
+        """
+        self._sent = sent
         try:
             self._serve(do, poll)
             with suppress(httpx.HTTPError):
@@ -188,13 +200,16 @@ class Fleet:
         except Exception as error:  # withdrawn by the server, or malformed: either way it is not for us
             self.say(f"a message could not be read: {' '.join(str(error).split())[:200]}")
             return True
-        begun = time.monotonic()
+        begun, header = time.monotonic(), b""
         try:
-            answer = do(*parts(message))
+            header, payload = parts(message)
+            answer = do(header, payload)
         except Exception as error:  # whatever a request asks for, this node goes on, and the run does not wait
             why = str(error) if isinstance(error, PublicError) else type(error).__name__
             self.say(f"a request was refused: {error}")
             answer = pack(Reply(failure=f"request refused: {why}")), b""
+        if self._sent is not None:
+            self._sent.record(header, *answer)
         try:
             self._push(Message(record(*answer), reply_to=message), run, time.monotonic() - begun)
             # Only now: if this process dies before, the server still has the message for the next one.
@@ -214,16 +229,29 @@ class Fleet:
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = get_all_nested_objects(reply)
-            answer = self._client.PushMessages(
-                PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
-                    message_object_trees=[get_object_tree(reply)],
-                    clientapp_runtime_list=[seconds],
-                )
-            )
+            answer = self._announce(reply, seconds)
             push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, answer.session_id)
             push_objects(objects, push_object_fn=push, object_ids_to_push=set(answer.objects_to_push))
+        if answer.objects_to_push and self._sent is not None:
+            self._sent.after(taken=True)
+
+    def _announce(self, reply: Message, seconds: float) -> PushMessagesResponse:
+        """Say that there is a reply; one that the server does not want stays here."""
+        request = PushMessagesRequest(
+            node=self._node,
+            messages_list=[message_to_proto(remove_content_from_message(reply))],
+            message_object_trees=[get_object_tree(reply)],
+            clientapp_runtime_list=[seconds],
+        )
+        try:
+            answer = self._client.PushMessages(request)
+        except httpx.HTTPStatusError:
+            if self._sent is not None:
+                self._sent.after(taken=False)
+            raise
+        if not answer.objects_to_push and self._sent is not None:
+            self._sent.after(taken=False)
+        return answer
 
 
 def clocks(date: str) -> str:

@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -41,7 +42,7 @@ from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, confirm, fetch
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import NAME, read_parties
-from visard.deployment.remote import Link, Parts, PartyLink
+from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
 from visard.engines.network import plain
 from visard.engines.request import Reply, Request, WireError, pack, unpack
 from visard.errors import UsageError, VisardError
@@ -128,9 +129,10 @@ class DeploymentLink(GridLink, PartyLink):
         super().__init__()
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self.where, self.wait, self.say = server, wait, say
-        self._hello = b""
+        self._hello = Request()
+        self._greetings = 0
         self._clients: dict[int, dict[ClientId, dict[str, int]]] = {}  # node -> its clients
-        self._pending: dict[str, int] = {}  # hello on its way -> node
+        self._pending: dict[str, tuple[int, Request]] = {}  # hello on its way -> node
         self._again: dict[int, float] = {}  # node -> when to ask it once more
         self._said: set[str] = set()  # of nodes that cannot take part
         self._beat: HeartbeatSender | None = None
@@ -185,7 +187,14 @@ class DeploymentLink(GridLink, PartyLink):
             raise VisardError(f"the server at {self.where} does not answer ({type(error).__name__})") from None
 
     def introduce(self, run: str, run_spec: dict[str, Any]) -> None:
-        self._hello = pack(Request(run=run, settings=run_spec, timeout=HELLO_SECONDS))
+        session = self.received.session if self.received else ""
+        self._hello = Request(run=run, settings=run_spec, session=session, timeout=HELLO_SECONDS)
+
+    def greetings(self) -> list[int]:
+        """A last look for replies to greetings; returns the numbers of those without one."""
+        with self._reporting():
+            self._hear()
+        return [hello.ask for _, hello in self._pending.values()]
 
     def gather(self, clients: Collection[ClientId], needed: int) -> None:
         """Wait for nodes; at the run's first request for all of them, later only for as many as are needed."""
@@ -233,15 +242,25 @@ class DeploymentLink(GridLink, PartyLink):
         for node in online:
             if not self._clients.get(node) and now >= self._again.get(node, 0.0):
                 self._again[node] = now + HELLO_AGAIN
-                if number := self.push(node, self._hello, b"", HELLO_SECONDS):
-                    self._pending[number] = node
-        self._pending = {number: node for number, node in self._pending.items() if node in online}
-        for number, parts in self.receive(list(self._pending)).items():
-            if number in self._pending:  # a node's first reply; those to later hellos say the same
-                node = self._pending[number]
-                self._pending = {other: to for other, to in self._pending.items() if to != node}
-                self._clients[node] = self._greeted(node, parts)
+                self._greetings += 1
+                hello = replace(self._hello, ask=self._greetings)
+                if number := self.push(node, pack(hello), b"", HELLO_SECONDS):
+                    self._pending[number] = node, hello
+        self._hear(online)
         self.queue = max([1, *(len(clients) for clients in self._clients.values())])
+
+    def _hear(self, online: Collection[int] = ()) -> None:
+        """Take the replies to hellos. A node's first one counts; later ones say the same and are only put on record."""
+        for number, parts in self.receive(list(self._pending)).items():
+            node, hello = self._pending.pop(number)
+            counts = node in online and not self._clients.get(node)
+            if self.received is not None:
+                reply = read(hello, parts, None)
+                outcome = "refused" if reply.failure else "read" if counts else "repeated"
+                on_record(self.received, hello, parts, outcome, reply)
+                self.received.flush()
+            if counts:
+                self._clients[node] = self._greeted(node, parts)
 
     def _greeted(self, node: int, parts: Parts | str) -> dict[ClientId, dict[str, int]]:
         """The clients in a node's reply that belong to it; one that cannot take part gets none."""
@@ -282,7 +301,7 @@ class DeploymentLink(GridLink, PartyLink):
 
     def pull(self, numbers: Collection[str]) -> Mapping[str, Message | str]:
         with self._reporting():
-            return self._fetcher.replies(numbers, self._pending, self._limit)
+            return self._fetcher.replies(numbers, {*self._pending, *self.late}, self._limit)
 
     def close(self) -> None:
         if self._beat is None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import signal
 import socket
@@ -179,13 +178,7 @@ def serve(
     quiet["timeout_graceful_shutdown"] = GRACE
     guarded, context = FleetOnly(app, keys.parties, limits), _context(keys)
     fleet = uvicorn.Server(
-        uvicorn.Config(
-            guarded,
-            h11_max_incomplete_event_size=limits.header_bytes,
-            timeout_keep_alive=math.ceil(limits.request_seconds),  # counts from an answer that may still be on its way
-            ws="none",
-            **quiet,
-        )
+        uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
     door = Door(outside, context, Proofs(keys.parties), limits, lambda visitor: Http(fleet, door, visitor), say)

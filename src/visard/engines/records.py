@@ -1,0 +1,208 @@
+"""Append-only records: files of JSON lines in which each line names the digest of the line before it.
+
+    {"n": 17, "previous": "<SHA-256 of line 16>", "event": "reply", ...}
+
+A line that was changed, removed or put in between breaks the chain there. What a chain alone cannot show is that lines
+are missing at its end, or that all of it was written anew: a comparison with the record of the other side shows that.
+No torch here: the front of a party has none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from visard.errors import UsageError, VisardError
+from visard.files import PRIVATE, flush_to_disk
+
+SEGMENT = 1 << 26  # bytes of a file; then the chain goes on in the next one
+LONGEST_LINE = 1 << 24
+NAME = re.compile(r"(.+)-(\d{6})\.jsonl")
+
+
+class Records:
+    """A chain that this process alone appends to, in files `<name>-000001.jsonl`, ... of a folder.
+
+    A record is durable when `append` or `flush` returns. Half a line at the end is of a process that was killed before
+    its record counted: it is cut off, and a record says so.
+    """
+
+    def __init__(self, folder: Path, name: str, segment: int = SEGMENT) -> None:
+        self.folder, self.name, self._segment = folder, name, segment
+        self._handle: int | None = None
+        self._number, self._last, self._file = 0, "", 1  # of lines so far, digest of the last, and where it is
+        self._waiting: list[bytes] = []
+
+    def append(self, event: str, **fields: Any) -> None:
+        """Write a record and make it durable."""
+        self.add(event, **fields)
+        self.flush()
+
+    def add(self, event: str, **fields: Any) -> None:
+        """Write a record that the next `flush` makes durable."""
+        if self._handle is None:
+            self._open()
+        line = _line({"n": self._number + 1, "previous": self._last, "event": event, **fields})
+        self._number, self._last = self._number + 1, _digest(line)
+        self._waiting.append(line + b"\n")
+
+    def flush(self) -> None:
+        """Make all records durable; on failure none of them counts."""
+        if not self._waiting or self._handle is None:
+            return
+        data = b"".join(self._waiting)
+        self._waiting.clear()
+        try:
+            size = os.fstat(self._handle).st_size
+            if size and size + len(data) > self._segment:
+                self.close()
+                self._file += 1
+                self._handle, size = self._open_file(self._file), 0
+                flush_to_disk(self.folder)
+            _write(self._handle, data, size)
+        except OSError as error:
+            self.close()  # the next record is chained to what is in the file
+            raise VisardError(f"cannot write {self._path(self._file)}: {error.strerror}") from None
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def _open(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            files = files_of(self.folder, self.name)
+            self._file = len(files) or 1
+            self._handle = self._open_file(self._file)
+            flush_to_disk(self.folder)
+        except OSError as error:
+            raise VisardError(f"cannot write {self._path(self._file)}: {error.strerror}") from None
+        self._number, self._last = 0, ""
+        for path in reversed(files):  # the last one may be new and empty
+            torn, line = _tail(path)
+            if line is not None:
+                record = _parse(line, path)
+                self._number, self._last = int(record["n"]), _digest(line)
+            if torn:
+                os.truncate(path, path.stat().st_size - torn)
+                self.append("repaired", bytes=torn)
+            if line is not None:
+                return
+
+    def _open_file(self, number: int) -> int:
+        return os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{self.name}-{number:06d}.jsonl"
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The files of a chain, in their order; one that is missing in between is an error."""
+    found = sorted(p for p in folder.glob(f"{name}-*.jsonl") if (m := NAME.fullmatch(p.name)) and m[1] == name)
+    for number, path in enumerate(found, 1):
+        if path.name != f"{name}-{number:06d}.jsonl":
+            raise VisardError(f"{folder / f'{name}-{number:06d}.jsonl'} is missing")
+    return found
+
+
+class Line(NamedTuple):
+    """A record, and where it stands."""
+
+    path: Path
+    place: int  # from 1
+    record: dict[str, Any]
+    digest: str
+
+
+def read_records(files: list[Path]) -> Iterator[Line]:
+    """The records of a chain, each checked against the one before; one clear line where it breaks.
+
+    Half a line at the very end is passed over: its writer was stopped, or is writing.
+    """
+    number, last = 0, ""
+    for position, path in enumerate(files):
+        try:
+            with path.open("rb") as lines:
+                for place, raw in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
+                    if not raw.endswith(b"\n"):
+                        if position + 1 == len(files) and not lines.read(1):
+                            return
+                        raise VisardError(f"{path}, line {place}: is cut off or too long")
+                    record = _parse(line := raw[:-1], path, place)
+                    if position + place == 1 and not path.name.endswith("-000001.jsonl"):  # a part of a longer chain
+                        number, last = record["n"] - 1, record["previous"]
+                    if record["n"] != number + 1:
+                        raise VisardError(f"{path}, line {place}: is record {record['n']}, expected {number + 1}")
+                    if record["previous"] != last:
+                        raise VisardError(
+                            f"{path}, line {place}: does not follow from the line before it: one of the two was changed"
+                        )
+                    number, last = number + 1, _digest(line)
+                    yield Line(path, place, record, last)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _write(handle: int, data: bytes, size: int) -> None:
+    """Append to a file of so many bytes, durably; a full disk leaves it as it was."""
+    rest = memoryview(data)
+    try:
+        while rest:
+            rest = rest[os.write(handle, rest) :]
+        os.fsync(handle)
+    except OSError:
+        with suppress(OSError):
+            os.ftruncate(handle, size)
+        raise
+
+
+def digest_of(header: bytes, payload: bytes) -> str:
+    """The digest of a reply as it went over the wire."""
+    return hashlib.sha256(len(header).to_bytes(8, "little") + header + payload).hexdigest()
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode()
+
+
+def _digest(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
+
+
+def _parse(line: bytes, path: Path, place: int = 0) -> dict[str, Any]:
+    where = f"{path}{(place and f', line {place}') or ', last line'}"
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        raise VisardError(f"{where}: is not a record") from None
+    if (
+        not isinstance(record, dict)
+        or type(record.get("n")) is not int
+        or not isinstance(record.get("previous"), str)
+        or not isinstance(record.get("event"), str)
+    ):
+        raise VisardError(f"{where}: is not a record")
+    return record
+
+
+def _tail(path: Path) -> tuple[int, bytes | None]:
+    """Bytes after the last line break of a file, and its last whole line."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        length = 1 << 13
+        while True:
+            file.seek(max(0, size - length))
+            data = file.read()
+            whole, _, torn = data.rpartition(b"\n")
+            if b"\n" in whole or length >= size:
+                line = whole.rpartition(b"\n")[2] if b"\n" in data else b""
+                return len(torn), line or None
+            length *= 4
