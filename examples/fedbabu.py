@@ -78,7 +78,7 @@ class FedBabu(Method[Server]):
         net.log(loss=sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values()), lr=down.lr)
         return Server(means["theta"], s.W)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def update_body(self, client: Client, msg: Down) -> Up:
         model, _, loss = self._train(client, msg, self.training, ("body",))
         return Up(weights_of(model), len(client.data.train), loss)
@@ -88,12 +88,17 @@ class FedBabu(Method[Server]):
         net.log(loss=sum(up.loss for up in tuned.values()) / len(tuned))
         return s
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.tuning.work(msg.lr, len(client.data.train)))
     def tune_own(self, client: Client, msg: Down) -> Tuned:
-        epochs = replace(self.training, unit="epochs", amount=self.tune_epochs)
-        model, head, loss = self._train(client, msg, epochs, ("body", "head") if self.tune == "full" else (self.tune,))
+        model, head, loss = self._train(
+            client, msg, self.tuning, ("body", "head") if self.tune == "full" else (self.tune,)
+        )
         client.state |= {"theta": weights_of(model), "head": weights_of(head)}
         return Tuned(loss)
+
+    @property
+    def tuning(self) -> Training:
+        return replace(self.training, unit="epochs", amount=self.tune_epochs)
 
     def _train(self, client: Client, msg: Down, how: Training, parts: Sequence[str]) -> tuple[nn.Module, Head, float]:
         load_weights(model := client.network(), msg.theta)

@@ -88,7 +88,7 @@ class Scaffold(Method[Server]):
         c = {k: v + len(ups) / len(net.clients) * delta["dc"][k] for k, v in s.c.items()}
         return Server(x, c)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(self.training.lr, len(client.data.train)))
     def local(self, client: Client, s: Server) -> Up:
         load_weights(model := client.network(), s.x)  # line 7: y_i <- x
         head, *_ = client_head(client, self.head, None, model)

@@ -4,7 +4,20 @@ A method talks to clients only through `Network.ask`. A client step is a functio
 of the client only `client.state` survives it. Every field of a reply carries the kind of thing that leaves.
 """
 
-from visard.core.client import PUBLIC, BoundStep, Client, ClientId, ClientStep, M, R, State, Weights, client_step
+from visard.core.client import (
+    PUBLIC,
+    BoundStep,
+    Client,
+    ClientId,
+    ClientStep,
+    M,
+    R,
+    State,
+    Weights,
+    Work,
+    client_step,
+    nothing,
+)
 from visard.core.method import Method, Setup, Stage
 from visard.core.network import Network, Replies, mean_metrics, sample_clients
 from visard.disclosure import Disclosure, Names, declared_kinds, possible_kinds
@@ -26,9 +39,11 @@ __all__ = [
     "Stage",
     "State",
     "Weights",
+    "Work",
     "client_step",
     "declared_kinds",
     "mean_metrics",
+    "nothing",
     "possible_kinds",
     "sample_clients",
 ]

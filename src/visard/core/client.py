@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints, overload
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +42,21 @@ R = TypeVar("R")
 C = TypeVar("C", bound=Callable[..., Any])
 
 
+class Work(NamedTuple):
+    """The training in a client step: a party compares it with its policy before the step is done."""
+
+    lr: float
+    steps: int  # gradient steps
+    batch: int  # pictures of a gradient step
+
+
+Trains = Callable[[Any, Client, Any], Work | None]  # of method, client and message: what will be trained, if anything
+
+
+def nothing(method: Any, client: Client, message: Any) -> None:
+    """For `client_step(trains=nothing)`: a step that looks at pictures, or does arithmetic, and trains no network."""
+
+
 @dataclass(frozen=True)
 class BoundStep(Generic[M, R]):
     """A client step of one method, ready to be asked for."""
@@ -50,6 +65,7 @@ class BoundStep(Generic[M, R]):
     name: str
     function: Callable[[Any, Client, M], R]
     together: Callable[[Any, Sequence[Client], Sequence[M]], tuple[Weights, list[R]]] | None = None
+    trains: Trains | None = None  # None: it does not say, and no party of a deployment does it
 
     def __call__(self, client: Client, message: M) -> R:
         return self.function(self.owner, client, message)
@@ -69,15 +85,16 @@ def _step_types(function: Callable[..., Any]) -> tuple[Any, Any]:
 class ClientStep(Generic[M, R]):
     """Marks a method's function as a step that runs at a client (see `client_step`)."""
 
-    def __init__(self, function: Callable[[Any, Client, M], R]) -> None:
+    def __init__(self, function: Callable[[Any, Client, M], R], trains: Trains | None = None) -> None:
         self.function = function
+        self.trains = trains
         self._when: Callable[[Any], bool] = lambda owner: False
         self._cohort: Callable[[Any, Sequence[Client], Sequence[M]], tuple[Weights, list[R]]] | None = None
         functools.update_wrapper(self, function)  # type: ignore[arg-type]
 
     def __get__(self, owner: Any, cls: type) -> BoundStep[M, R]:
         together = self._cohort if owner is not None and self._when(owner) else None
-        return BoundStep(owner, self.function.__name__, self.function, together)
+        return BoundStep(owner, self.function.__name__, self.function, together, self.trains)
 
     def together(self, when: Callable[[Any], bool]) -> Callable[[C], C]:
         """Decorator of a function that does this step for many clients in one pass, where `when(method)` holds.
@@ -93,6 +110,18 @@ class ClientStep(Generic[M, R]):
         return remember
 
 
-def client_step(function: Callable[[Any, Client, M], R]) -> ClientStep[M, R]:
-    """Decorator: `def local(self, client: Client, message: Down) -> Up` runs at the client."""
-    return ClientStep(function)
+@overload
+def client_step(function: Callable[[Any, Client, M], R], /) -> ClientStep[M, R]: ...
+
+
+@overload
+def client_step(*, trains: Trains) -> Callable[[Callable[[Any, Client, M], R]], ClientStep[M, R]]: ...
+
+
+def client_step(function: Any = None, *, trains: Trains | None = None) -> Any:
+    """Decorator: `def local(self, client: Client, message: Down) -> Up` runs at the client.
+
+    `trains` says where learning rate, steps and batch of the step come from, settings or message, so that a party can
+    hold them against its policy; `trains=nothing` is a step without training. A party refuses a step that says neither.
+    """
+    return ClientStep(function) if function is not None else lambda f: ClientStep(f, trains)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from visard.core.client import ClientId, ClientStep, State, Weights
 from visard.core.network import Network
-from visard.disclosure import Disclosure
+from visard.disclosure import Disclosure, declared_kinds
 
 S = TypeVar("S")
 
@@ -59,6 +59,7 @@ class Method(ABC, Generic[S]):
     paper: ClassVar[str] = ""
     discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
     compared: ClassVar[tuple[str, ...]] = ()  # names of `alternatives`
+    hostile: ClassVar[str] = ""  # what a server that breaks the protocol can learn, and which setting prevents it
     centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
 
     @abstractmethod
@@ -68,6 +69,15 @@ class Method(ABC, Generic[S]):
     @abstractmethod
     def stages(self) -> list[Stage[S]]:
         """The phases, in order."""
+
+    def leaving(self, moving: bool) -> frozenset[Disclosure]:
+        """The kinds that leave a client with these settings, of those in `discloses`; parties are asked for them.
+
+        `moving`: the network has running statistics that follow the batches, so that weights carry some.
+        """
+        replies = [step.__get__(self, type(self)).types[1] for step in self.steps().values()]
+        own = any(Disclosure.statistic in declared_kinds(reply).values() for reply in replies)
+        return self.discloses if moving or own else self.discloses - {Disclosure.statistic}
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         """What a method that centralises data takes from one client; nothing: its data stay where they are."""

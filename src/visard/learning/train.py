@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import Weights
+from visard.core import Weights, Work
 from visard.core.method import AtLeastOne, NotNegative, Positive
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
@@ -157,6 +157,13 @@ class Training:
     def lr_at(self, round: int, rounds: int) -> float:
         """The learning rate of a round (from 0)."""
         return scheduled(self.lr, self.schedule, round, rounds)
+
+    def work(self, lr: float, n: int) -> Work:
+        """What a client with n pictures does in a round with this learning rate."""
+        whole, rest = divmod(n, self.batch_size)
+        least = min(n, self.batch_size, 2 if self.partial else self.batch_size)
+        steps = self.amount * (whole + (rest >= least > 0)) if self.unit == "epochs" else self.amount
+        return Work(lr, steps if n else 0, min(n, self.batch_size))
 
 
 @dataclass(frozen=True)

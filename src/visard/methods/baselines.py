@@ -22,6 +22,10 @@ class Central(Fitting[Theta]):
 
     name = "central"
     title = "all pictures in one place: the upper bound"
+    hostile = (
+        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
+        "their pictures refuse it."
+    )
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -32,6 +36,10 @@ class Central(Fitting[Theta]):
     head: HeadSettings = HeadSettings()
     with_public: bool = False  # pool the public pictures too
     head_start: Literal["random", "means"] = "random"  # means: of the features of each identity, for given weights
+
+    @property
+    def fits_at(self) -> ClientId:
+        return ""  # the pool
 
     def centralises_public(self) -> bool:
         return self.with_public
@@ -68,6 +76,10 @@ class Local(Method[Theta]):
 
     name = "local"
     title = "each client alone: the lower bound"
+    hostile = (
+        "It gets a loss, test results and counts. With weights of its choice at the start a loss can be made to "
+        "depend on a single picture; nothing else leaves. Prevented by pinning the weights (weights.start)."
+    )
     discloses = frozenset({Disclosure.count, Disclosure.metric})
 
     rounds: AtLeastOne = 20
@@ -89,7 +101,7 @@ class Local(Method[Theta]):
         net.log(loss=sum(u.n * u.loss for u in ups.values()) / sum(u.n for u in ups.values()), lr=lr)
         return s
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def local(self, client: Client, msg: Down) -> Up:
         done = fit(client, client.state.get("theta", msg.theta), self.training, self.head, msg.lr)
         client.state["theta"] = weights_of(client.network())
@@ -118,6 +130,11 @@ class Pretrain(Fitting[PretrainServer]):
 
     name = "pretrain"
     title = "one client with labelled pictures trains alone: where federation starts"
+    hostile = (
+        "The one client that trains sends its network and the class vectors of its people, which are face "
+        "templates: take it only for public pictures, and keep class_vectors out of kinds elsewhere, as a policy "
+        "does by default."
+    )
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -126,6 +143,10 @@ class Pretrain(Fitting[PretrainServer]):
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     at: ClientId = PUBLIC  # the client that trains; "source" where the partition has domains
+
+    @property
+    def fits_at(self) -> ClientId:
+        return self.at
 
     def supervised(self) -> Supervised:
         return Supervised(self.rounds, self.training, self.head)
@@ -160,6 +181,10 @@ class TargetOnly(Central):
     name = "target-only"
     title = "all target pictures in one place, with labels: what labels would give"
     paper = "a baseline of Zhuang et al. 2021"
+    hostile = (
+        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
+        "their pictures refuse it."
+    )
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         return frozenset() if client == SOURCE else self.centralises

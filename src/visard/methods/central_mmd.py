@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Disclosure, Names, Network, Setup, State, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Names, Network, Setup, State, Weights, Work, client_step
 from visard.data.faces import ClientData, FaceView
 from visard.errors import VisardError
 from visard.learning import mmd
@@ -41,6 +41,10 @@ class CentralMMD(AdaptingByMMD[Start]):
     name = "central-mmd"
     title = "domain adaptation by MMD on pooled data: the reference of encrypted-mmd"
     paper = "Kang, Li, Zhang 2022"
+    hostile = (
+        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
+        "their pictures refuse it."
+    )
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}
     )
@@ -66,7 +70,7 @@ class CentralMMD(AdaptingByMMD[Start]):
         net.log(lr=lr, **net.ask(self.align, {everyone: Begin(s.theta, s.head, lr)})[everyone].figures)
         return s
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Begin) -> Up:
         """Eq. 1 on all sources' data."""
         state: State = begun(msg.theta, msg.head)
@@ -76,7 +80,7 @@ class CentralMMD(AdaptingByMMD[Start]):
         found = quality(target.client, target.model, [learner.head], self.tested == "all")
         return Up(state["theta"], state["head"], {"loss": loss} | found)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: Work(msg.lr, self.exchanges, self.training.batch_size))
     def align(self, client: Client, msg: Begin) -> Up:
         """Eq. 2, with Eq. 18 or Eq. 16: every client's gradients are those of one loss."""
         names = [SOURCES] if self.pooled else [c for c in client.data.parts if c != self.target]

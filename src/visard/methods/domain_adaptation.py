@@ -142,7 +142,7 @@ class Adapting(Method[Server]):
         net.log(loss=up.loss, gap=up.gap, lr=lr)
         return Server(up.theta, s.head)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def adapt(self, client: Client, msg: Down) -> Up:
         model, parts = client.network(), client.data.parts
         if SOURCE not in parts or len(parts) < 2:
@@ -199,6 +199,10 @@ class DAN(Adapting):
     name = "dan"
     title = "domain adaptation by MMD on pooled pictures"
     paper = "Long et al. 2015"
+    hostile = (
+        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
+        "their pictures refuse it."
+    )
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     kernels: AtLeastOne = 5  # Gaussians, each twice as wide (in squared distance) as the one before
@@ -230,6 +234,10 @@ class DANN(Adapting):
     name = "dann"
     title = "domain adaptation by an adversarial critic on pooled pictures"
     paper = "Ganin et al. 2016"
+    hostile = (
+        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
+        "their pictures refuse it."
+    )
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     hidden: AtLeastOne = 256  # width of the critic

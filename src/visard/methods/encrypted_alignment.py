@@ -17,7 +17,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from visard.core import Client, ClientId, Disclosure, Method, Names, Network, Setup, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Names, Network, Setup, Weights, client_step, nothing
 from visard.core.method import AtLeastOne, NotNegative, Number, S
 from visard.crypto.exchange import Plan
 from visard.crypto.moments import check_apart, epsilon
@@ -129,18 +129,18 @@ class Aligning(Method[S]):
         log(net, [drawn, mail], **{"epsilon_of_a_batch": epsilon(plan.noise)} if plan.noise else {})
         return replace(met, secrets=secrets, exchanges=met.exchanges + 1), relayed(plan, mail)
 
-    @client_step
+    @client_step(trains=nothing)
     def hello(self, client: Client, msg: Relayed) -> Card:
         self.align.check_plan(msg.plan, client.embedding)
         client.state["align"] = {}
         return Card(self.align.say_hello(client.id, client.state["align"], self.align.batch_size))
 
-    @client_step
+    @client_step(trains=nothing)
     def introduce(self, client: Client, msg: Relayed) -> Mail:
         self.align.check_plan(msg.plan, client.embedding)
         return Mail(self.align.send_secrets(client.id, client.state["align"], msg.plan, msg.received), {}, {})
 
-    @client_step
+    @client_step(trains=nothing)
     def offer(self, client: Client, msg: Draw) -> Drawn:
         """Look at the next batches with the common weights and send what the peers need of them."""
         party = self._party(client, msg.plan, msg.secrets)
@@ -155,7 +155,7 @@ class Aligning(Method[S]):
             kernel = torch.tensor(self.align.compare.polynomial(seen).c, dtype=torch.float64)
         return Drawn(letters, tags, kernel, counts)
 
-    @client_step
+    @client_step(trains=nothing)
     def answer(self, client: Client, msg: Relayed) -> Mail:
         with counted() as counts:
             letters, tags = self._party(client, msg.plan).answer(msg.received)

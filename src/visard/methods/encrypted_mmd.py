@@ -33,8 +33,10 @@ from visard.core import (
     Stage,
     State,
     Weights,
+    Work,
     client_step,
     mean_metrics,
+    nothing,
 )
 from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.crypto import session
@@ -207,6 +209,14 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     name = "encrypted-mmd"
     title = "domain adaptation by MMD under homomorphic encryption: features stay at home"
     paper = "Kang, Li, Zhang 2022"
+    hostile = (
+        "The sources' extractors of pre-training leave in the clear, so that gradients can be inverted as in "
+        "fedavg. What the clients send each other later is sealed, but the server names the roles and the keys it "
+        "relays: a client that pins keys (local.method.pins) and the target (require.method.target) is not "
+        "fooled. The kernel is a figure over a source's features (kind statistic). Weights crafted for that must "
+        "be near those of the round before (bounds.distance), the first ones those that are pinned "
+        "(weights.start)."
+    )
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}) | SEALED
 
     batches: AtLeastOne = 1  # in one exchange: more save time on a slow network, at gradients up to so many steps old
@@ -229,6 +239,10 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
         self.check_encryption("method", self.training.batch_size, "training.")
+
+    def leaving(self, moving: bool) -> frozenset[Disclosure]:
+        kinds = super().leaving(moving)
+        return kinds if self.classes == "shared" else kinds - {Disclosure.class_vectors}
 
     def start(self, setup: Setup) -> Server:
         if len(setup.clients) < 2:
@@ -335,7 +349,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         """Log how well the target predicts."""
         net.log(**ask_all(net, step, {target: message})[target].figures)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Begin) -> Pretrained:
         """Eq. 1, at a source."""
         client.state.update(begun(msg.theta, msg.head))
@@ -343,29 +357,29 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         client.state.pop("momentum")
         return Pretrained(client.state["theta"], self._shared(client), loss)
 
-    @client_step
+    @client_step(trains=nothing)
     def hello(self, client: Client, msg: Begin) -> Card:
         client.state.update(begun(msg.theta, msg.head))
         return Card(self.say_hello(client.id, client.state, self.training.batch_size))
 
-    @client_step
+    @client_step(trains=nothing)
     def introduce(self, client: Client, msg: Relayed) -> Mail:
         self._check(msg.plan, msg.received)
         client.state["roles"] = (*msg.plan.sources, msg.plan.target)
         return Mail(self.send_secrets(client.id, client.state, msg.plan, msg.received), {}, {})
 
-    @client_step
+    @client_step(trains=nothing)
     def say_length(self, client: Client, msg: Fit) -> Length:
         """How long features are, once a round; batches are drawn as if this had not been asked."""
         return Length(spoken_length(self._learner(untouched(client), False, 0.0).sample()))
 
-    @client_step
+    @client_step(trains=nothing)
     def measure(self, client: Client, msg: Fit) -> Measured:
         """The kernel that suits a source's features, once a round."""
         kernel = self.compare.polynomial(self._learner(client, True, 0.0).sample(), msg.longest)
         return Measured(torch.tensor(kernel.c, dtype=torch.float64))
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.work(msg))
     def advance(self, client: Client, msg: Advance) -> Moved:
         """Learn from the answers to the last batches, then offer the next ones."""
         if msg.theta:
@@ -380,31 +394,31 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             masked = party.mask(joined(client.state["theta"], self._shared(client)))
         return Moved(letters, tags, masked, metrics | counts)
 
-    @client_step
+    @client_step(trains=nothing)
     def answer(self, client: Client, msg: Relayed) -> Mail:
         with counted() as counts:
             letters, tags = self._party(client, msg.plan).answer(msg.received)
         return Mail(letters, tags, counts)
 
-    @client_step
+    @client_step(trains=nothing)
     def unveil(self, client: Client, msg: Relayed) -> Mail:
         with counted() as counts:
             letters, tags = self._party(client, msg.plan).unveil(msg.received)
         return Mail(letters, tags, counts)
 
-    @client_step
+    @client_step(trains=nothing)
     def hand_over(self, client: Client, msg: Relayed) -> Mail:
         """A source's classifier, once, at the end, for the target alone."""
         if self.pooled or self.classes != "shared" or client.id == msg.plan.target:
             raise PublicError("the server asks for a classifier that this run keeps here")
         return Mail(*self._party(client, msg.plan).hand_over(self.rounds * self.exchanges), {})
 
-    @client_step
+    @client_step(trains=nothing)
     def conclude(self, client: Client, msg: Relayed) -> Predicted:
         """The target's extractor with the average of the sources' classifiers, on its own test data."""
         return self._test(client, self._party(client, msg.plan).take_over(msg.received, lambda: self._head(client)))
 
-    @client_step
+    @client_step(trains=nothing)
     def predict(self, client: Client, msg: Common) -> Predicted:
         """The same with the sources' common classifier."""
         if msg.theta:
@@ -416,6 +430,10 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
 
     def _head(self, client: Client, weights: Weights | None = None) -> Any:
         return new_head(self._kind, client.data.n_classes, client.embedding, weights)
+
+    def work(self, msg: Advance) -> Work | None:
+        """A gradient step for each batch that was offered before; none in the first exchange."""
+        return Work(msg.lr, self.batches, self.training.batch_size) if msg.received else None
 
     def _party(
         self, client: Client, plan: Plan, lr: float = 0.0, secrets: Mapping[ClientId, bytes] = {}

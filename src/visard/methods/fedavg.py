@@ -15,7 +15,19 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
+from visard.core import (
+    Client,
+    Disclosure,
+    Method,
+    Network,
+    Setup,
+    Stage,
+    State,
+    Weights,
+    Work,
+    client_step,
+    sample_clients,
+)
 from visard.core.method import AtLeastOne, NotNegative, Share
 from visard.errors import UsageError
 from visard.learning.features import HeadStart, client_head
@@ -89,12 +101,20 @@ class Averaging(Method[Server]):
         if self.share_head and self.head.biased:
             raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
 
+    def leaving(self, moving: bool) -> frozenset[Disclosure]:
+        kinds = super().leaving(moving and self.batch_norm == "average")
+        return kinds if self.share_head else kinds - {Disclosure.class_vectors}
+
     def trains_norm(self) -> bool:
         return self.batch_norm != "average"
 
     @abstractmethod
     def rate(self, round: int) -> float:
         """The learning rate of a round, from 0."""
+
+    @abstractmethod
+    def work(self, client: Client, msg: Down) -> Work:
+        """The training that `learn` is asked for."""
 
     @abstractmethod
     def learn(self, client: Client, task: Task, msg: Down) -> Learnt:
@@ -118,7 +138,7 @@ class Averaging(Method[Server]):
         net.log(loss=loss, lr=down.lr, gradients=gradients, samples=samples)
         return Server(means["theta"], s.fixed, means["W"])
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.work(client, msg))
     def local(self, client: Client, msg: Down) -> Up:
         model = client.network()
         load_weights(model, msg.theta | msg.fixed | client.state.get("batch_norm", {}))
@@ -153,6 +173,16 @@ class FedAvg(Averaging):
     name = "fedavg"
     title = "federated averaging: the backbone is shared, the pictures stay"
     paper = "McMahan et al. 2017; proximal term Li et al. 2020"
+    hostile = (
+        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
+        "bounds.pictures). Where batch norm follows the batches, its running means at a learning rate near 0 are "
+        "the mean face of a client with one person: prevented by keeping statistic out of kinds, as a policy does "
+        "by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With share_head "
+        "it gets class vectors, which are face templates: prevented by keeping class_vectors out of kinds, also "
+        "the default. Weights crafted for that must be near those of the round before (bounds.distance), the "
+        "first ones those that are pinned (weights.start)."
+    )
 
     training: Training = Training()
     mu: NotNegative = 0.0  # FedProx
@@ -162,6 +192,9 @@ class FedAvg(Averaging):
 
     def rate(self, round: int) -> float:
         return self.training.lr_at(round, self.rounds)
+
+    def work(self, client: Client, msg: Down) -> Work:
+        return self.training.work(msg.lr, len(client.data.train))
 
     def learn(self, client: Client, task: Task, msg: Down) -> Learnt:
         done = train(

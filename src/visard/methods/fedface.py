@@ -77,6 +77,15 @@ class FedFace(Fitting[Server], Looking[Server]):
     name = "fedface"
     title = "one face on each phone: positives at the clients, separation at the server"
     paper = "Aggarwal et al. 2021 (IJCB)"
+    hostile = (
+        "The server holds a face template (class vector) of every person of every client: that is how "
+        "the method works, and a policy refuses it unless kinds names class_vectors. With weights crafted so that "
+        "features copy the picture, the first class vectors are the mean faces: prevented by pinning the weights "
+        "that a run begins with (weights.start) and keeping later ones near (bounds.distance). method.enrol asks "
+        "for class vectors without training: refused unless bounds.lr begins at 0. It chooses the weights, the "
+        "learning rate and the steps, and has each client's update in the clear: pictures can be rebuilt from it, "
+        "the better the fewer pictures and steps (bounds.batch, bounds.steps, bounds.pictures)."
+    )
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -96,6 +105,9 @@ class FedFace(Fitting[Server], Looking[Server]):
 
     def supervised(self) -> Supervised:
         return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)
+
+    def leaving(self, moving: bool) -> frozenset[Disclosure]:
+        return super().leaving(moving and (self.batch_norm == "train" or self.pretrain_rounds > 0))
 
     def trains_norm(self) -> bool:
         return self.batch_norm == "train"
@@ -132,7 +144,7 @@ class FedFace(Fitting[Server], Looking[Server]):
             self.watch(net, theta)
         return Server(theta, W, s.public)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def local(self, client: Client, msg: Down) -> Up:
         model, view, frozen = client.network(), client.data.train, self.batch_norm == "frozen"
         load_weights(model, msg.theta)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
-from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics
+from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics, nothing
 from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.errors import UsageError, VisardError
 from visard.learning.heads import HeadSettings
@@ -57,6 +57,12 @@ class Up:
     loss: Annotated[float, Disclosure.metric]
 
 
+def labelled(client: Client) -> int:
+    """Pictures that a client trains on: all of the source's, of a target's those in a cluster."""
+    labels = client.state.get("labels")
+    return len(client.data.train) if client.id == SOURCE or labels is None else int((labels >= 0).sum())
+
+
 @dataclass(frozen=True)
 class FedFRDA(Aligning[Server]):
     """Pre-train at the source, cluster at each target, then federate with the source held back by DCL."""
@@ -64,6 +70,15 @@ class FedFRDA(Aligning[Server]):
     name = "fedfr-da"
     title = "adapt to people whose pictures have no labels, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
+    hostile = (
+        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
+        "bounds.pictures). Running means of batch norm say what the pictures of a client are like on average: "
+        "prevented by keeping statistic out of kinds, as a policy does by default; model.weights then keeps batch "
+        "norm frozen. With weights of its choice it also chooses what the clusters of a target mean, and learns "
+        "how many there are. Weights crafted for that must be near those of the round before (bounds.distance), "
+        "the first ones those that are pinned (weights.start)."
+    )
     discloses = (
         frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric}) | SEALED
     )  # the last with align.weight alone
@@ -85,6 +100,12 @@ class FedFRDA(Aligning[Server]):
     def __post_init__(self) -> None:
         if self.align.weight and not self.with_source:
             raise UsageError("method.align: needs the source, which method.with_source leaves out")
+
+    def leaving(self, moving: bool) -> frozenset[Disclosure]:
+        kinds = super().leaving(moving)
+        if self.align.weight:
+            return kinds
+        return kinds - SEALED | ({Disclosure.statistic} if moving else set())
 
     def start(self, setup: Setup) -> Server:
         if SOURCE not in setup.clients or len(setup.clients) < 2:
@@ -134,12 +155,12 @@ class FedFRDA(Aligning[Server]):
         net.log(lr=lr, **losses_of_sides({c: up.loss for c, up in ups.items()}))
         return replace(s, theta=means["theta"], begun=s.begun or SOURCE in ups, met=met)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.pretraining.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Down) -> Up:
         done = fit(client, msg.theta, self.pretraining, self.head, msg.lr)
         return Up(weights_of(client.network()), len(client.data.train), done.loss)
 
-    @client_step
+    @client_step(trains=nothing)
     def label(self, client: Client, msg: Down) -> Labelled:
         model, view = client.network(), client.data.train
         load_weights(model, msg.theta)
@@ -150,7 +171,7 @@ class FedFRDA(Aligning[Server]):
         metrics |= metrics_of(pseudo.labels, view) if self.measure else {}
         return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), metrics)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, labelled(client)))
     def local(self, client: Client, msg: Down) -> Up:  # lines 14-19
         model, view, source = client.network(), client.data.train, client.id == SOURCE
         load_weights(model, msg.theta)

@@ -82,6 +82,15 @@ class FedFRJoint(WithProxies[Server]):
     name = "fedfr-joint"
     title = "one generic model for all, one personal model for each"
     paper = "Liu et al. 2022 (AAAI)"
+    hostile = (
+        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
+        "bounds.pictures). The class vectors of a client's own people stay at home; those of public people, which "
+        "come back changed, tell which of them look like the client's (kind class_vectors). Running means of "
+        "batch norm are prevented by keeping statistic out of kinds, as a policy does by default. Weights crafted "
+        "for that must be near those of the round before (bounds.distance), the first ones those that are pinned "
+        "(weights.start)."
+    )
     compared = ("global", "local")
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
@@ -105,6 +114,10 @@ class FedFRJoint(WithProxies[Server]):
     def __post_init__(self) -> None:
         if self.personalise.stage != "none" and self.branch.weight:
             raise UsageError("method.personalise.stage is the alternative to a branch: set method.branch.weight=0")
+
+    def leaving(self, moving: bool) -> frozenset[Disclosure]:
+        kinds = super().leaving(moving and (not self.frozen_norm or self.pretrain_rounds > 0))
+        return kinds if self.public.used or self.pretrain_rounds else kinds - {Disclosure.class_vectors}
 
     def start(self, setup: Setup) -> Server:  # line 2
         self.public.check(setup, bool(self.pretrain_rounds))
@@ -146,7 +159,7 @@ class FedFRJoint(WithProxies[Server]):
         net.log(**mean_metrics((done.figures, done.n) for _, done in replies))
         return s
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def local(self, client: Client, msg: Down) -> Up:  # ClientTraining
         joint = self.joint(client, msg)
         terms = joint.cosface(self.cosine_weight) | joint.customised()  # line 19, Eq. 7
@@ -154,11 +167,15 @@ class FedFRJoint(WithProxies[Server]):
         metrics = joint.train(client, terms, self.training, msg.lr, self.frozen_norm)  # lines 17-26
         return Up(client.state["theta"], joint.Phi, len(joint.own), metrics)
 
-    @client_step  # two stages, Table 2
-    def alone(self, client: Client, msg: Down) -> Personalised:
-        joint, training = self.joint(client, msg), replace(self.training, amount=self.personalise.epochs)
+    @client_step(trains=lambda self, client, msg: self.alone_training.work(msg.lr, len(client.data.train)))
+    def alone(self, client: Client, msg: Down) -> Personalised:  # two stages, Table 2
+        joint, training = self.joint(client, msg), self.alone_training
         terms = joint.cosface(self.cosine_weight) | joint.distilled(msg.theta, self.personalise)
         return Personalised(len(joint.own), joint.train(client, terms, training, msg.lr, self.frozen_norm))
+
+    @property
+    def alone_training(self) -> JointTraining:
+        return replace(self.training, amount=self.personalise.epochs)
 
     def joint(self, client: Client, msg: Down) -> Joint:  # lines 14-16
         return Joint.prepare(client, msg.theta, msg.Phi, self.head, self.branch, self.public, self.start_vectors)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
-from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step
+from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step, nothing
 from visard.core.method import AtLeastOne, Number
 from visard.errors import VisardError
 from visard.learning.heads import HeadSettings
@@ -36,6 +36,10 @@ class FineTune(Method[Theta]):
     name = "finetune"
     title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
     paper = "a baseline of Zhuang et al. 2021"
+    hostile = (
+        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
+        "their pictures refuse it."
+    )
     discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
     centralises = frozenset(
         {Disclosure.pictures, Disclosure.labels}
@@ -85,12 +89,12 @@ class FineTune(Method[Theta]):
         net.log(loss=up.loss, lr=lr)
         return Theta(up.theta)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.pretraining.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Down) -> Up:
         done = fit(client, msg.theta, self.pretraining, self.head, msg.lr)
         return Up(weights_of(client.network()), done.loss)
 
-    @client_step
+    @client_step(trains=nothing)
     def label(self, client: Client, msg: Down) -> Labelled:
         model, view = client.network(), client.data.train
         load_weights(model, msg.theta)
@@ -109,7 +113,7 @@ class FineTune(Method[Theta]):
             count += found.found.clusters
         return labels, torch.cat(means)
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def tune(self, client: Client, msg: Down) -> Up:
         model, known = client.network(), client.state["labels"] >= 0
         load_weights(model, msg.theta)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.core import Client
+from visard.core import Client, Work
 from visard.core.method import AtLeastOne, NotNegative, Positive
 from visard.data.augment import Augment
 from visard.data.faces import FaceView
@@ -76,6 +76,16 @@ class HFMaml(Averaging):
     name = "hf-maml"
     title = "Hessian-free meta-learning: a model that any client makes its own in a few batches"
     paper = "Gansekoele, Hess and Bhulai 2024"
+    hostile = (
+        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
+        "bounds.pictures). Where batch norm follows the batches, its running means at a learning rate near 0 are "
+        "the mean face of a client with one person: prevented by keeping statistic out of kinds, as a policy does "
+        "by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With share_head "
+        "it gets class vectors, which are face templates: prevented by keeping class_vectors out of kinds, also "
+        "the default. Weights crafted for that must be near those of the round before (bounds.distance), the "
+        "first ones those that are pinned (weights.start)."
+    )
 
     rounds: AtLeastOne = 30
     head: HeadSettings = HeadSettings("arcface", 8.0, 0.5)
@@ -86,6 +96,10 @@ class HFMaml(Averaging):
 
     def rate(self, round: int) -> float:
         return self.training.beta_at(round, self.rounds)
+
+    def work(self, client: Client, msg: Down) -> Work:
+        n = len(client.data.train)
+        return Work(msg.lr, self.training.steps if n else 0, batch_of(n, self.training.batch_size))
 
     def learn(self, client: Client, task: Task, msg: Down) -> Learnt:
         done = meta_train(
@@ -173,6 +187,11 @@ class Batch:
     probe: bool = False  # D''
 
 
+def batch_of(n: int, size: int) -> int:
+    """Pictures of each of the three batches of a client with n pictures."""
+    return min(size, max(n // 3, min(n, 2)))
+
+
 def three_batches(n: int, size: int, rng: torch.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows of D, D' and D'': drawn without replacement, so that no picture is in two of them.
 
@@ -180,7 +199,7 @@ def three_batches(n: int, size: int, rng: torch.Generator) -> tuple[np.ndarray, 
     batch norm's sake) that may overlap.
     """
     order = torch.randperm(n, generator=rng).numpy()
-    size = min(size, max(n // 3, min(n, 2)))
+    size = batch_of(n, size)
     D, D1, D2 = (np.take(order, range(k * size, (k + 1) * size), mode="wrap") for k in range(3))
     return D, D1, D2
 

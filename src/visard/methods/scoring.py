@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from visard.core import BoundStep, Client, ClientStep, Disclosure, Method, Names, Weights
+from visard.core import BoundStep, Client, Disclosure, Method, Names, Weights, client_step, nothing
 from visard.core.method import AtLeastOne, Number, Positive
 from visard.data.faces import FaceView
 from visard.errors import PublicError
@@ -75,7 +75,7 @@ class Scores:
     pictures: Annotated[int, Disclosure.count]
 
 
-@ClientStep
+@client_step(trains=nothing)
 def score(method: Method[Any], client: Client, message: ScoreRequest) -> Scores:
     """Test the client's own model where its pictures are; only metrics leave."""
     theta = method.personal(client.state, message.theta)

@@ -11,8 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from visard.core import PUBLIC, BoundStep, Client, ClientId, Disclosure, Method, Network, Stage, Weights, client_step
+from visard.core import (
+    PUBLIC,
+    BoundStep,
+    Client,
+    ClientId,
+    Disclosure,
+    Method,
+    Network,
+    Stage,
+    Weights,
+    client_step,
+    nothing,
+)
 from visard.core.method import AtLeastOne, S
+from visard.errors import PublicError
 from visard.learning.features import class_means, client_head, features_of
 from visard.learning.heads import HeadSettings
 from visard.learning.positive import variance
@@ -61,12 +74,19 @@ class Fitted:
 class Fitting(Method[S]):
     """A method with a step that trains a network with its own head at one client."""
 
+    @property
+    def fits_at(self) -> ClientId:
+        """The one client that is asked for `fit`, by default the one with the public pictures; "": any."""
+        return PUBLIC
+
     @abstractmethod
     def supervised(self) -> Supervised:
         """The settings of that training."""
 
-    @client_step
+    @client_step(trains=lambda self, client, msg: self.supervised().training.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Fit) -> Fitted:
+        if self.fits_at not in ("", client.id):  # its class vectors are asked for: of other people they are templates
+            raise PublicError(f"this step is for {self.fits_at} alone")
         how = self.supervised()
         done = fit(client, msg.theta, how.training, how.head, msg.lr, msg.means)
         shown = client.state["head"] if msg.class_vectors else {}
@@ -127,8 +147,10 @@ class WithProxies(Fitting[S]):
         """Mean features (K_g, E) of the public identities."""
         return net.ask(self.measure, {PUBLIC: Measure(theta)})[PUBLIC].Phi
 
-    @client_step
+    @client_step(trains=nothing)
     def measure(self, client: Client, msg: Measure) -> Proxies:
+        if client.id != PUBLIC:  # mean features of other people are templates
+            raise PublicError(f"this step is for {PUBLIC} alone")
         load_weights(model := client.network(), msg.theta)
         view = client.data.train
         features = features_of(model, view, client.numerics.channels_last)
@@ -155,7 +177,7 @@ class Looking(Method[S]):
         """Log the variance of the features."""
         net.log(**{"Feature variance": net.ask(self.look, {PUBLIC: Look(theta)})[PUBLIC].variance})
 
-    @client_step
+    @client_step(trains=nothing)
     def look(self, client: Client, msg: Look) -> Seen:
         model, view = client.network(), client.data.train
         load_weights(model, msg.theta)
