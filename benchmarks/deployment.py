@@ -148,7 +148,7 @@ def tool(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def party_world(run: dict[str, Any], role: str) -> Any:
+def party_world(run: dict[str, Any], _: Any, role: str) -> Any:
     """What a node of the visard side builds: the light workload with one client of its own."""
     world, method = world_of(**run)
     return replace(world, clients={role: world.clients[role]}), method
@@ -160,7 +160,8 @@ def node(server: str, keys: str, number: str, state: str, role: str, poll: str) 
     from visard.processes import Recipe
 
     recipe = Recipe("benchmarks.deployment:party_world", {"role": role})
-    take_part(server, Path(keys), number, recipe, Path(state), float(poll))
+    policy = {"methods": ["fedavg"], "kinds": ["weights", "statistic", "metric", "count"]}
+    take_part(server, Path(keys), number, recipe, Path(state), float(poll), policy)
 
 
 def visard_rounds(nodes: int, rounds: int, poll: float, folder: Path) -> list[float]:

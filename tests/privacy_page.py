@@ -18,6 +18,7 @@ BEGIN, END = (
     "<!-- from the types of the methods, by `make pages` -->",
     "<!-- end -->",
 )
+HOSTILE = "<!-- from the method's class, by `make pages` -->"
 
 
 def fields_of(method: type[Method[Any]]) -> dict[Disclosure, list[str]]:
@@ -41,6 +42,11 @@ def lines(methods: Mapping[str, type[Method[Any]]]) -> Iterable[str]:
         pooled = ", ".join(f"**{k.value}**" for k in Disclosure if k in method.centralises) or "nothing"
         kinds = [f"{k.value}: {', '.join(f'`{f}`' for f in fields)}" for k, fields in fields_of(method).items()]
         yield f"| [`{name}`](methods/{name}.md#what-leaves-a-client) | {pooled} | {'; '.join(kinds)} |"
+    yield ""
+    yield "| method | what a hostile server can do today, and which setting of a party's policy prevents it |"
+    yield "|---|---|"
+    for name, method in methods.items():
+        yield f"| `{name}` | {method.hostile} |"
     used = set().union(*(m.discloses | m.centralises for m in methods.values()))
     yield ""
     yield "| kind | what it is | what it reveals | methods |"
@@ -56,8 +62,19 @@ def page(text: str, methods: Mapping[str, type[Method[Any]]]) -> str:
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: block, text, count=1, flags=re.DOTALL)
 
 
+def card(text: str, method: type[Method[Any]]) -> str:
+    """The card of a method with what a hostile server can do, at the end of what leaves a client."""
+    text = re.sub(f"{re.escape(HOSTILE)}.*?{re.escape(END)}\n+", "", text, flags=re.DOTALL)
+    block = f"{HOSTILE}\n**A hostile server.** {method.hostile}\n{END}\n\n"
+    before, heading, after = text.partition("## Settings\n")
+    return before + block + heading + after
+
+
 if __name__ == "__main__":
     from visard.methods import METHODS
 
     path = Path(sys.argv[1])
     path.write_text(page(path.read_text(), METHODS))
+    for name, method in METHODS.items():
+        there = path.parent / "methods" / f"{name}.md"
+        there.write_text(card(there.read_text(), method))

@@ -27,6 +27,7 @@ from visard.core import (
     State,
     Weights,
     client_step,
+    nothing,
 )
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.data.partition import partition
@@ -167,7 +168,7 @@ class Toy(Method[ToyServer]):
         net.log(loss=sum(u.loss for u in ups.values()), missing=len(ups.missing))
         return ToyServer(sum((u.w for u in ups.values()), torch.zeros(4)), next(iter(ups.values())).theta)
 
-    @client_step
+    @client_step(trains=nothing)
     def add(self, client: Client, msg: ToyDown) -> ToyUp:
         fault = self.faults.get(client.id)
         client.state["steps"] = client.state.get("steps", 0) + 1
@@ -226,7 +227,7 @@ def pool_world(folder: str, clients: int = 3, seed: int = 0, faults: dict[str, s
     return toy_world(Path(folder), clients, seed), Toy(faults=faults or {})
 
 
-def party_world(run: dict[str, Any], folder: str, roles: list[str]) -> tuple[World, Toy]:
+def party_world(run: dict[str, Any], _: Any, folder: str, roles: list[str]) -> tuple[World, Toy]:
     """What a party of a deployment builds in these tests; the run says who misbehaves."""
     if run.get("method") != "toy":
         raise PublicError("only toys are played here")

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.policies import ANYTHING
+
 ROOT = Path(__file__).resolve().parents[2]
 VISARD = Path(sys.executable).with_name("visard")
 
@@ -80,7 +82,18 @@ class Deployment:
             "--keys",
             str(self.folder / "keys" / f"node-{number}"),
         ]
-        command += ["--node", str(number), "--state", str(self.folder / f"party-{number}"), "--data", data]
+        policy = self.folder / "policy.toml"
+        policy.write_text(ANYTHING.to_toml())
+        command += [
+            "--policy",
+            str(policy),
+            "--node",
+            str(number),
+            "--state",
+            str(self.folder / f"party-{number}"),
+            "--data",
+            data,
+        ]
         command += ["--poll", "0.5", *(part for role in roles for part in ("--role", role)), *more]
         self.start(f"node-{number}", command)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.policies import ANYTHING
 from tests.toys import ToyDown, ToyUp, toy_world
 
 from visard.at_rest import MAGIC, Key
@@ -28,7 +29,7 @@ MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 def front(folder: Path, key: Path | None = None) -> Iterator[Front]:
     toy_world(folder)
     recipe = Recipe("tests.toys:party_world", {"folder": str(folder), "roles": [CLIENT]})
-    made = Front(recipe, folder / "state", lambda _: None, key)
+    made = Front(recipe, folder / "state", lambda _: None, ANYTHING.model_dump(mode="json"), "", key)
     try:
         yield made
     finally:
@@ -38,7 +39,8 @@ def front(folder: Path, key: Path | None = None) -> Iterator[Front]:
 def ask(of: Front, fault: str = "", timeout: float = 60.0) -> tuple[Reply, bytes]:
     told = {"method": "toy", "clients": 3, "faults": {CLIENT: fault} if fault else {}}
     name = "clients/client-000-000001-1.bin"
-    request = Request("ab" * 16, told, CLIENT, "add", "add", 0, 1, new_state=name, timeout=timeout)
+    run = f"{hash(fault) % 2**63:032x}"  # with other settings it is another run
+    request = Request(run, told, CLIENT, "add", "add", 0, 1, new_state=name, timeout=timeout)
     header, payload = of.do(pack(request), MESSAGE)
     return unpack(header, Reply), payload
 
@@ -90,4 +92,4 @@ def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
 
 def test_a_worker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(VisardError, match="the worker process did not start"):
-        Front(Recipe("tests.toys:no_such_function", {}), tmp_path, lambda _: None)
+        Front(Recipe("tests.toys:no_such_function", {}), tmp_path, lambda _: None, None)

@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 from tests.e2e.smoke import SMOKE
 from tests.engines.test_remote import DictLink
+from tests.policies import ANYTHING
 from tests.toys import noise_faces
 
 import visard
 from visard.config import load
+from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
+from visard.deployment.policy import Policy
 from visard.deployment.remote import PartyLink
 from visard.engines.codec import decode, encode
 from visard.engines.loop import Watcher
@@ -70,11 +73,14 @@ def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     own = ("partition.kind=parties", "partition.clients=2", "partition.test_identities=0", "engine.kind=flower")
     mine = [s for s in SMOKE if not s.startswith(("data.", "partition.", "engine."))]
 
-    def run(method: str, *more: str, link: type[OwnLink] = OwnLink, forge: Any = None) -> tuple[Path, Heard]:
+    def run(
+        method: str, *more: str, link: type[OwnLink] = OwnLink, forge: Any = None, policy: Policy | None = ANYTHING
+    ) -> tuple[Path, Heard]:
         at = {
             role: Party(
                 partial(world_of_party, data=str(homes / role), file=None, clients=[role]),
                 OwnStates(tmp_path / role / "states"),
+                Guard(tmp_path / role, policy),
                 models=tmp_path / role / "models",
             )
             for role in HOUSES
@@ -159,7 +165,9 @@ def answer(faces: str, /, **changes: Any) -> str:
     told = {k: v for k, v in settings.items() if k not in ("name", "engine")} | changes
     run = {"settings": told, "partition": "", "own": True, "spec": {"model": "tiny", "embedding": 16, "size": 32}}
     party = Party(
-        partial(world_of_party, data=faces, file=None, clients=["house-1"]), OwnStates(Path(faces).parent / "at")
+        partial(world_of_party, data=faces, file=None, clients=["house-1"]),
+        OwnStates(Path(faces).parent / "at"),
+        Guard(Path(faces).parent, ANYTHING),
     )
     return unpack(party.do(pack(Request("ab" * 16, run)), b"")[0], Reply).failure or ""
 

@@ -59,10 +59,10 @@ class DictLink(Link):
 
 
 def party(folder: Path, role: str) -> Party:
-    def make(run: dict[str, Any]) -> Any:
-        return party_world(run, str(folder), [role])
+    def make(run: dict[str, Any], policy: Any) -> Any:
+        return party_world(run, policy, str(folder), [role])
 
-    return Party(make, OwnStates(folder / "at" / role))
+    return Party(make, OwnStates(folder / "at" / role), None)
 
 
 def network(folder: Path, link: Link, faults: dict[str, str] | None = None, **changes: object) -> RemoteNetwork:
@@ -102,9 +102,9 @@ def test_parties_postprocess_their_replies_as_local_clients_do(tmp_path: Path) -
     clip = (Clip(norm=0.5),)
     theirs = parties(tmp_path)
     for client, there in theirs.items():
-        world, method = party_world({"method": "toy", "clients": 3, "faults": {}}, str(tmp_path), [client])
+        world, method = party_world({"method": "toy", "clients": 3, "faults": {}}, None, str(tmp_path), [client])
         made = replace(world, outgoing=clip), method
-        there.make_world = lambda run, made=made: made  # type: ignore[misc]
+        there.make_world = lambda run, policy, made=made: made  # type: ignore[misc]
     far = rounds(network(tmp_path, DictLink(theirs)), Toy(), 0, 2)
     near = rounds(toy_engine(tmp_path, toy_world(tmp_path, outgoing=clip)), Toy(), 0, 2)
     assert torch.equal(far.theta["a"], near.theta["a"])

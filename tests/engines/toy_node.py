@@ -10,6 +10,8 @@ from visard.deployment.flower import require
 
 require()
 
+from tests.policies import ANYTHING  # noqa: E402
+
 from visard.cli.deploy import take_part  # noqa: E402
 from visard.deployment import front  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
@@ -43,4 +45,4 @@ if __name__ == "__main__":
     server, keys, number, state, folder, roles = sys.argv[1:]
     front.Front = Forger  # type: ignore[misc]
     recipe = Recipe("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)})
-    take_part(server, Path(keys), number, recipe, Path(state), 0.5)
+    take_part(server, Path(keys), number, recipe, Path(state), 0.5, ANYTHING.model_dump(mode="json"))

@@ -40,7 +40,7 @@ from visard.data.sources.catalog import export, open_set
 from visard.data.sources.importing import import_faces
 from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, make_keys, read_parties, write_parties
 from visard.deployment.party import OwnStates
-from visard.deployment.requirements import Requirements
+from visard.deployment.policy import Policy
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import decode
 from visard.engines.codec import encode as to_bytes
@@ -533,8 +533,10 @@ def read_settings(folder: Path, scratch: Path) -> None:
             config.load(path).fingerprint()
 
 
-def requirements(folder: Path) -> None:
-    text = '[require]\nmethod.name = "fedavg"\nmethod.rounds = { at_most = 50 }\n'
+def policies(folder: Path) -> None:
+    text = 'methods = ["fedavg"]\nkinds = ["weights", "count"]\n[bounds]\nrounds = 50\ndistance = 0.5\n'
+    text += 'lr = { at_least = 1e-5, at_most = 1.0 }\n[weights]\nfrozen = ["trunk.*"]\n[retention]\ndays = 7\n'
+    text += '[require]\nmethod.name = "fedavg"\nmethod.rounds = { at_most = 50 }\n'
     text += 'model.name = { one_of = ["tiny", "mlp"] }\n'
     put(
         folder / "policy.toml",
@@ -542,9 +544,11 @@ def requirements(folder: Path) -> None:
     )
 
 
-def read_requirements(folder: Path, scratch: Path) -> None:
-    found = Requirements.load(folder / "policy.toml")
+def read_policy(folder: Path, scratch: Path) -> None:
+    found = Policy.load(folder / "policy.toml")
     plain = config.load("fedavg").to_dict()
+    assert Policy.parse(found.model_dump(mode="json"), "again") == found
+    found.check_method(plain)
     found.check(config.parse(found.applied(plain)).to_dict())
 
 
@@ -730,7 +734,7 @@ FORMATS: dict[str, Format] = {
     "readings": Format(readings, read_readings),
     "partition": Format(manifest, read_manifest, fixed=("set",)),
     "settings": Format(settings, read_settings, weight=2),
-    "requirements": Format(requirements, read_requirements, weight=1.5),
+    "policy": Format(policies, read_policy, weight=1.5),
     "model safetensors": Format(models, read_models, weight=1.5),
     "model torch": Format(torch_files, read_torch_files, {"pt": "raw", "pth": "pth"}, weight=1),
     "model onnx": Format(graphs, read_graphs, weight=0.25),

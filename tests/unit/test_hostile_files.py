@@ -35,7 +35,7 @@ from visard.data.partition_kinds import PartitionSettings
 from visard.data.sources.importing import import_faces
 from visard.data.storage import map_npy, read_npz
 from visard.data.synthetic.sets import SyntheticSpec
-from visard.deployment.requirements import Requirements
+from visard.deployment.policy import Policy
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.request import MODEL_NAME, STATE_NAME
 from visard.errors import UsageError, VisardError, one_line
@@ -447,7 +447,7 @@ def test_settings_are_one_line(tmp_path: Path, content: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(content)
     refused(lambda: load_settings(path), "c.toml")
-    refused(lambda: Requirements.load(path), "c.toml")
+    refused(lambda: Policy.load(path), "c.toml")
 
 
 def test_settings_with_dots_are_read(tmp_path: Path) -> None:

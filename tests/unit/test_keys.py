@@ -13,7 +13,7 @@ if find_spec("cryptography") is None:
 
 from cryptography import x509
 
-from visard.cli.deploy import _own_folder
+from visard.cli.deploy import own_folder
 from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, add_party, bind_roles, make_keys
 from visard.errors import UsageError, VisardError
 from visard.files import only_user
@@ -82,11 +82,11 @@ def test_a_file_is_no_folder_for_keys(tmp_path: Path) -> None:
 
 
 def test_a_state_folder_that_others_can_open_is_refused(tmp_path: Path) -> None:
-    made = _own_folder(tmp_path / "new" / "state")
+    made = own_folder(tmp_path / "new" / "state")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o755)
     with pytest.raises(UsageError, match="other accounts can open this folder; give a new one, or: chmod 700"):
-        _own_folder(made)
+        own_folder(made)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:

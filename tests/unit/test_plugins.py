@@ -17,7 +17,7 @@ from visard import models, plugins
 from visard.cli import main
 from visard.config import load, parse
 from visard.deployment.join import settings_of
-from visard.deployment.requirements import Requirements
+from visard.deployment.policy import Plugins, Policy
 from visard.errors import PublicError, UsageError, VisardError
 from visard.methods import METHODS
 from visard.models.files import save_model
@@ -219,32 +219,42 @@ def server_says(**settings: Any) -> dict[str, Any]:
     ],
 )
 def test_a_party_imports_nothing_because_a_server_says_so(canary: Path, settings: dict[str, Any]) -> None:
+    methods = ("fedavg", "canary:Mine", "sung")
     with pytest.raises(PublicError, match="which this party does not allow"):
-        settings_of(server_says(**settings), Requirements())
+        settings_of(server_says(**settings), Policy(methods=methods))
     with pytest.raises(PublicError, match="which this party does not allow"):
-        settings_of(server_says(**settings), Requirements(plugins={"allow": ["canary.song"]}))
+        settings_of(server_says(**settings), Policy(methods=methods, plugins=Plugins(allow=("canary.song",))))
     assert not canary.exists()
     assert "canary" not in sys.modules
 
 
 def test_a_party_builds_no_network_of_a_plug_in_either(canary: Path, file: Path) -> None:
-    settings = settings_of(server_says(model={"name": "canary:Flat"}), Requirements())
+    settings = settings_of(server_says(model={"name": "canary:Flat"}), Policy(methods=("fedavg",)))
     with pytest.raises(PublicError, match="which this party does not allow"):
         models.build(settings.model.name)
+    allowed = Plugins(allow=("canary", "mine", str(file)))
     with pytest.raises(PublicError, match="which this party does not allow"):
-        settings_of(server_says(plugins=[str(file)]), Requirements(plugins={"allow": ["canary", "mine", str(file)]}))
+        settings_of(server_says(plugins=[str(file)]), Policy(methods=("fedavg",), plugins=allowed))
     assert not canary.exists()
 
 
 def test_a_party_may_allow_a_module_itself(canary: Path, tmp_path: Path) -> None:
-    own = tmp_path / "require.toml"
-    own.write_text('[plugins]\nallow = ["canary"]\n')
-    settings = settings_of(server_says(method={"name": "canary:Mine"}), Requirements.load(own))
+    own = tmp_path / "policy.toml"
+    own.write_text('methods = ["canary:Mine"]\n[plugins]\nallow = ["canary"]\n')
+    settings = settings_of(server_says(method={"name": "canary:Mine"}), Policy.load(own))
     assert settings.to_dict()["method"]["name"] == "canary:Mine"
     assert canary.exists()
-    own.write_text('[plugins]\nallow = "canary"\n')
-    with pytest.raises(UsageError, match=r"\[plugins\] must look like allow"):
-        Requirements.load(own)
+    own.write_text('methods = ["fedavg"]\n[plugins]\nallow = "canary"\n')
+    with pytest.raises(UsageError, match=r"plugins.allow: input should be a valid tuple"):
+        Policy.load(own)
+
+
+def test_a_plug_in_that_calls_itself_by_an_allowed_name_is_no_allowed_method(canary: Path) -> None:
+    """A policy by method goes by where the class is, not by what it says of itself."""
+    lying = Policy(methods=("fedavg", "mine"), plugins=Plugins(allow=("canary",)))
+    with pytest.raises(PublicError, match="does not take part in 'canary:Mine'"):
+        settings_of(server_says(method={"name": "canary:Mine"}), lying)
+    assert not canary.exists()
 
 
 def test_a_model_file_does_not_choose_what_is_imported(canary: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.privacy_page import fields_of, page
+from tests.privacy_page import card, fields_of, page
 
 from visard.core import Disclosure
 from visard.methods import METHODS
@@ -17,6 +17,12 @@ def test_the_page_is_up_to_date() -> None:
     text = (DOCS / "privacy.md").read_text()
     assert page(text, METHODS) == text, "run: make pages"
     assert all(f"[`{name}`](methods/{name}.md#" in text for name in METHODS)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_card_says_what_a_hostile_server_can_do(name: str) -> None:
+    text = (DOCS / "methods" / f"{name}.md").read_text()
+    assert card(text, METHODS[name]) == text, "run: make pages"
 
 
 def test_every_kind_is_explained() -> None:

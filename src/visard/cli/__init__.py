@@ -67,7 +67,7 @@ COMMANDS = {
     "keys": ("deploy:keys", "Make keys: of a deployment, or a file to encrypt with."),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
     "client": (
-        "deploy:client",
+        "client:client",
         "Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.",
     ),
 }

@@ -1,12 +1,12 @@
-"""`visard keys`, `visard server`, `visard client`: a deployment on Flower, with TLS and node keys."""
+"""`visard keys`, `visard server`, and what `visard client` does: a deployment on Flower, with TLS and node keys."""
 
 from __future__ import annotations
 
 import signal
 import time
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,7 +45,7 @@ def make(
 
     Example: visard keys make --out keys --nodes 2 --host server.example --role 1=house-1 --role 2=house-2
     """
-    _require()
+    need_flower()
     from visard.deployment.keys import Assignment, make_keys
 
     told = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
@@ -62,7 +62,7 @@ def add(
 
     Example: visard keys add --keys keys/server --out node-3 --role house-3
     """
-    _require()
+    need_flower()
     from visard.deployment.keys import add_party
 
     told = add_party(keys, out, role or [])
@@ -78,7 +78,7 @@ def bind(
 
     Example: visard keys bind --keys keys/server --role 3=house-3
     """
-    _require()
+    need_flower()
     from visard.deployment.keys import bind_roles
 
     bound = bind_roles(keys, role)
@@ -133,13 +133,13 @@ def server(
 
     Example: visard server --keys keys/server --port 9443 --state server-state
     """
-    _require()
+    need_flower()
     from visard.deployment.door import Limits
     from visard.deployment.flower.server import serve
     from visard.deployment.keys import ServerKeys
 
     loaded = ServerKeys.load(keys)
-    state = _own_folder(state)
+    state = own_folder(state)
 
     limits = Limits(
         connections, address_connections, party_connections, handshake_seconds, header_seconds, request_seconds,
@@ -159,48 +159,23 @@ def server(
     _say("stopped")
 
 
-def client(
-    server: Annotated[str, typer.Option(metavar="HOST:PORT", help="the server")],
-    keys: Annotated[Path, typer.Option(help="the folder `node-N` that visard keys make wrote")],
-    node: Annotated[str, typer.Option(help="the number of this party")],
-    role: Annotated[list[str], typer.Option(help="the client of the run that this party is (may repeat)")],
-    state: Annotated[Path, typer.Option(help="a folder for this party's states and models")],
-    data: Annotated[str, typer.Option(help="the party's face set: a folder or a name, or 'synthetic'")],
-    partition: Annotated[
-        Path | None, typer.Option(help="the partition.json of the run, where all parties share one face set")
-    ] = None,
-    require: Annotated[
-        Path | None, typer.Option(help="a TOML file of what this party insists on, whatever a run says")
-    ] = None,
-    poll: Annotated[float, typer.Option(min=0.05, max=600, help="seconds between looks for work when idle")] = 1.0,
-    encrypt_with: options.EncryptWith = None,
-) -> None:
-    """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
-
-    Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
-    """
-    _require()
-    from visard.deployment.keys import NAME
-    from visard.deployment.requirements import Requirements
-
-    for name in role:
-        if not NAME.fullmatch(name):
-            raise UsageError(f"--role {name!r}: letters, digits and . ~ - _ alone, at most 100")
-    data = data if data == "synthetic" or not Path(data).is_dir() else str(Path(data).absolute())
-    file = str(partition.absolute()) if partition else None
-    if file is not None and not Path(file).is_file():
-        raise UsageError(f"no partition at {partition}")
-    required = asdict(Requirements.load(require)) if require else None
-    arguments = {"data": data, "file": file, "clients": role, "required": required}
-    recipe = Recipe("visard.deployment.join:world_of_party", arguments)
-    take_part(server, keys, node, recipe, _own_folder(state), poll, encrypt_with)
-
-
 def take_part(
-    server: str, keys: Path, node: str, recipe: Recipe, state: Path, poll: float, encrypt_with: Path | None = None
+    server: str,
+    keys: Path,
+    node: str,
+    recipe: Recipe,
+    state: Path,
+    poll: float,
+    policy: dict[str, Any] | None,
+    ask: Callable[[str], bool] | None = None,
+    encrypt_with: Path | None = None,
 ) -> None:
-    """Answer requests until SIGINT or SIGTERM; states are encrypted if a key is named."""
+    """Answer requests until SIGINT or SIGTERM; without a policy those that somebody agrees to, whom `ask` asks.
+
+    States are encrypted if a key is named.
+    """
     from visard.at_rest import Key
+    from visard.deployment.consent import Consent
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
     from visard.deployment.keys import PartyKeys
@@ -213,12 +188,17 @@ def take_part(
     key = Key.load(encrypt_with)  # a wrong one is said at once
     fleet = Fleet(server, own.ca, own.private, _say)
     with only_user(state):
-        front = Front(recipe, state, _say, key.path if key else None)
+        front = Front(recipe, state, _say, policy, own.fingerprint, key.path if key else None)
         sent = Sent(state, server, node, lambda: front.carried)
-        _answer(fleet, front, poll, sent)
+        do = front.do
+        if policy is None:
+            do = Consent(front.do, state, f"{server}, CA fingerprint {own.fingerprint}", _say, ask).do
+        _answer(fleet, front, do, poll, sent)
 
 
-def _answer(fleet: Fleet, front: Front, poll: float, sent: Sent) -> None:
+def _answer(
+    fleet: Fleet, front: Front, do: Callable[[bytes, bytes], tuple[bytes, bytes]], poll: float, sent: Sent
+) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
             front.stop()
@@ -229,14 +209,14 @@ def _answer(fleet: Fleet, front: Front, poll: float, sent: Sent) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        fleet.serve(front.do, poll, sent)
+        fleet.serve(do, poll, sent)
     finally:
         front.close()
         sent.close()
     _say("stopped")
 
 
-def _own_folder(path: Path) -> Path:
+def own_folder(path: Path) -> Path:
     """A folder that only this account can read."""
     try:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -247,7 +227,8 @@ def _own_folder(path: Path) -> Path:
     return path.absolute()
 
 
-def _require() -> None:
+def need_flower() -> None:
+    """One clear line where Flower is not installed."""
     from visard.deployment import flower
 
     flower.require()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from visard.engines.request import DIED, LATE, Request, pack, unpack
 from visard.errors import VisardError
@@ -20,13 +21,19 @@ class Front:
     """Hands requests to the worker; a dead worker costs one retry, a late one its step.
 
     The recipe makes (World, Method) of the settings of a run; states are kept in the folder `state`, encrypted
-    if a key is named.
+    if a key is named. `policy` is what the party allows, `server` the fingerprint of the server's CA.
     """
 
     def __init__(
-        self, recipe: Recipe, state: Path, say: Callable[[str], None], encrypt_with: Path | None = None
+        self,
+        recipe: Recipe,
+        state: Path,
+        say: Callable[[str], None],
+        policy: dict[str, Any] | None,
+        server: str = "",
+        encrypt_with: Path | None = None,
     ) -> None:
-        self.recipe, self.state, self.say = recipe, state, say
+        self.recipe, self.state, self.say, self.policy, self.server = recipe, state, say, policy, server
         self._encrypt_with = str(encrypt_with) if encrypt_with else None
         self._worker: Child | None = None
         self._stopped = False
@@ -35,6 +42,7 @@ class Front:
 
     def _hire(self) -> Child:
         given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
+        given |= {"policy": self.policy, "server": self.server}
         self._worker = worker = Child("visard.deployment.party:serve", False, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)

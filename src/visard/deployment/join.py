@@ -15,8 +15,8 @@ from visard.data.faces import FaceSet, Federation
 from visard.data.partition import Manifest, partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.sources.catalog import find_set, open_faces
+from visard.deployment.policy import Policy, without_folders
 from visard.deployment.remote import PartyLink
-from visard.deployment.requirements import Requirements, without_folders
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.request import DIGEST
@@ -80,7 +80,8 @@ def join(
     if files := [plugin for plugin in settings.plugins if "#" in plugin]:
         raise UsageError(
             f"plug-in {files[0].partition('#')[0]}: parties import no files of the server; install it as a package at "
-            "every party, name it package.module:Name in the settings, and let the parties allow it (--require)"
+            "every party, name it package.module:Name in the settings, and let the parties allow it (plugins.allow of "
+            "their --policy)"
         )
     link.received = ledger.received
     link.introduce(run, spec)
@@ -140,10 +141,10 @@ def refuse_oracle(method: Method[Any]) -> None:
 
 
 def world_of_party(
-    run: dict[str, Any], data: str, file: str | None, clients: list[str], required: dict[str, Any] | None = None
+    run: dict[str, Any], policy: Policy, data: str, file: str | None, clients: list[str]
 ) -> tuple[World, Method[Any]]:
-    """The world of a run at a party: its clients, on its own pictures, if the run is as the party requires."""
-    settings = settings_of(run, Requirements(**(required or {})))
+    """The world of a run at a party: its clients, on its own pictures, if the settings are as its policy says."""
+    settings = settings_of(run, policy)
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
     size = int(run["spec"]["size"])
     if faces.size != size:
@@ -183,19 +184,20 @@ def _memory(settings: Settings) -> Path | None:
     return folder
 
 
-def settings_of(run: dict[str, Any], required: Requirements) -> Settings:
+def settings_of(run: dict[str, Any], policy: Policy) -> Settings:
     """What the server says of the run, as long as it names no file of this machine and nothing that labels know.
 
     Plug-ins that the party does not allow are not imported, here and whenever this process looks for one later.
     """
-    plugins.allow_only(required.plugins.get("allow", ()))
+    policy.check_method(run["settings"])
+    plugins.allow_only(policy.plugins.allow)
     try:
-        settings = parse(required.applied(run["settings"]), "settings of the run")
-        required.check(settings.to_dict())
+        settings = parse(policy.applied(run["settings"]), "settings of the run")
+        policy.check(settings.to_dict())
         if run["own"]:
             refuse_oracle(settings.method)
     except UsageError as error:
-        if required.local:  # it may quote what this party has set
+        if policy.local:  # it may quote what this party has set
             raise
         raise PublicError(str(error)) from None
     if (settings.data.source, settings.model.weights, settings.model.class_vectors) != (SYNTHETIC, None, None):

@@ -128,6 +128,7 @@ class PartyKeys:
 
     ca: Path
     private: ec.EllipticCurvePrivateKey
+    fingerprint: str  # of the CA's certificate: SHA-256 in hexadecimal digits
 
     @classmethod
     def load(cls, folder: Path, node: str) -> PartyKeys:
@@ -137,12 +138,12 @@ class PartyKeys:
         _check_there(ca, key, why="it comes from visard keys make on the server's side")
         try:
             private = serialization.load_pem_private_key(key.read_bytes(), None)
-            x509.load_pem_x509_certificate(ca.read_bytes())
+            fingerprint = x509.load_pem_x509_certificate(ca.read_bytes()).fingerprint(hashes.SHA256()).hex()
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise UsageError(f"{key} or {ca} is not a key or certificate in PEM form") from None
         if not isinstance(private, ec.EllipticCurvePrivateKey):
             raise UsageError(f"{key} is not an elliptic-curve key")
-        return cls(ca, private)
+        return cls(ca, private, fingerprint)
 
 
 def make_keys(out: Path, parties: int, hosts: list[str], assignment: Assignment | None = None) -> dict[Path, str]:

@@ -19,6 +19,9 @@ import torch
 
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
+from visard.deployment.guard import Guard, NoPolicy, Watch
+from visard.deployment.policy import Policy
+from visard.deployment.question import ANY, anything_of, question
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
 from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
@@ -44,7 +47,7 @@ from visard.text import line, visible
 
 KEPT = "kept.json"  # a party's record of the states of a run
 MOST_MODELS = 10  # of one client in one run: a run that is resumed after its end asks for its model again
-MakeWorld = Callable[[dict[str, Any]], tuple[World, Method[Any]]]
+MakeWorld = Callable[[dict[str, Any], Policy], tuple[World, Method[Any]]]  # of what a run says, under a policy
 
 
 class OwnStates:
@@ -144,6 +147,7 @@ class Party:
 
     make_world: MakeWorld
     states: States
+    guard: Guard | None  # what the party allows; None: server and party are one, as in a simulation
     all_local: bool = False  # server and party share a machine, or at least an owner: errors may quote local paths
     models: Path | None = None  # where the party keeps its own finished models
     trunks: Path | None = None  # where it keeps frozen parts of networks, by digest
@@ -155,7 +159,9 @@ class Party:
         request = unpack(header, Request)  # a malformed request has no place to reply to: it raises
         try:
             check_names(request)
-            world, method = self.world(request.settings)
+            policy = self.guard.policy_of(request) if self.guard is not None else ANY
+            world, method = self.world(request.settings, policy)
+            watch = self.guard.admit(request, policy, world, method) if self.guard is not None else None
             if not request.client:
                 return pack(request.reply(roles=presence(world, bool(request.settings.get("own"))))), b""
             if request.client not in world.clients:
@@ -163,29 +169,42 @@ class Party:
             if request.trunk:
                 return pack(self.take_trunk(request, world, payload)), b""
             if request.keep:
-                return pack(self.keep(request, world, method, payload)), b""
-            return self.step(request, world, method, payload)
+                return pack(self.keep(request, world, method, payload, watch)), b""
+            return self.step(request, world, method, payload, watch)
+        except NoPolicy as error:
+            return pack(request.failed(error)), self.question(request)
         except Exception as error:
             return pack(failed(request, error, self.all_local)), b""
 
-    def world(self, settings: dict[str, Any]) -> tuple[World, Method[Any]]:
+    def question(self, request: Request) -> bytes:
+        """What the front asks the people here before the run may begin; nothing where it cannot begin at all."""
+        assert self.guard is not None
+        try:
+            policy = anything_of(request.settings)
+            return question(request, *self.world(request.settings, policy), self.guard.server).encode()
+        except Exception as error:
+            return json.dumps({"refused": failed(request, error, self.all_local).failure}).encode()
+
+    def world(self, settings: dict[str, Any], policy: Policy) -> tuple[World, Method[Any]]:
         """The world of a run; only the latest one is kept."""
-        key = json.dumps(settings, sort_keys=True)
+        key = json.dumps([settings, policy.model_dump(mode="json")], sort_keys=True)
         if key not in self.worlds:
-            self.worlds = {key: self.make_world(settings)}
+            self.worlds = {key: self.make_world(settings, policy)}
             trunk = self.worlds[key][0].trunk
             if trunk is not None and self.trunks is not None:
                 trunk.load = partial(self.trunk, trunk.digest)
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 
-    def step(self, request: Request, world: World, method: Method[Any], payload: bytes) -> tuple[bytes, bytes]:
+    def step(
+        self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None
+    ) -> tuple[bytes, bytes]:
         """Do a step and write the state that it leaves."""
         step = steps_of(method).get(request.step)
         if step is None:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
-        reply = perform(world, step, replace(request, message=message), self.states, sent=True)
+        reply = perform(world, step, replace(request, message=message), self.states, sent=True, check=watch)
         if wrong := undeclared(step, message, reply.value, world.statistics):
             name, reason = wrong  # which may quote what must not leave
             print(line(f"{request.client}: {name or 'reply'} {reason}"), file=sys.stderr, flush=True)
@@ -219,13 +238,18 @@ class Party:
         write_atomically(self.trunks / f"{request.trunk}.bin", encode(Basis(sent)), PRIVATE)
         return request.reply()
 
-    def keep(self, request: Request, world: World, method: Method[Any], payload: bytes) -> Reply:
+    def keep(
+        self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None
+    ) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
         from visard.models.files import save_model
 
         if self.models is None:
             raise PublicError("this party keeps no models")
-        theta = decode(payload, Basis).theta
+        basis = decode(payload, Basis)
+        if watch is not None:
+            watch.look(basis)
+        theta = basis.theta
         own = method.personal(self.states.read(request), theta)
         if own is not None:
             self.models.mkdir(parents=True, exist_ok=True)
@@ -278,16 +302,25 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
     return request.reply(failure=f"{type(error).__name__}: the party's log says more")
 
 
-def serve(channel: socket.socket, recipe: dict[str, Any], state: str, encrypt_with: str | None = None) -> None:
+def serve(
+    channel: socket.socket,
+    recipe: dict[str, Any],
+    state: str,
+    policy: dict[str, Any] | None,
+    server: str,
+    encrypt_with: str | None = None,
+) -> None:
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
     It answers until its front is gone. A request is two frames, header and payload, and so is the reply;
-    a third frame says what is in it, for the party's own record, and does not leave the machine.
+    a third frame says what is in it, for the party's own record, and does not leave the machine. Without a
+    `policy` it does nothing that was not agreed to before; `server` is the fingerprint of the server's CA.
     """
     torch.set_num_threads(1)
     home = Path(state)
+    guard = Guard(home, None if policy is None else Policy.parse(policy, "the policy"), server)
     states = OwnStates(home / "states", Key.load(encrypt_with))
-    party = Party(Recipe(**recipe).function(), states, models=home / "models", trunks=home / "trunks")
+    party = Party(Recipe(**recipe).function(), states, guard, models=home / "models", trunks=home / "trunks")
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         party.carried = {}

@@ -30,26 +30,52 @@ class States(Protocol):
         """Keep the state after the step, without adopting it; None if nothing changed."""
 
 
-def perform(world: World, step: BoundStep[M, R], request: Request, states: States, sent: bool = False) -> Reply:
+class Check(Protocol):
+    """What a party that has a policy asks of a step and of its reply; both raise where it does not allow them."""
+
+    def before(self, step: BoundStep[Any, Any], client: Client, message: Any) -> None:
+        """Before anything is computed."""
+
+    def after(self, message: Any, reply: Any) -> None:
+        """Before anything is kept or sent."""
+
+
+def perform(
+    world: World,
+    step: BoundStep[M, R],
+    request: Request,
+    states: States,
+    sent: bool = False,
+    check: Check | None = None,
+) -> Reply:
     """Run `step` at the client, then what the run does to replies before they leave it.
 
     The reply and the state share no memory with anything that lives on. A reply that is `sent` elsewhere before the
-    next step is copied there, and not here.
+    next step is copied there, and not here. `check` is the policy of a party over this request.
     """
     client = enter(world, request, states.read(request))
+    if check is not None:
+        check.before(step, client, request.message)
+        seed_default(_default_seed(world, request))  # as if nothing had looked
     begun = time.perf_counter()
     value = step(client, own(request.message))
     for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
         value = postprocess(client, request.message, value)
+    if check is not None:
+        check.after(request.message, value)
     value = value if sent else own(value)
     seconds = time.perf_counter() - begun
     return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)
 
 
+def _default_seed(world: World, request: Request) -> int:
+    return derive(world.seed, request.stage, request.round, request.ask, request.client, "default")
+
+
 def enter(world: World, request: Request, state: State) -> Client:
     """The client of a step: built anew, with random streams of its own, nothing shared."""
     path = (request.stage, request.round, request.ask, request.client)
-    seed_default(derive(world.seed, *path, "default"))  # for layers that draw by themselves
+    seed_default(_default_seed(world, request))  # for layers that draw by themselves
     return Client(
         id=request.client,
         data=world.clients[request.client],

@@ -124,5 +124,5 @@ def _party(recipe: Recipe, states: str, encrypt_with: str | None) -> Party:
         logging.getLogger("flwr").setLevel(logging.ERROR)
         make = recipe.function()
         packs = Packs(Path(states), Key.load(encrypt_with))
-        _parties[key] = Party(lambda _: make(), PackStates(packs, shared=True), all_local=True)
+        _parties[key] = Party(lambda *_: make(), PackStates(packs, shared=True), None, all_local=True)
     return _parties[key]

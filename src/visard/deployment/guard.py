@@ -1,0 +1,286 @@
+"""A party's policy at work: every request is held against it before a step is done, every reply before it leaves.
+
+What a run says of itself (method, kinds, rounds, parties) is checked first. Then what the request really carries: the
+learning rate, steps and batch that the step takes from settings or message (`client_step(trains=...)`), rows of class
+vectors, and weights, which may not be farther from those of the request before than the policy says. Pinning the
+weights that a run begins with does not bind later rounds; `bounds.distance` does, one round at a time.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+from urllib.parse import quote
+
+import torch
+from torch import Tensor
+
+from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
+from visard.deployment.memory import Memory, Record
+from visard.deployment.policy import Policy, digest_of
+from visard.disclosure import carried_kinds, pieces
+from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
+from visard.engines.request import Request
+from visard.engines.world import World
+from visard.errors import PublicError
+from visard.files import PRIVATE, write_atomically
+
+Seen = dict[str, Weights]  # by the field of a message: entries of the network
+
+
+class NoPolicy(PublicError):
+    """Nobody at this party has agreed to the run."""
+
+    def __init__(self) -> None:
+        super().__init__("this party has not agreed to the run")
+
+
+class Guard:
+    """The policies of a party, and what it remembers of runs."""
+
+    def __init__(self, home: Path, policy: Policy | None, server: str = "") -> None:
+        """`policy` None: those in the folder `consents`, each for one run. `server` is the fingerprint of its CA."""
+        self.policy, self.server, self.memory = policy, server, Memory(home)
+        self._seen: tuple[tuple[str, str], Seen] | None = None
+        self.expire()
+
+    def policy_of(self, request: Request) -> Policy:
+        """The policy for a run; `NoPolicy` where somebody must be asked first."""
+        policy = self.policy or self._agreed(request.run)
+        if policy is None:
+            raise NoPolicy
+        if policy.runs and request.run not in policy.runs:
+            raise PublicError("this party's policy does not name the run (runs)")
+        if policy.servers and self.server not in policy.servers:
+            raise PublicError("this party's policy does not name the server (servers)")
+        return policy
+
+    def _agreed(self, run: str) -> Policy | None:
+        path = self.memory.consents / f"{run}.toml"
+        return Policy.load(path) if path.exists() else None
+
+    def expire(self) -> None:
+        """Forget runs that have been quiet for as long as their policy says."""
+        for run in self.memory.runs():
+            policy = self.policy or self._agreed(run)
+            days = policy.retention.days if policy else None
+            if days is not None and run in self.memory.quiet_for(days):
+                self.memory.forget(run)
+
+    def admit(self, request: Request, policy: Policy, world: World, method: Method[Any]) -> Watch:
+        """Hold what the run says of itself against the policy, and count the request."""
+        bounds = policy.bounds
+        kinds = leaving(method, world)
+        policy.check_kinds(kinds, f"{method.name} would send")
+        rounds = sum(stage.rounds for stage in method.stages())
+        if max(rounds, request.round) > bounds.rounds:
+            raise PublicError(f"the run has {max(rounds, request.round)} rounds, this party allows {bounds.rounds}")
+        if kinds & {Disclosure.weights, Disclosure.class_vectors} and averaged(request, world, method) < bounds.parties:
+            raise PublicError(f"this party wants {bounds.parties} parties in an average, at least (bounds.parties)")
+        if request.settings.get("own") and not policy.allows(Disclosure.count):  # it says how many people it has
+            raise PublicError("this party does not allow the kind count to leave")
+        for client in [request.client] if request.client in world.clients else world.clients:
+            if len(world.clients[client].train) < bounds.pictures:
+                raise PublicError("this party has fewer training pictures than its policy asks for (bounds.pictures)")
+        self.expire()
+        record = self.memory.admit(request.run, method.name, request.settings, bounds.requests, bounds.runs)
+        still = frozenset() if Disclosure.statistic in kinds and not world.frozen_norm else world.statistics
+        return Watch(self, policy, request, world, record, still)
+
+    def seen(self, request: Request) -> Seen:
+        """The networks in the last requests to this client in this run; empty before the first."""
+        key, path = (request.run, request.client), self._path(request)
+        if self._seen is None or self._seen[0] != key:
+            self._seen = key, decode(path.read_bytes(), dict, MAX_HEADER_OF_FILES) if path.exists() else {}
+        return self._seen[1]
+
+    def remember(self, request: Request, networks: Seen) -> None:
+        """Keep the networks of a request, to measure the next ones by."""
+        before = self.seen(request)
+        if any(not _equal(before.get(path, {}), part) for path, part in networks.items()):
+            copies = {path: {k: v.clone() for k, v in part.items()} for path, part in networks.items()}
+            self._seen = (request.run, request.client), before | copies
+            write_atomically(self._path(request), encode(self._seen[1]), PRIVATE, parents=True)
+
+    def _path(self, request: Request) -> Path:
+        return self.memory.states / request.run / f"seen-{quote(request.client, safe='')}.bin"
+
+
+@dataclass
+class Watch:
+    """The policy over one request."""
+
+    guard: Guard
+    policy: Policy
+    request: Request
+    world: World
+    record: Record
+    still: frozenset[str]  # statistics of batch norm that no client sends, so that the run cannot have new ones
+
+    def before(self, step: BoundStep[Any, Any], client: Client, message: Any) -> None:
+        """Refuse a step that the policy does not allow; called with the client's state, before anything is computed."""
+        if step.trains is None:
+            raise PublicError(f"the step {step.name} does not say what it trains: no party does it")
+        bounds, work = self.policy.bounds, step.trains(step.owner, client, message)
+        if work is not None:
+            for name, value, allowed in (("lr", work.lr, bounds.lr), ("steps", work.steps, bounds.steps)):
+                if not allowed.at_least <= value <= allowed.at_most:
+                    raise PublicError(
+                        f"{step.name} has {name} = {value:g}, this party allows {allowed.at_least:g} to "
+                        f"{allowed.at_most:g} (bounds.{name})"
+                    )
+            if work.batch < bounds.batch:
+                raise PublicError(f"{step.name} has batches of fewer than {bounds.batch} pictures (bounds.batch)")
+        self.policy.check_kinds(certain_kinds(step.types[1]), f"{step.name} would send")
+        self.look(message)
+
+    def look(self, message: Any) -> None:
+        """Refuse class vectors and weights that the policy does not allow."""
+        for path, value in tensors(message):
+            if value.is_floating_point() and not math.isfinite(value.sum()) and not bool(torch.isfinite(value).all()):
+                raise PublicError(f"the request has values that are not finite in {path}")
+            if value.ndim == 2 and "." not in path and len(value) > self.policy.bounds.rows:
+                raise PublicError(f"{path} has {len(value)} rows, this party allows {self.policy.bounds.rows}")
+        names, before = set(self.world.network().state_dict()), self.guard.seen(self.request)
+        found = {path: part for path, part in dicts(message) if part.keys() <= names}
+        if not found:
+            return
+        # what a run began with as zeros, such as control variates, is no network: it has no norm to measure by
+        networks = {path: part for path, part in found.items() if any_nonzero(before.get(path, part))}
+        if not before:
+            self._pinned(networks)
+        for path, part in networks.items():
+            self._frozen(part)
+            if before:
+                self._near(path, part, before)
+        self.guard.remember(self.request, networks if before else found)
+
+    def _pinned(self, networks: Seen) -> None:
+        """The first weights of a run are those that the policy names, in one field of the message or in several."""
+        merged: Weights = {}
+        for part in networks.values():
+            if any(not torch.equal(merged[k], v) for k, v in part.items() if k in merged):
+                raise PublicError("the run begins with two networks in one request")
+            merged |= part
+        if self.policy.weights.start and (digest := digest_of(merged)) not in self.policy.weights.start:
+            raise PublicError(f"the run begins with weights of digest {digest}, which this party has not pinned")
+
+    def _frozen(self, weights: Weights) -> None:
+        """What does not train in this run is the same at every request."""
+        patterns, known = self.policy.weights.frozen, self.record.frozen.setdefault(self.request.client, {})
+        held = {k: v for k, v in weights.items() if k in self.still or any(fnmatch.fnmatchcase(k, p) for p in patterns)}
+        digests = {k: digest_of({k: v}) for k, v in held.items()}
+        for name, digest in digests.items():
+            if known.get(name, digest) != digest:
+                raise PublicError(f"{name} does not train in this run, and has changed")
+        if digests.keys() - known.keys():
+            known |= digests
+            self.guard.memory.write(self.request.run, self.record)
+
+    def _near(self, path: str, weights: Weights, before: Seen) -> None:
+        """Later weights are near those before: of the same field or, in a new one, of the same entries."""
+        known = before.get(path) or {k: v for part in before.values() for k, v in part.items() if k in weights}
+        if any(v.shape != known[k].shape for k, v in weights.items() if k in known):
+            raise PublicError("the weights have other shapes than before")
+        shared = [k for k in known if k in weights and k not in self.world.statistics and known[k].is_floating_point()]
+        moved = math.sqrt(sum(float((weights[k].double() - known[k].double()).square().sum()) for k in shared))
+        length = math.sqrt(sum(float(known[k].double().square().sum()) for k in shared))
+        vanished = shared and not any_nonzero({k: weights[k] for k in shared})  # nothing could be measured by it
+        if moved > self.policy.bounds.distance * length or vanished:
+            raise PublicError(
+                f"the weights are {moved / max(length, 1e-30):.3g} times their norm away from those before, "
+                f"this party allows {self.policy.bounds.distance:g} (bounds.distance)"
+            )
+
+    def after(self, message: Any, reply: Any) -> None:
+        """Refuse to send a reply that carries a kind which may not leave."""
+        kinds = set(carried_kinds(reply, self.world.statistics))
+        if Disclosure.statistic in kinds and not news(message, reply, self.world.statistics):
+            kinds.discard(Disclosure.statistic)
+        self.policy.check_kinds(frozenset(kinds), "the reply holds")
+        if self.policy.protect.batch_norm_at_home:
+            layers = {name.rpartition(".")[0] for name in self.world.statistics}
+            for _, kind, value in pieces(reply, ()):
+                if kind is Disclosure.weights and isinstance(value, dict):
+                    norm = {k: v for k, v in value.items() if k.rpartition(".")[0] in layers}
+                    if changed(message, norm):
+                        raise PublicError("the reply holds batch norm, which this party keeps at home (protect)")
+
+
+def leaving(method: Method[Any], world: World) -> frozenset[Disclosure]:
+    """The kinds that leave a client with these settings and this network."""
+    return method.leaving(moving=bool(world.statistics) and not world.frozen_norm)
+
+
+def averaged(request: Request, world: World, method: Method[Any]) -> int:
+    """How many clients are in an average, as the run says."""
+    said = request.settings.get("settings")
+    partition = said.get("partition") if request.settings.get("own") and isinstance(said, dict) else None
+    count = partition.get("clients") if isinstance(partition, dict) else len(world.training)
+    share = getattr(method, "participation", 1.0)
+    return max(1, round(share * count)) if isinstance(count, int) and isinstance(share, float | int) else 0
+
+
+def certain_kinds(reply: type) -> frozenset[Disclosure]:
+    """Kinds of fields that cannot be empty: these leave whatever the step computes."""
+    hints = get_type_hints(reply)
+    return frozenset(k for name, k in declared_kinds(reply).items() if hints[name] in (Tensor, int, float, bytes))
+
+
+def news(message: Any, reply: Any, statistics: frozenset[str]) -> bool:
+    """Whether statistics in a reply are anything but those that came with the message."""
+    for name, kind, value in pieces(reply, statistics):
+        if kind is Disclosure.statistic:
+            gathered = value if declared_kinds(type(reply))[name] is Disclosure.weights else None
+            if gathered is None or changed(message, gathered):
+                return True
+    return False
+
+
+def changed(message: Any, entries: Weights) -> bool:
+    """Whether entries differ from those of the same name in a message; differences of zero are no news."""
+    sent = [part for _, part in dicts(message)]
+    return any(
+        bool(value.any()) and not any(k in part and torch.equal(part[k], value) for part in sent)
+        for k, value in entries.items()
+    )
+
+
+def any_nonzero(entries: Weights) -> bool:
+    """Whether any entry holds anything but zeros."""
+    return any(bool(value.any()) for value in entries.values())
+
+
+def _equal(a: Weights, b: Weights) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], v) for k, v in b.items())
+
+
+def dicts(value: Any, path: str = "") -> Iterator[tuple[str, Weights]]:
+    """(path, entries) of every dictionary of tensors in a message."""
+    if isinstance(value, dict) and value and all(isinstance(v, Tensor) for v in value.values()):
+        yield path, value
+    elif not isinstance(value, Tensor | str | bytes):
+        for name, part in _parts(value):
+            yield from dicts(part, f"{path}.{name}".lstrip("."))
+
+
+def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """(path, tensor) of every tensor in a message."""
+    if isinstance(value, Tensor):
+        yield path, value
+    else:
+        for name, part in _parts(value):
+            yield from tensors(part, f"{path}.{name}".lstrip("."))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if is_dataclass(value) and not isinstance(value, type):
+        yield from ((f.name, getattr(value, f.name)) for f in fields(value))
+    elif isinstance(value, dict):
+        yield from ((str(k), v) for k, v in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((str(i), v) for i, v in enumerate(value))
