@@ -17,6 +17,7 @@ import pytest
 import torch
 from tests.e2e.smoke import SMOKE, smoke
 from tests.engines.test_parties import HOUSES, Heard, OwnLink
+from tests.policies import ANYTHING
 from tests.toys import noise_faces, toy_engine, toy_world
 from torch import Tensor
 
@@ -26,6 +27,7 @@ from visard.aggregation.rules import Mean
 from visard.cli import main
 from visard.config import load, parse
 from visard.core import declared_kinds
+from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.engines import local
@@ -276,6 +278,7 @@ def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
             role: Party(
                 partial(world_of_party, data=str(homes / role), file=None, clients=[role]),
                 OwnStates(tmp_path / role / "states"),
+                Guard(tmp_path / role, ANYTHING),
                 models=tmp_path / role / "models",
             )
             for role in roles
@@ -417,7 +420,11 @@ def test_the_config_of_a_deployed_run_gives_the_same_bits_on_local(
     roles = [f"client-{i:03d}" for i in range(5)]
 
     at = {
-        role: Party(partial(world_of_party, data="synthetic", file=None, clients=[role]), OwnStates(tmp_path / role))
+        role: Party(
+            partial(world_of_party, data="synthetic", file=None, clients=[role]),
+            OwnStates(tmp_path / role),
+            Guard(tmp_path / role, ANYTHING),
+        )
         for role in roles
     }
     monkeypatch.setattr(

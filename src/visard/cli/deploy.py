@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from visard.cli import options
 from visard.cli.console import say, table
 from visard.errors import UsageError
 from visard.files import only_user

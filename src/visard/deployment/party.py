@@ -238,9 +238,7 @@ class Party:
         write_atomically(self.trunks / f"{request.trunk}.bin", encode(Basis(sent)), PRIVATE)
         return request.reply()
 
-    def keep(
-        self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None
-    ) -> Reply:
+    def keep(self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
         from visard.models.files import save_model
 
