@@ -15,11 +15,13 @@ import torch
 from safetensors.torch import load_file
 from tests.e2e.smoke import SMOKE
 from tests.engines.test_parties import HOUSES, Heard, OwnLink
+from tests.policies import ANYTHING
 from tests.toys import noise_faces
 
 import visard
 from visard import models
 from visard.data.activations import entries
+from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import Basis, OwnStates, Party
 from visard.engines.codec import encode
@@ -66,7 +68,7 @@ def go(tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
         at = {
             role: Party(
                 partial(world_of_party, data=str(tmp_path / "homes" / role), file=None, clients=[role]),
-                OwnStates(tmp_path / role / "states"),
+                OwnStates(tmp_path / role / "states"), Guard(tmp_path / role, ANYTHING),
                 models=tmp_path / role / "models", trunks=tmp_path / role / "trunks",
             )
             for role in HOUSES
