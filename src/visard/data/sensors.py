@@ -20,7 +20,7 @@ import numpy.typing as npt
 from visard.data.faces import FaceSet
 from visard.data.storage import array_path, map_array, read_npz
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, private, read_json, write_json
+from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, mapping, private, read_json, write_json
 
 READINGS = "readings.json"
 KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}
@@ -134,7 +134,7 @@ def _header(folder: Path) -> dict[str, Any]:
     names = [header.get(k) for k in ("classes", "users")] if fits else []
     if not fits or not all(isinstance(n, list) and n and all(isinstance(s, str) for s in n) for n in names):
         raise VisardError(f"{folder / READINGS} is broken: it needs version 1, count, classes and users")
-    return {**header, "info": dict(header.get("info") or {})}
+    return {**header, "info": mapping(header.get("info"))}
 
 
 def draw(
