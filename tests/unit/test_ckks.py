@@ -154,8 +154,9 @@ def test_keys_travel_with_the_hello_and_are_bound_by_it() -> None:
     swapped = words[:64] + other[64:-16] + words[-16:]
     with pytest.raises(VisardError, match="another key as this client's own"):
         session.introduce("a", kept, {"a": swapped, "b": other}, 512, ["b"], {}, 64)
+    certified = 64 + session.certificate_bytes(512)
     with pytest.raises(VisardError, match="the CKKS key of b has 100 bytes"):
-        session.introduce("a", kept, {"a": words, "b": other[:164] + other[-16:]}, 512, ["b"], {}, 64)
+        session.introduce("a", kept, {"a": words, "b": other[: certified + 100] + other[-16:]}, 512, ["b"], {}, 64)
     plain, mine = session.hello("a", "", 512, True)
     with pytest.raises(VisardError, match="the hello of b is [0-9]+ bytes too long"):
         session.introduce("a", mine, {"a": plain, "b": other}, 512, ["b"], {})

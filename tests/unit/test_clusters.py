@@ -209,7 +209,7 @@ def test_features_with_and_without_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "f.json").write_text("{}")
     assert read_vectors(tmp_path / "f.npy").identity is None
     (tmp_path / "g.npy").write_bytes(b"no array")
-    with pytest.raises(VisardError, match="readable"):
+    with pytest.raises(VisardError, match="damaged or cut short, or no .npy file"):
         read_vectors(tmp_path / "g.npy")
     with pytest.raises(UsageError, match="no features"):
         read_vectors(tmp_path / "h.npy")

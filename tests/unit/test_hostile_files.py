@@ -373,7 +373,7 @@ def test_pictures_of_many_pixels_take_no_memory(tmp_path: Path, mode: str) -> No
     picture.save(tmp_path / "photos" / "a" / "large.png", compress_level=1)
     del picture
     with memory():
-        report = import_faces("folder", tmp_path / "photos", tmp_path / "out", size=16, workers=1)
+        report = import_faces("folder", tmp_path / "photos", tmp_path / "out", size=16, workers=1, align="none")
     assert report.skipped == [("a/large.png", "9999 x 9999 pixels are too many")]
 
 

@@ -15,8 +15,9 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 def test_the_page_is_up_to_date() -> None:
     text = (DOCS / "privacy.md").read_text()
-    assert page(text, METHODS) == text, "run: make pages"
-    assert all(f"[`{name}`](methods/{name}.md#" in text for name in METHODS)
+    ours = {name: METHODS[name] for name in METHODS.built_in}  # not the plug-ins of other tests
+    assert page(text, ours) == text, "run: make pages"
+    assert all(f"[`{name}`](methods/{name}.md#" in text for name in ours)
 
 
 @pytest.mark.parametrize("name", METHODS)
