@@ -43,7 +43,13 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
 
 
 def start(there: Deployment, out: Path, resume: bool = False) -> subprocess.Popen[bytes]:
-    where = ("engine.kind=flower", f"engine.server='{there.state}'", "engine.wait=60", "engine.timeout=40", "engine.min_replies=1.0")
+    where = (
+        "engine.kind=flower",
+        f"engine.server='{there.state}'",
+        "engine.wait=60",
+        "engine.timeout=40",
+        "engine.min_replies=1.0",
+    )
     sets = [part for s in (*SMOKE, "evaluation.every=0", "method.rounds=6", *where) for part in ("--set", s)]
     command = [str(VISARD), "run", *(["--resume"] if resume else ["fedavg", *sets]), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": there.paths}

@@ -10,9 +10,11 @@ import pickle
 import shutil
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,6 +47,7 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import decode
 from visard.engines.codec import encode as to_bytes
 from visard.engines.ledger import Ledger
+from visard.engines.records import Records, read_records
 from visard.engines.request import Reply, Request, StateFile, check_names, pack, unpack
 from visard.engines.world import BIASES, CLASS_VECTORS, _class_vectors
 from visard.errors import VisardError
@@ -654,6 +657,46 @@ def read_messages(folder: Path, scratch: Path) -> None:
             read((folder / path).read_bytes())
 
 
+def ledgers(folder: Path) -> None:
+    """The records of a server and of a party, and their rows without the chain, for chains that a liar makes."""
+    from tests.engines.test_two_ledgers import CLIENTS, RUN, Posted, far, rounds
+    from tests.toys import Toy
+
+    with tempfile.TemporaryDirectory() as place:
+        link = Posted(Path(place))
+        net = far(Path(place), link)
+        rounds(net, Toy(), 0, 1)
+        net.close()
+        link.stop()
+        for name, source in (("run/checkpoint", "far"), ("party", f"at/{CLIENTS[0]}")):
+            (folder / name).mkdir(parents=True)
+            if source == "far":
+                shutil.copy(Path(place) / source / "ledger.jsonl", folder / name)
+            for path in sorted((Path(place) / source).glob("*-000001.jsonl")):
+                shutil.copy(path, folder / name)
+                rows = [line.record for line in read_records([path])]
+                put(folder / f"{path.stem[:-7]}.rows", "".join(f"{json.dumps(row)}\n" for row in rows))
+    put(folder / "run" / "checkpoint" / "run.id", RUN)
+
+
+def read_ledgers(folder: Path, scratch: Path) -> None:
+    run, party = folder / "run", folder / "party"
+    with contextlib.suppress(VisardError):
+        command("ledger", "verify", party)
+    with contextlib.suppress(VisardError):
+        command("ledger", "compare", run, party)
+    for name, place in (("received", scratch / "run" / "checkpoint"), ("ledger", scratch / "party")):
+        place.mkdir(parents=True)
+        chain = Records(place, name)
+        for text in (folder / f"{name}.rows").read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+                chain.append(**{k: v for k, v in json.loads(text).items() if k not in ("n", "previous")})
+        chain.close()
+    for name in ("run.id", "ledger.jsonl"):
+        shutil.copy(run / "checkpoint" / name, scratch / "run" / "checkpoint")
+    command("ledger", "compare", scratch / "run", scratch / "party")
+
+
 def flower(folder: Path) -> None:
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
@@ -764,8 +807,10 @@ FORMATS: dict[str, Format] = {
     "states of a party": Format(party_states, read_party_states, there=True),
     "keys of a deployment": Format(keys, read_keys, {"crt": "pem", "key": "pem", "pub": "pem"}),
     "messages": Format(messages, read_messages, {"msg": "message"}, weight=2, there=True),
-    "messages of flower": Format(flower, read_flower, weight=0.5, fixed=(".name",), there=True),
+    "ledgers": Format(ledgers, read_ledgers, {"rows": "jsonl"}, there=True),
     "keys and sealed messages": Format(secret_keys, read_secret_keys, there=True),
     "cascade": Format(cascade, read_cascade, weight=0.3),
     "attribute expressions": Format(expressions, read_expressions, weight=0.5, there=True),
 }
+if find_spec("flwr") is not None:
+    FORMATS["messages of flower"] = Format(flower, read_flower, weight=0.5, fixed=(".name",), there=True)

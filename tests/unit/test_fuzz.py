@@ -10,7 +10,6 @@ from tests.fuzz.runner import Inputs, fuzz, plan, seeds
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("onnx")
-pytest.importorskip("flwr")
 CANARIES = (
     "error", "memory caught", "memory", "memory untouched", "sentinel exec", "sentinel process", "sentinel shell",
     "sentinel elsewhere", "sentinel removed", "died", "hang",

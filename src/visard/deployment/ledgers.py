@@ -118,7 +118,7 @@ def compare(run: Path, ledgers: Sequence[Path]) -> Comparison:
         raise UsageError(f"{run} is not a run with parties (there is no {identity})")
     server, found = _Server.read(run), Comparison()
     for path in ledgers:
-        _compare_party(server, path, identity.read_text().strip(), found)
+        _compare_party(server, path, identity.read_text(errors="replace").strip(), found)
     for entries in server.left.values():
         for entry in entries:
             found.unchecked.update([entry.client] if entry.client else entry.clients)
@@ -142,7 +142,7 @@ class _Server:
             record, session = line.record, str(line.record.get("session", ""))
             if record["event"] == "end":
                 server.ended.add(session)
-                server.given_up |= {(session, str(c), str(s), int(r), int(a)) for c, s, r, a in record["open"]}
+                server.given_up |= set(_places(line, session))
             elif record["event"] == "given up":
                 server.given_up.add(_entry(line).key)
             elif record["event"] == "reply":
@@ -237,17 +237,29 @@ def _entry(line: Line, fate: str = UNKNOWN) -> Entry:
         raise VisardError(f"{line.path}, line {line.place}: is not the record of a reply") from None
 
 
+def _places(line: Line, session: str) -> list[Key]:
+    """The requests that a session had stopped waiting for when it ended."""
+    try:
+        return [(session, str(c), str(s), int(r), int(a)) for c, s, r, a in line.record["open"]]
+    except (KeyError, TypeError, ValueError):
+        raise VisardError(f"{line.path}, line {line.place}: is not the record of an end") from None
+
+
 def _unfounded(run: Path, server: _Server) -> Iterator[str]:
     """Rows of the ledger of accepted replies that no reply on record carries."""
-    final = run / "ledger.json"
-    rows = read_json(final)["rows"] if final.is_file() else _rows(run / "checkpoint" / "ledger.jsonl")
-    for row in rows:
-        stage, round, client, message, name, kind, size = row[:7]
-        if stage not in ("join", "pool") and (stage, round, client, message, name, kind, size) not in server.carried:
-            yield f"the ledger has {client}, {stage} round {round}: {message}.{name}, which no reply on record carries"
+    final, lines = run / "ledger.json", run / "checkpoint" / "ledger.jsonl"
+    try:
+        for row in read_json(final)["rows"] if final.is_file() else _rows(lines):
+            stage, round, client, message, name, kind, size = row[:7]
+            found = (stage, round, client, message, name, kind, size) in server.carried
+            if stage not in ("join", "pool") and not found:
+                where = f"{client}, {stage} round {round}: {message}.{name}"
+                yield f"the ledger has {where}, which no reply on record carries"
+    except (KeyError, TypeError, ValueError, RecursionError):
+        raise VisardError(f"{final if final.is_file() else lines}: a row is damaged") from None
 
 
 def _rows(path: Path) -> Iterator[list[Any]]:
     if path.is_file():
-        with path.open() as lines:
+        with path.open(errors="replace") as lines:
             yield from (json.loads(line) for line in lines if line.endswith("\n"))
