@@ -62,6 +62,11 @@ class ModelSettings(Section):
         """Whether a part of the network is frozen."""
         return self.train != "all"
 
+    @property
+    def stored_in(self) -> Literal["disk", "memory"] | None:
+        """Where the frozen part's activations are kept; None: nowhere."""
+        return self.cache_in if self.is_cut and self.cache != "off" else None
+
 
 class EngineSettings(Section):
     """`[engine]`: where client steps run; never changes results."""
@@ -122,6 +127,15 @@ class Settings(Section):
     aggregation: Rule = Mean()
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     parties: dict[str, Stated] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if self.engine.encrypt_with is not None and self.model.stored_in == "disk":
+            raise ValueError(
+                "a key (--encrypt-with) does not protect activations on disk, which are as personal as pictures: "
+                "set model.cache_in=memory or model.cache=off"
+            )
+        return self
 
     @property
     def real_parties(self) -> bool:
@@ -286,10 +300,13 @@ def _check_keys(kind: Any, values: dict[str, Any], path: str, where: str) -> Non
 
 def _first_problem(error: ValidationError, section: str) -> str:
     problem = error.errors(include_url=False)[0]
+    said = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"] and not section:  # about several sections
+        return said
     path = (section + ".".join(str(p) for p in problem["loc"])).rstrip(".")
     shown = repr(problem.get("input"))
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return f"{path} = {shown}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+    return f"{path} = {shown}: {said[0].lower()}{said[1:]}"
 
 
 def _tidy(value: Any) -> Any:

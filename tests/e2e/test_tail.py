@@ -17,6 +17,7 @@ from tests.e2e.smoke import smoke
 from tests.e2e.test_methods import assert_same_results
 
 import visard
+from visard.at_rest import Key
 from visard.config import load, parse
 from visard.engines.loop import Watcher
 from visard.errors import UsageError, VisardError
@@ -170,6 +171,19 @@ def test_what_does_not_go_together_is_one_line(start: Path, here: Path, changes:
         tail_run("run", start, *changes)
     assert "\n" not in str(caught.value)
     assert not Path("run").exists()
+
+
+def test_activations_on_disk_and_a_key_do_not_go_together(start: Path, here: Path) -> None:
+    key = f"engine.encrypt_with={Key.make(here / 'my.key').path}"
+    with pytest.raises(
+        UsageError, match="fedavg: a key .--encrypt-with. does not protect activations on disk"
+    ) as caught:
+        tail_run("run", start, key)
+    assert "\n" not in str(caught.value)
+    assert not Path("run").exists()
+    tail_run("plain", start, "method.rounds=1")
+    tail_run("memory", start, "method.rounds=1", key, "model.cache_in=memory")
+    assert_same_results(Path("plain"), Path("memory"))
 
 
 def test_untrained_networks_are_not_frozen(here: Path) -> None:

@@ -20,12 +20,14 @@ from tests.toys import noise_faces
 
 import visard
 from visard import models
+from visard.at_rest import Key
 from visard.data.activations import entries
 from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import Basis, OwnStates, Party
-from visard.engines.codec import encode
+from visard.engines.codec import encode, size_of
 from visard.engines.request import LACKS, Reply, Request, WireError, check_names, pack, unpack
+from visard.errors import PublicError
 from visard.models.cut import digest_of
 from visard.models.files import save_model
 
@@ -101,6 +103,10 @@ def test_a_party_gets_the_trunk_once_and_keeps_it_private(go: Go, tmp_path: Path
     assert all(len(sizes) == 1 for sizes in again.asked.values()), "the second run finds it there"
     for file in ("model.safetensors", "ledger.json"):
         assert (out / file).read_bytes() == (tmp_path / "again" / file).read_bytes()
+    down, later = (
+        json.loads((f / "metrics.json").read_text())["communication"]["bytes_down"] for f in (out, out.parent / "again")
+    )
+    assert down - later == pytest.approx(len(HOUSES) * size_of(Basis(trunk)), abs=100), "the first run sent it to each"
     size = sum(v.nbytes for v in load_file(start).values()) - sum(v.nbytes for v in trunk.values())
     rows = json.loads((out / "ledger.json").read_text())["rows"]
     for house in HOUSES:
@@ -116,6 +122,21 @@ def test_stored_and_live_agree_at_parties_too(go: Go, tmp_path: Path) -> None:
     a, b = (load_file(folder / "model.safetensors") for folder in (stored, live))
     assert all(torch.allclose(a[k], b[k], rtol=1e-5, atol=1e-5) for k in a)
     assert (stored / "model.safetensors").read_bytes() == (memory / "model.safetensors").read_bytes()
+
+
+def test_a_party_with_a_key_leaves_no_activations_on_disk(go: Go, tmp_path: Path) -> None:
+    """The run says where activations are; the key of the party is its own."""
+    key, house = str(Key.make(tmp_path / "my.key").path), HOUSES[0]
+    for more in ("model.cache_in=disk", "model.cache_in=memory", "model.cache=off"):
+        _, link, _ = go("fedavg", "method.rounds=1", more, name=more)
+        run = unpack(link.last, Request).settings
+        make = partial(world_of_party, run, ANYTHING, str(tmp_path / "homes" / house), None, [house])
+        assert make()[0].clients.keys() == make(encrypt_with=None)[0].clients.keys() == {house}
+        if more == "model.cache_in=disk":
+            with pytest.raises(PublicError, match="does not protect activations on disk.*model.cache_in=memory"):
+                make(encrypt_with=key)
+        else:
+            assert make(encrypt_with=key)[0].clients.keys() == {house}
 
 
 def test_a_model_that_a_party_keeps_is_whole(go: Go, tmp_path: Path, start: Path) -> None:

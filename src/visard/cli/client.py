@@ -80,7 +80,8 @@ def serve(
         from visard.deployment.consent import HOW
 
         raise UsageError(f"there is no policy and no terminal to ask at: {HOW}")
-    recipe = Recipe("visard.deployment.join:world_of_party", {"data": data, "file": file, "clients": role})
+    key = {"encrypt_with": str(encrypt_with)} if encrypt_with else {}
+    recipe = Recipe("visard.deployment.join:world_of_party", {"data": data, "file": file, "clients": role} | key)
     take_part(server, keys, node, recipe, home, poll, allowed, ask, encrypt_with)
 
 

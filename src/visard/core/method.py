@@ -62,6 +62,10 @@ class Method(ABC, Generic[S]):
     hostile: ClassVar[str] = ""  # what a server that breaks the protocol can learn, and which setting prevents it
     centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
 
+    extendable: ClassVar[bool] = (
+        False  # whether rounds depend on how many follow by `training.schedule` alone, if at all
+    )
+
     @abstractmethod
     def start(self, setup: Setup) -> S:
         """Server state before the first round. Its return annotation is the type that checkpoints hold."""
@@ -97,7 +101,10 @@ class Method(ABC, Generic[S]):
 
     def fixed_length(self) -> str:
         """Why a run cannot be extended by more rounds; empty if no round depends on how many follow it."""
-        return "its rounds may depend on how many there are"
+        if not self.extendable:
+            return "its rounds may depend on how many there are"
+        schedule = getattr(getattr(self, "training", None), "schedule", "constant")
+        return "" if schedule == "constant" else f"its learning rate follows a {schedule} over all rounds"
 
     def backbone(self, server: S) -> Weights | None:
         """The generic model to test, by default the server state's `theta`; None if the method has none."""

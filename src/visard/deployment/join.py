@@ -141,10 +141,18 @@ def refuse_oracle(method: Method[Any]) -> None:
 
 
 def world_of_party(
-    run: dict[str, Any], policy: Policy, data: str, file: str | None, clients: list[str]
+    run: dict[str, Any],
+    policy: Policy,
+    data: str,
+    file: str | None,
+    clients: list[str],
+    encrypt_with: str | None = None,
 ) -> tuple[World, Method[Any]]:
-    """The world of a run at a party: its clients, on its own pictures, if the settings are as its policy says."""
-    settings = settings_of(run, policy)
+    """The world of a run at a party: its clients, on its own pictures, if the settings are as its policy says.
+
+    A party with a key does nothing that would leave on disk what the key does not protect.
+    """
+    settings = settings_of(run, policy, encrypt_with)
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
     size = int(run["spec"]["size"])
     if faces.size != size:
@@ -177,14 +185,14 @@ def frozen_part(run: dict[str, Any], settings: Settings) -> tuple[str, str] | No
 
 def _memory(settings: Settings) -> Path | None:
     """Where a party keeps activations that are not to be on disk: gone with its process."""
-    if not settings.model.is_cut or settings.model.cache == "off" or settings.model.cache_in == "disk":
+    if settings.model.stored_in != "memory":
         return None
     folder = in_memory()
     atexit.register(remove_folder, folder)
     return folder
 
 
-def settings_of(run: dict[str, Any], policy: Policy) -> Settings:
+def settings_of(run: dict[str, Any], policy: Policy, encrypt_with: str | None = None) -> Settings:
     """What the server says of the run, as long as it names no file of this machine and nothing that labels know.
 
     Plug-ins that the party does not allow are not imported, here and whenever this process looks for one later.
@@ -192,7 +200,8 @@ def settings_of(run: dict[str, Any], policy: Policy) -> Settings:
     policy.check_method(run["settings"])
     plugins.allow_only(policy.plugins.allow)
     try:
-        settings = parse(policy.applied(run["settings"]), "settings of the run")
+        own = {} if encrypt_with is None else {"engine": {"encrypt_with": encrypt_with}}
+        settings = parse(policy.applied(run["settings"]) | own, "settings of the run")
         policy.check(settings.to_dict())
         if run["own"]:
             refuse_oracle(settings.method)

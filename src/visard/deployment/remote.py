@@ -17,7 +17,7 @@ from typing import Any
 from visard.core import BoundStep, ClientId, Weights
 from visard.deployment.party import Basis
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.codec import CodecError, decode, encode, encoded_size
+from visard.engines.codec import CodecError, decode, encode, encoded_size, sizes_of
 from visard.engines.ledger import Ledger, Place, Received, parts_of
 from visard.engines.network import EngineNetwork, plain
 from visard.engines.records import digest_of
@@ -132,6 +132,8 @@ class RemoteNetwork(EngineNetwork):
         for weights in (None, trunk.weights):
             lacking, message = [c for c in clients if c not in self._have_trunk], Basis(weights)
             requests = [replace(self.request(c, "", message, self.world.timeout), trunk=trunk.digest) for c in lacking]
+            if weights is not None:  # a question alone does not count: a resumed run asks again
+                self.traffic.bytes_down += sizes_of([r.message for r in requests])
             self._have_trunk |= {r.client for r in self._exchange(requests, None) if r.failure is None}
 
     def request(self, client: ClientId, step: str, message: Any, timeout: float) -> Request:

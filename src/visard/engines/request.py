@@ -26,7 +26,6 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 SESSION = re.compile(r"([0-9a-f]{16})?")
 STATE_NAME = re.compile(r"clients/([\w%.~-]{1,200})-(\d{6,})-\d{1,9}\.bin")
 PACK_NAME = re.compile(r"clients/\d{6,}-[0-9a-f]{8}(-[0-9a-f]{8}\.pack)?")
-DIGEST = re.compile(r"[0-9a-f]{64}")
 MODEL_NAME = re.compile(r"[\w%.~-]{1,240}")
 PLACE = {"run", "client", "stage", "round", "ask"}  # fields that every header has
 BESIDE = ("message", "value")  # fields that are no part of a header

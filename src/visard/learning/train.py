@@ -127,11 +127,6 @@ def new_optimiser(
 Schedule = Literal["constant", "cosine"]  # of a learning rate over the rounds of a stage
 
 
-def fixed_by(schedule: Schedule) -> str:
-    """Why rounds under this schedule depend on how many there are; empty if they do not."""
-    return "" if schedule == "constant" else f"its learning rate follows a {schedule} over all rounds"
-
-
 def scheduled(lr: float, schedule: Schedule, round: int, rounds: int) -> float:
     """The learning rate of a round (from 0); `cosine` falls from lr to lr / 100."""
     if schedule == "constant" or rounds <= 1:

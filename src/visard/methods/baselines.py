@@ -10,7 +10,7 @@ from torch import Tensor
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
 from visard.core.method import AtLeastOne
 from visard.learning.heads import HeadSettings
-from visard.learning.train import Training, fixed_by
+from visard.learning.train import Training
 from visard.learning.weights import weights_of
 from visard.methods.domain_adaptation import SOURCE
 from visard.methods.supervised import Down, Fit, Fitting, Supervised, Theta, fit
@@ -26,6 +26,7 @@ class Central(Fitting[Theta]):
         "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
         "their pictures refuse it."
     )
+    extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -49,9 +50,6 @@ class Central(Fitting[Theta]):
 
     def start(self, setup: Setup) -> Theta:
         return Theta(setup.new_weights())
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Theta]]:
         return [Stage("train", self.rounds, self.round)]
@@ -80,6 +78,7 @@ class Local(Method[Theta]):
         "It gets a loss, test results and counts. With weights of its choice at the start a loss can be made to "
         "depend on a single picture; nothing else leaves. Prevented by pinning the weights (weights.start)."
     )
+    extendable = True
     discloses = frozenset({Disclosure.count, Disclosure.metric})
 
     rounds: AtLeastOne = 20
@@ -88,9 +87,6 @@ class Local(Method[Theta]):
 
     def start(self, setup: Setup) -> Theta:
         return Theta(setup.new_weights())
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Theta]]:
         return [Stage("train", self.rounds, self.round)]
@@ -135,6 +131,7 @@ class Pretrain(Fitting[PretrainServer]):
         "templates: take it only for public pictures, and keep class_vectors out of kinds elsewhere, as a policy "
         "does by default."
     )
+    extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -153,9 +150,6 @@ class Pretrain(Fitting[PretrainServer]):
 
     def start(self, setup: Setup) -> PretrainServer:
         return PretrainServer(setup.new_weights(), self.head.build(1, setup.embedding).weight.detach())
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[PretrainServer]]:
         return [Stage("train", self.rounds, self.round)]

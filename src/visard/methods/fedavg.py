@@ -33,7 +33,7 @@ from visard.errors import UsageError
 from visard.learning.features import HeadStart, client_head
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift
-from visard.learning.train import Training, fixed_by, train
+from visard.learning.train import Training, train
 from visard.learning.weights import BatchNormPolicy, kept_local, load_weights, weights_in, without
 
 
@@ -184,11 +184,10 @@ class FedAvg(Averaging):
         "first ones those that are pinned (weights.start)."
     )
 
+    extendable = True
+
     training: Training = Training()
     mu: NotNegative = 0.0  # FedProx
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def rate(self, round: int) -> float:
         return self.training.lr_at(round, self.rounds)

@@ -43,7 +43,7 @@ from visard.learning.positive import (
     same_weights,
     spread_out,
 )
-from visard.learning.train import Training, fixed_by, train
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.supervised import Fit, Fitting, Looking, Supervised, pretraining
 
@@ -86,6 +86,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         "learning rate and the steps, and has each client's update in the clear: pictures can be rebuilt from it, "
         "the better the fewer pictures and steps (bounds.batch, bounds.steps, bounds.pictures)."
     )
+    extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -119,9 +120,6 @@ class FedFace(Fitting[Server], Looking[Server]):
         if self.batch_norm == "frozen":
             check_frozen(theta, trained=setup.given or self.pretrain_rounds > 0)
         return Server(theta, {}, setup.public_classes > 0)
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Server]]:
         first: list[Stage[Server]] = pretraining(self.pretrain_rounds, self.pretrain, PUBLIC, self.fit, Fit)

@@ -16,7 +16,7 @@ from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Wei
 from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.errors import UsageError, VisardError
 from visard.learning.heads import HeadSettings
-from visard.learning.train import Training, fixed_by, train
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import (
     SOURCE,
@@ -79,6 +79,7 @@ class FedFRDA(Aligning[Server]):
         "how many there are. Weights crafted for that must be near those of the round before (bounds.distance), "
         "the first ones those that are pinned (weights.start)."
     )
+    extendable = True
     discloses = (
         frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric}) | SEALED
     )  # the last with align.weight alone
@@ -116,9 +117,6 @@ class FedFRDA(Aligning[Server]):
         if goes_on and not head:
             raise UsageError("method.source_head = pretrained: give model.class_vectors too, or set it to random")
         return Server(setup.new_weights(), head, [], met=self.before(setup, self.training))
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Server]]:
         first: list[Stage[Server]] = pretraining(  # lines 1-2

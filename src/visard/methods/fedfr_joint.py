@@ -31,7 +31,7 @@ from visard.core import (
 from visard.core.method import NotNegative, Number, Share
 from visard.errors import UsageError
 from visard.learning.objective import ContrastSettings
-from visard.learning.train import Training, fixed_by
+from visard.learning.train import Training
 from visard.methods.domain_adaptation import given_head
 from visard.methods.fedfr_joint_client import (
     BranchSettings,
@@ -92,6 +92,7 @@ class FedFRJoint(WithProxies[Server]):
         "(weights.start)."
     )
     compared = ("global", "local")
+    extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -122,9 +123,6 @@ class FedFRJoint(WithProxies[Server]):
     def start(self, setup: Setup) -> Server:  # line 2
         self.public.check(setup, bool(self.pretrain_rounds))
         return Server(setup.new_weights(), given_head(self.head, setup).get("weight") if self.public.used else None)
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Server]]:
         last = Stage("personalise", int(self.personalise.stage != "none"), self.personal_round)

@@ -17,7 +17,7 @@ from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, St
 from visard.core.method import AtLeastOne, Number
 from visard.errors import VisardError
 from visard.learning.heads import HeadSettings
-from visard.learning.train import Training, fixed_by, train
+from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
 from visard.methods.supervised import Down, Theta, fit, pretraining
@@ -40,6 +40,7 @@ class FineTune(Method[Theta]):
         "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
         "their pictures refuse it."
     )
+    extendable = True
     discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
     centralises = frozenset(
         {Disclosure.pictures, Disclosure.labels}
@@ -66,9 +67,6 @@ class FineTune(Method[Theta]):
     def start(self, setup: Setup) -> Theta:
         check_start(self.name, setup, self.pretrain_rounds)
         return Theta(setup.new_weights())
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def stages(self) -> list[Stage[Theta]]:
         first: list[Stage[Theta]] = pretraining(self.pretrain_rounds, self.pretraining, SOURCE, self.fit, Down)

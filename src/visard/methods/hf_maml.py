@@ -30,7 +30,7 @@ from visard.errors import PublicError
 from visard.learning.features import input_batch
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift, still_statistics
-from visard.learning.train import Schedule, fixed_by, scheduled
+from visard.learning.train import Schedule, scheduled
 from visard.methods.fedavg import Averaging, Down, Learnt, Task
 from visard.numerics import Numerics
 
@@ -87,12 +87,11 @@ class HFMaml(Averaging):
         "first ones those that are pinned (weights.start)."
     )
 
+    extendable = True
+
     rounds: AtLeastOne = 30
     head: HeadSettings = HeadSettings("arcface", 8.0, 0.5)
     training: MetaTraining = MetaTraining()
-
-    def fixed_length(self) -> str:
-        return fixed_by(self.training.schedule)
 
     def rate(self, round: int) -> float:
         return self.training.beta_at(round, self.rounds)

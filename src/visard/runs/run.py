@@ -124,7 +124,7 @@ class _Job:
 @contextmanager
 def _memory(settings: Settings) -> Iterator[Path | None]:
     """A folder in memory for the activations of a run that wants none on disk, gone when it ends."""
-    if not settings.model.is_cut or settings.model.cache == "off" or settings.model.cache_in == "disk":
+    if settings.model.stored_in != "memory":
         yield None
         return
     folder = in_memory()
