@@ -198,6 +198,28 @@ def test_a_kill_between_chain_and_manifest_is_harmless(tmp_path: Path, half: str
     assert again.chain.path.read_text() == chain
 
 
+@pytest.mark.parametrize("half", ["", "[2"])
+def test_a_kill_before_the_first_manifest_is_harmless(tmp_path: Path, half: str) -> None:
+    """Its line would stand there twice, and the run could not go on after the next kill."""
+    committed(tmp_path, rounds=1)
+    (tmp_path / "manifest.json").unlink()
+    with (tmp_path / "chain.jsonl").open("a") as file:
+        file.write(half)
+    states = Checkpoint(tmp_path, "hash")
+    assert not states.resume()
+    for round_ in range(3):
+        states.commit(server(round_), 0)
+    assert [json.loads(line)[0] for line in states.chain.path.read_text().splitlines()] == [1, 2, 3]
+    assert Checkpoint(tmp_path, "hash").resume()
+
+
+def test_a_lost_manifest_does_not_begin_the_run_anew(tmp_path: Path) -> None:
+    committed(tmp_path, rounds=2)
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(VisardError, match=r"manifest\.json is missing, but round 1 was committed"):
+        Checkpoint(tmp_path, "hash").resume()
+
+
 def test_a_checkpoint_without_a_chain_goes_on_with_one(tmp_path: Path) -> None:
     states = committed(tmp_path, rounds=3)
     states.chain.path.unlink()

@@ -238,6 +238,7 @@ class Checkpoint:
     def resume(self) -> bool:
         """Read the manifest; False if there is no checkpoint yet."""
         if not (self.folder / "manifest.json").exists():
+            self.chain.begin()
             return False
         manifest = read_json(self.folder / "manifest.json")
         try:
@@ -370,6 +371,15 @@ class Chain:
     def __init__(self, path: Path, key: Key | None = None) -> None:
         self.path, self._key = path, key
         self._last = ""
+
+    def begin(self) -> None:
+        """Without a manifest: a line of the first round, never committed, is removed; more lines are a manifest lost."""
+        if not self.path.exists():
+            return
+        if len(links := self._read()) > 1:
+            manifest = self.path.with_name("manifest.json")
+            raise VisardError(f"{manifest} is missing, but round {links[-2][0]} was committed")
+        self.path.unlink()
 
     def append(self, step: int, content: str) -> None:
         self._last = self._digest(self._last, content)
