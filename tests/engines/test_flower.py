@@ -44,11 +44,13 @@ from visard.cli import main
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.flower.driver import DeploymentLink
 from visard.deployment.keys import PartyKeys, make_keys
+from visard.deployment.ledgers import compare
 from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.loop import Watcher
 from visard.errors import VisardError
+from visard.runs.run import run_id
 
 pytestmark = [
     pytest.mark.flower,
@@ -288,11 +290,11 @@ def toy_problems(
 ) -> Any:
     """Some rounds with toys; returns the network and its problems."""
     link = DeploymentLink(there.state, wait, say)
-    states = Checkpoint(out / "far", "toy", remote=True)
+    states = Checkpoint(out / "checkpoint", "toy", remote=True)
     told = {"method": "toy", "clients": 3, "faults": faults, "forge": forge}
-    net = RemoteNetwork(
-        toy_world(there.folder, **changes), states, Ledger(states.ledger), link, os.urandom(16).hex(), told
-    )
+    run = run_id(states.folder)
+    net = RemoteNetwork(toy_world(there.folder, **changes), states, Ledger(states.ledger), link, run, told)
+    link.received = net.received
     link.introduce(net.run, told)
     problems = []
     try:
@@ -360,6 +362,33 @@ def test_a_party_that_is_killed_and_restarted_at_once_does_its_step_after_all(tm
     assert not problems
     assert time.monotonic() - begun < 50, "not only when the step had hung for a minute"
     assert torch.equal(server.w, toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2).w)
+
+
+def test_a_party_that_is_killed_while_it_uploads_is_waited_for_no_longer_than_it_is_away(
+    tmp_path: Path, toys: Deployment
+) -> None:
+    toy_problems(toys, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
+    mark, back = tmp_path / "in the middle of an upload", list[float]()
+
+    def restart() -> None:
+        until(mark.exists, "the upload")
+        toys.processes["node-2"].wait(30)
+        before = toys.log("node-2").count("connected")
+        toys.restart("node-2")
+        until(lambda: toys.log("node-2").count("connected") > before, "the party")
+        back.append(time.monotonic())
+
+    out, restarting = tmp_path / "run", threading.Thread(target=restart)
+    restarting.start()
+    server, problems = toy_problems(toys, out, {}, {TOYS[1]: f"die uploading {mark}"}, rounds=2)
+    ended = time.monotonic()
+    restarting.join()
+    assert not problems
+    assert ended - back[0] < 30, "Flower would wait for the rest of the reply until a time limit"
+    assert torch.equal(server.w, toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2).w)
+    found = compare(out, [toys.folder / "party-1", toys.folder / "party-2"])
+    assert found.differences == []
+    assert len(found.open) == 1, "the reply that was half uploaded"
 
 
 # A registered key in another's place

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from email.utils import formatdate
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,8 +32,11 @@ from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.server import FleetOnly, serve
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
 from visard.deployment.remote import Link, Parts
+from visard.deployment.sent import Sent
+from visard.engines.ledger import Received
+from visard.engines.records import digest_of, files_of, read_records
 from visard.engines.request import Reply, Request, pack, unpack
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 from visard.processes import Recipe
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
@@ -148,7 +153,7 @@ class Nodes(driver.DeploymentLink):
         return str(self.hellos)
 
     def receive(self, numbers: Collection[str]) -> dict[str, Parts | str]:
-        return {n: (pack(self.answer), b"") for n in numbers} if self.answer else {}
+        return {n: (pack(replace(self.answer, run="", ask=int(n))), b"") for n in numbers} if self.answer else {}
 
 
 @pytest.fixture
@@ -172,6 +177,18 @@ def test_a_node_that_could_not_take_part_is_asked_again(tmp_path: Path, clock: l
     clock[0] += 1000
     link._look()
     assert link.hellos == hellos, "a node with a role is left in peace"
+
+
+def test_the_record_of_a_greeting_names_no_client_of_somebody_else(tmp_path: Path, clock: list[float]) -> None:
+    """Its party would seem to have sent what is not in its own record."""
+    link = Nodes(tmp_path)
+    link.received = Received(tmp_path)
+    for roles in ({"house-2": {}}, {"house-1": {}, "house-2": {}}):
+        link.answer = Reply(roles=roles)
+        link._look()
+        clock[0] += driver.HELLO_AGAIN + 1
+    rows = [line.record for line in read_records(files_of(tmp_path, "received"))]
+    assert [(row["clients"], row["outcome"]) for row in rows[1:]] == [([], "refused"), (["house-1"], "read")]
 
 
 def test_a_lost_hello_is_sent_again_and_late_answers_do_no_harm(tmp_path: Path, clock: list[float]) -> None:
@@ -304,6 +321,7 @@ class Turn(Fleet):
             PullMessages=lambda _: taken, ConfirmMessageReceived=lambda r: self.confirmed.append(r.message_object_id)
         )
         self.pushed: list[Reply] = []
+        self.leaving: Callable[[bytes, bytes], None] = lambda header, payload: None
         self._sent = None
 
     def _pull(self, *_: Any) -> Message:
@@ -311,6 +329,7 @@ class Turn(Fleet):
 
     def _push(self, reply: Message, *_: Any) -> None:
         assert not self.confirmed, "the server keeps the message until its reply is there"
+        self.leaving(*parts(reply))
         self.pushed.append(unpack(parts(reply)[0], Reply))
 
 
@@ -345,6 +364,44 @@ def test_a_request_that_cannot_be_done_ends_no_node_and_tells_no_path() -> None:
     assert turn._turn(raising(OverflowError("/home/alice"))) is True
     assert [a.failure for a in turn.pushed] == ["request refused: OverflowError"]
     assert turn.said == ["a request was refused: /home/alice"]
+
+
+def on_disk(folder: Path) -> list[str]:
+    """Digests of the replies on a party's record."""
+    rows = [line.record for line in read_records(files_of(folder, "ledger"))]
+    return [row["digest"] for row in rows if row["event"] == "reply"]
+
+
+@pytest.mark.usefixtures("identified")
+def test_a_reply_is_on_the_partys_disk_before_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = Turn(pack(Request(RUN, {})))
+    turn._sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    durable, fsync = list[list[str]](), os.fsync
+
+    def synced(handle: int) -> None:
+        fsync(handle)
+        durable.append(on_disk(tmp_path))
+
+    def leaving(header: bytes, payload: bytes) -> None:
+        assert durable[-1] == on_disk(tmp_path) == [digest_of(header, payload)]
+
+    monkeypatch.setattr(os, "fsync", synced)
+    turn.leaving = leaving
+    assert turn._turn(lambda *_: (pack(Reply(RUN)), b"payload")) is True
+    assert len(turn.pushed) == 1
+
+
+@pytest.mark.usefixtures("identified")
+def test_a_reply_that_cannot_be_put_on_record_does_not_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    turn = Turn(pack(Request(RUN, {})))
+    turn._sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(VisardError, match="No space left"):
+        turn._turn(lambda *_: (pack(Reply(RUN)), b"payload"))
+    assert (turn.pushed, turn.confirmed, on_disk(tmp_path)) == ([], [], [])
 
 
 def test_clocks_that_differ_are_named() -> None:

@@ -111,6 +111,26 @@ def test_every_reply_is_on_both_records_with_its_true_size(tmp_path: Path) -> No
     assert of(mine, "reply")[-1]["payload"] == 0, "that a model was kept is a reply too"
 
 
+def test_a_reply_that_is_sent_again_after_a_kill_may_be_the_same_in_every_byte(tmp_path: Path) -> None:
+    link = Posted(tmp_path)
+    net = far(tmp_path, link)
+    original = link.sent[CLIENTS[1]].record
+
+    def twice(*given: bytes) -> None:
+        original(*given)
+        original(*given)  # a party that was killed in between does not know what became of the first
+
+    link.sent[CLIENTS[1]].record = twice  # type: ignore[method-assign]
+    rounds(net, Toy(), 0, 1)
+    net.close()
+    link.stop()
+    found = checked(tmp_path)
+    assert found.differences == []
+    assert found.same == 3
+    (first,) = found.open
+    assert "line 2)" in first
+
+
 @pytest.mark.parametrize("fault", ["raise", "bug", "figure with a bad name"])
 def test_a_failure_is_a_reply_too(tmp_path: Path, fault: str) -> None:
     link = Posted(tmp_path)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from visard.deployment.flower import require
 
@@ -14,6 +17,7 @@ from tests.policies import ANYTHING  # noqa: E402
 
 from visard.cli.deploy import take_part  # noqa: E402
 from visard.deployment import front  # noqa: E402
+from visard.deployment.flower import client  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
 from visard.engines.request import Request, unpack  # noqa: E402
 from visard.processes import Recipe  # noqa: E402
@@ -38,7 +42,18 @@ class Forger(front.Front):
             body = encode(up).replace(b'"loss":', b'"face":1,"loss":')
             length = int.from_bytes(body[5:9], "little") + len(b'"face":1,')
             return answer[0], body[:5] + length.to_bytes(4, "little") + body[9:]
+        if forge and forge.startswith("die uploading ") and not (mark := Path(forge[14:])).exists():
+            client.push_objects = lambda *given, **named: upload_one(mark, *given, **named)
         return answer
+
+
+def upload_one(mark: Path, objects: dict[str, Any], push_object_fn: Any, object_ids_to_push: set[str]) -> None:
+    """Upload one of the parts of a reply, and die."""
+    assert len(object_ids_to_push) > 1
+    name = min(object_ids_to_push)
+    push_object_fn(name, objects[name].deflate())
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

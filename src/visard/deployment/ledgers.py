@@ -160,7 +160,7 @@ def _compare_party(server: _Server, path: Path, run: str, found: Comparison) -> 
         found.differences.append(f"{path}: has no reply of this run")
         return
     missing = []
-    for entry in mine:
+    for entry in sorted(mine, key=lambda e: e.fate != DELIVERED):  # of two equal ones, sent again after a kill
         here = server.left.get(entry.key, [])
         twin = next((e for e in here if e.digest == entry.digest), None)
         if twin is None:

@@ -373,7 +373,7 @@ class Chain:
         self._last = ""
 
     def begin(self) -> None:
-        """Without a manifest: a line of the first round, never committed, is removed; more lines are a manifest lost."""
+        """Without a manifest: remove the line of a first round that was never committed; more lines: it was lost."""
         if not self.path.exists():
             return
         if len(links := self._read()) > 1:

@@ -42,9 +42,9 @@ from visard.core import ClientId
 from visard.deployment.flower.link import GridLink, confirm, fetch
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import NAME, read_parties
-from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
+from visard.deployment.remote import Link, PartyLink, on_record, read
 from visard.engines.network import plain
-from visard.engines.request import Reply, Request, WireError, pack, unpack
+from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
 
 HELLO_SECONDS = 600.0  # a party may have to load its data first
@@ -253,43 +253,39 @@ class DeploymentLink(GridLink, PartyLink):
         """Take the replies to hellos. A node's first one counts; later ones say the same and are only put on record."""
         for number, parts in self.receive(list(self._pending)).items():
             node, hello = self._pending.pop(number)
+            reply = read(hello, parts, None)
+            own, refused = self._claims(node, reply)
             counts = node in online and not self._clients.get(node)
             if self.received is not None:
-                reply = read(hello, parts, None)
-                outcome = "refused" if reply.failure else "read" if counts else "repeated"
-                on_record(self.received, hello, parts, outcome, reply)
+                outcome = "refused" if refused and not own else "read" if counts else "repeated"
+                on_record(self.received, hello, parts, outcome, replace(reply, roles=own))
                 self.received.flush()
             if counts:
-                self._clients[node] = self._greeted(node, parts)
+                self._clients[node] = own
+                if refused:
+                    self._left_out(f"{refused[0]}{f' (and {len(refused) - 1} more)' if refused[1:] else ''}")
 
-    def _greeted(self, node: int, parts: Parts | str) -> dict[ClientId, dict[str, int]]:
-        """The clients in a node's reply that belong to it; one that cannot take part gets none."""
+    def _claims(self, node: int, reply: Reply) -> tuple[dict[ClientId, dict[str, int]], list[str]]:
+        """The clients in a node's reply that belong to it, and why others do not, or why it cannot take part."""
         names, assignment = read_parties(self.where)
         name = names.get(node, "an unknown node")
-        try:
-            reply = Reply(failure=parts) if isinstance(parts, str) else unpack(parts[0], Reply)
-        except WireError as error:
-            return self._left_out(f"{name} cannot take part: {error}")
         if reply.failure is not None:
-            return self._left_out(f"{name} cannot take part: {reply.failure or 'no reason given'}")
+            return {}, [f"{name} cannot take part: {reply.failure or 'no reason given'}"]
         own, refused = {}, []
         for client, counts in reply.roles.items():
             if not NAME.fullmatch(client):
-                refused.append(f"{name} claims a role with an impossible name: {client[:100]}")
+                refused.append(f"refused: {name} claims a role with an impossible name: {client[:100]}")
             elif refusal := assignment.refusal(name, client):
-                refused.append(refusal)
+                refused.append(f"refused: {refusal}")
             else:
                 own[client] = counts
-        if refused:
-            self._left_out(f"refused: {refused[0]}{f' (and {len(refused) - 1} more)' if refused[1:] else ''}")
-        return own
+        return own, refused
 
-    def _left_out(self, why: str) -> dict[ClientId, dict[str, int]]:
+    def _left_out(self, why: str) -> None:
         """Say once, however often a node is asked, why it is no client."""
         if (text := plain(why)) not in self._said:
             self._said.add(text)
             self.say(text)
-        return {}
 
     def node_of(self, client: ClientId) -> int | None:
         return next((node for node, clients in self._clients.items() if client in clients), None)

@@ -22,9 +22,10 @@ from typing import Any
 import h11
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
 from flwr.superlink.main import create_app
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -172,7 +173,7 @@ def serve(
     app = create_app()
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
-    _let_reconnect(link)
+    _outlive_kills(link)
     numbers = {_register(link, node, public_key_to_bytes(key)): node for node, key in keys.parties.items()}
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
@@ -207,23 +208,42 @@ def _register(link: InMemoryLinkState, node: str, key: bytes) -> int:
     return link.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_MIN_INTERVAL, name=node)
 
 
-def _let_reconnect(link: InMemoryLinkState) -> None:
+def _outlive_kills(link: InMemoryLinkState) -> None:
     """Let a node whose process was killed connect again at once, and give it again what that process left undone.
 
-    Flower would refuse it until it has missed its signs of life, and would never again hand out the message that the
-    killed process had taken.
+    Flower would refuse it until it has missed its signs of life, would never again hand out the message that the
+    killed process had taken, and would let the run wait for the rest of a reply that it had begun to upload.
     """
-    activate = link.activate_node
+    activate, replies = link.activate_node, link.get_message_res
+    link._lock_object_push_sessions = link.lock  # Flower takes these two in either order, and could wait for ever
+
+    def half(number: str) -> str:
+        """The session in which the reply to a message is being uploaded; empty if there is no reply, or all of it."""
+        session = link._object_push_session_by_root.get(link.message_ins_id_to_message_res_id.get(number, ""), "")
+        return session if session and link._object_push_sessions[session].pending_object_ids else ""
 
     def again(node_id: int, heartbeat_interval: float) -> bool:
         with link.lock:
             link.deactivate_node(node_id)
             for number, message in link.message_ins_store.items():
-                if message.metadata.dst_node_id == node_id and number not in link.message_ins_id_to_message_res_id:
-                    message.metadata.delivered_at = ""
+                if message.metadata.dst_node_id == node_id:
+                    link._cleanup_push_session(half(number), cleanup_messages=True)
+                    if number not in link.message_ins_id_to_message_res_id:
+                        message.metadata.delivered_at = ""
             return bool(activate(node_id, heartbeat_interval))
 
+    def whole(message_ids: set[str], run_id: int) -> list[Message]:
+        with link.lock:
+            online = {node.node_id for node in link.get_node_info(statuses=[NodeStatus.ONLINE])}
+            for number in [n for n in message_ids if half(n)]:
+                if link.message_ins_store[number].metadata.dst_node_id in online:
+                    message_ids = message_ids - {number}
+                else:
+                    link._cleanup_push_session(half(number), cleanup_messages=True)
+            return list(replies(message_ids, run_id))
+
     link.activate_node = again  # type: ignore[method-assign]
+    link.get_message_res = whole  # type: ignore[method-assign]
 
 
 async def _serve(
