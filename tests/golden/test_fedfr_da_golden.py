@@ -212,6 +212,39 @@ def test_the_source_starts_from_its_pretrained_head(tmp_path: Path) -> None:
         assert torch.allclose(kept, world.class_vectors, atol=1e-6) == (choice == "pretrained")
 
 
+def test_the_source_starts_from_the_means_of_its_people(tmp_path: Path) -> None:
+    """Row k of its head: the direction of the sum of the unit features of person k, as the given network has them."""
+    net, s = begin(tmp_path, how := method(training=STILL, source_head="means"))
+    net.begin("federate", 0)
+    how.round(s, net)
+    found, view = net.states.client_state(SOURCE)["head"]["weight"], net.world.clients[SOURCE].train
+    network = toy_network()
+    network.load_state_dict(s.theta)
+    for k in range(view.n_classes):
+        total = torch.zeros(8)
+        for row in np.flatnonzero(view.labels == k):
+            with torch.no_grad():
+                feature = network.eval()(to_float(view.batch([row])))[0]
+            total += feature / feature.norm()
+        assert torch.allclose(found[k], total / total.norm(), atol=1e-5)
+
+
+def test_targets_alone_need_no_source(tmp_path: Path) -> None:
+    world = domain_world(tmp_path)
+    world.training = tuple(c for c in world.training if c != SOURCE)
+    del world.clients[SOURCE]
+    for how in (method(), method(with_source=False, pretrain_rounds=1)):
+        with pytest.raises(UsageError, match=r"needs a source .*without one: method.with_source = false"):
+            how.start(world.setup())
+    how, net = method(with_source=False), toy_engine(tmp_path, world)
+    s = how.start(world.setup())
+    net.begin("label", 0)
+    s = how.label_all(s, net)
+    net.begin("federate", 0)
+    assert how.round(s, net).begun is False
+    assert sorted(net.traffic.figures) == ["loss_target", "lr"]
+
+
 STILL = Training(lr=1e-9, batch_size=4, unit="iterations", amount=1, weight_decay=0.0)  # nothing moves
 
 

@@ -11,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
+import torch
+
 from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics, nothing
 from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.errors import UsageError, VisardError
+from visard.learning.features import class_means, features_of
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
@@ -92,7 +95,7 @@ class FedFRDA(Aligning[Server]):
     clustering: Clustering = Clustering()
     relabel_every: Number = 0  # rounds after which targets cluster again; the paper labels once
     target_head: Literal["random", "means"] = "means"  # how a target's head starts: from the means of its clusters
-    source_head: Literal["pretrained", "random"] = "pretrained"
+    source_head: Literal["pretrained", "random", "means"] = "pretrained"  # means: of the features of its people
     weighting: Literal["uniform", "data"] = "uniform"
     pretrain_rounds: Number = 0  # stage 1 in this run; 0: model.weights has the source's network
     pretraining: Training = Training()
@@ -109,8 +112,13 @@ class FedFRDA(Aligning[Server]):
         return kinds - SEALED | ({Disclosure.statistic} if moving else set())
 
     def start(self, setup: Setup) -> Server:
-        if SOURCE not in setup.clients or len(setup.clients) < 2:
-            raise UsageError("fedfr-da needs a source and target clients: partition.kind = domains")
+        if not targets(setup.clients):
+            raise UsageError("fedfr-da needs target clients: partition.kind = domains or sites")
+        if SOURCE not in setup.clients and (self.with_source or self.pretrain_rounds):
+            raise UsageError(
+                "fedfr-da needs a source (partition.kind = domains, or a face set with that role); "
+                "without one: method.with_source = false, and model.weights instead of method.pretrain_rounds"
+            )
         check_start(self.name, setup, self.pretrain_rounds)
         goes_on = self.with_source and self.source_head == "pretrained" and not self.pretrain_rounds
         head = given_head(self.head, setup) if goes_on else {}
@@ -174,8 +182,11 @@ class FedFRDA(Aligning[Server]):
         model, view, source = client.network(), client.data.train, client.id == SOURCE
         load_weights(model, msg.theta)
         labels, classes, start = None, client.data.n_classes, msg.head
-        if source and msg.first and self.source_head == "random":
+        if source and msg.first and self.source_head != "pretrained":
             client.state.pop("head", None)
+            if self.source_head == "means":
+                features = features_of(model, view, client.numerics.channels_last)
+                start = {"weight": class_means(features, torch.from_numpy(view.labels), classes)}
         if not source:
             known = client.state["labels"] >= 0
             labels, view, start = client.state["labels"][known], view.take(known.numpy()), client.state.pop("start", {})
