@@ -100,6 +100,9 @@ class EvaluationSettings(Section):
     impostors: Literal["own", "all"] = "own"  # all: clients test against the test pictures of all parties (simulated)
     client_benchmarks: bool = False  # let clients test their personal models on the unseen people too
     tuning: Tuning = Tuning()  # test clients' models before and after tuning
+    # errors by group at one threshold: "domain" or names of attributes; by domain where the test pictures have several
+    by: tuple[str, ...] | None = None
+    fmr: float = Field(default=1e-3, gt=0, lt=1)  # false match rate of everyone together at that threshold
 
 
 class Stated(Section):
@@ -184,6 +187,8 @@ class Settings(Section):
         if not self.frozen_norm:  # runs from before there was this setting go on
             content["model"].pop("frozen_norm", None)
         content["model"].pop("cache_in", None)
+        if content["evaluation"]["fmr"] == EvaluationSettings.model_fields["fmr"].default:
+            del content["evaluation"]["fmr"]  # as above
         if not rounds and not self.method.fixed_length():
             content["method"] = {k: v for k, v in content["method"].items() if k != "rounds"}
         if self.plugins:

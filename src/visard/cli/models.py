@@ -42,6 +42,11 @@ def evaluate(
     ] = None,
     far: Annotated[str, typer.Option(help="false accept rates, separated by commas")] = ",".join(map(str, FAR)),
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ATTRIBUTE|domain", help="errors of each group at one threshold for all (may repeat)"),
+    ] = None,
+    fmr: Annotated[float, typer.Option(help="by: the false match rate of everyone that sets the threshold")] = 0.001,
     switches: Annotated[str, typer.Option(help="ijb: keep norms, detector scores, mirror images")] = "N1D1F1",
     seed: Annotated[int, typer.Option(help="of the pairs and of the confidence intervals")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with curves")] = False,
@@ -58,7 +63,10 @@ def evaluate(
       visard eval r50.onnx --data lfw --protocol lfw --input arcface
 
       visard eval runs/demo/model.safetensors --data data/mine --protocol verification --json
+
+      visard eval r50.onnx --data celeba --input arcface --by Male --by Young --fmr 0.001
     """
+    from visard.cli.groups import show_groups
     from visard.config import EvaluationSettings
     from visard.data.sources.catalog import DataSettings, open_faces
     from visard.inference.features import read_features
@@ -67,9 +75,10 @@ def evaluate(
 
     try:
         rates = tuple(float(f) for f in far.split(","))
-        settings = EvaluationSettings(pairs=pairs, far=rates, flip=flip)
+        settings = EvaluationSettings(pairs=pairs, far=rates, flip=flip, by=tuple(by or ()), fmr=fmr)
     except ValueError:
-        raise UsageError(f"--far {far} --pairs {pairs}: rates must be numbers in (0, 1), pairs at least 20") from None
+        what = f"--far {far} --pairs {pairs} --fmr {fmr:g}"
+        raise UsageError(f"{what}: rates must be numbers in (0, 1), pairs at least 20") from None
     if model.suffix == ".npy":
         faces = open_data(data)
         tested: Any = read_features(model, faces)
@@ -87,11 +96,13 @@ def evaluate(
     if protocol in (Protocol.lfw, Protocol.rfw, Protocol.ijb):
         show = {Protocol.lfw: lfw_rows, Protocol.rfw: rfw_rows, Protocol.ijb: ijb_rows}[protocol]
         table(f"{title}: {protocol.value}", ("metric", "value", "note"), show(figures[protocol.value]))
-        return
-    from visard.runs.evaluation import headline
+    else:
+        from visard.runs.evaluation import headline
 
-    rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None]
-    table(title, ("metric", "value", "95 % interval"), rows)
+        rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None]
+        table(title, ("metric", "value", "95 % interval"), rows)
+    for errors in figures.get("groups", {}).values():
+        show_groups(errors)
 
 
 def lfw_rows(figures: dict[str, Any]) -> Rows:

@@ -102,6 +102,11 @@ def show(result: Run) -> None:
     part = f" (trained from {metrics['trained']['from']})" if "trained" in metrics else ""
     if rows:
         table(f"Generic model on identities that no client has{part}", ("metric", "value", "95 % interval"), rows)
+    if "groups" in metrics:
+        from visard.cli.groups import show_groups
+
+        for errors in metrics["groups"].values():
+            show_groups(errors)
     summary = metrics["clients"]["summary"]
     if summary:
         table(

@@ -19,7 +19,20 @@ import numpy as np
 import numpy.typing as npt
 
 from visard import downloads
-from visard.data.pictures import ARCFACE, Box, Framed, Pixels, Points, move, similarity, template, upright, warp
+from visard.data.pictures import (
+    ARCFACE,
+    LOW_QUALITY,
+    NO_FACE,
+    Box,
+    Framed,
+    Pixels,
+    Points,
+    move,
+    similarity,
+    template,
+    upright,
+    warp,
+)
 from visard.errors import UsageError, VisardError
 from visard.graphs import Graph
 
@@ -265,12 +278,12 @@ class FiveFraming:
     def _squares(self, picture: Pixels, size: int) -> list[Framed]:
         faces = find_faces(self.detector, picture)
         if not faces:
-            raise ValueError("no face was found")
+            raise ValueError(NO_FACE)
         found = [self._cut(picture, face, size) for face in (faces if self.every else faces[:1])]
         good = [framed for framed in found if framed.quality is not None and framed.quality[0] >= self.least]
         if not good:
             best = max(float(framed.quality[0]) for framed in found if framed.quality is not None)
-            raise ValueError(f"quality {best:.2f} is below {self.least:g}")
+            raise ValueError(f"{LOW_QUALITY} {best:.2f} is below {self.least:g}")
         return good
 
     @staticmethod

@@ -15,10 +15,22 @@ from visard.errors import UsageError, VisardError, did_you_mean
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ClientData", "FaceSet", "FaceSetWriter", "FaceView", "Federation", "describe", "list_sets"]
+__all__ = ["ClientData", "FaceSet", "FaceSetWriter", "FaceView", "Federation", "Skipped", "describe", "list_sets"]
 
 Rows = npt.NDArray[np.int64]
 SAMPLED_PICTURES = 64
+SKIPPED = "skipped"  # (S, 3 + A) int32: identity, domain, reason, attributes of each picture that was left out
+NO_FACE, LOW_QUALITY, UNREADABLE, TOO_FEW = range(4)  # reasons: TOO_FEW pictures of the person were usable
+
+
+@dataclass(frozen=True, eq=False)
+class Skipped:
+    """Pictures of the source that are not in a set. People of whom no picture is left have numbers beyond its names."""
+
+    identity: npt.NDArray[np.int32]
+    domain: npt.NDArray[np.int32]
+    reason: npt.NDArray[np.int32]
+    attributes: npt.NDArray[np.int32]  # (S, A)
 
 
 class FaceSet:
@@ -98,6 +110,20 @@ class FaceSet:
         if not name.isidentifier() or not array_path(self.path, name).is_file():  # a header can name it
             raise UsageError(f"{self.path.name} has no {name}.npy")
         return map_array(self.path, name, None)
+
+    def skipped(self) -> Skipped | None:
+        """The pictures that the importer left out; None where that is not known (sets of older versions)."""
+        width = 3 + len(self.attribute_names)
+        if not array_path(self.path, SKIPPED).is_file():
+            if not self.synthetic and self.info.get("skipped_count") != 0:
+                return None
+            table = np.zeros((0, width), np.int32)
+        else:
+            table = np.array(self.extra(SKIPPED))
+        fits = table.ndim == 2 and table.shape[1] == width and table.dtype == np.int32
+        if not fits or table[:, :3].min(initial=0) < 0 or table[:, 1].max(initial=0) >= len(self.domains):
+            raise VisardError(f"{array_path(self.path, SKIPPED)} is no list of skipped pictures of this set")
+        return Skipped(table[:, 0], table[:, 1], table[:, 2], table[:, 3:])
 
     @cached_property
     def _fingerprint(self) -> str:

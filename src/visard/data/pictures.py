@@ -40,6 +40,7 @@ EXTENSIONS = (
 # raster formats alone: Pillow would start an outside program for PostScript
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
 ALIGNMENTS = ("none", "five", "landmarks", "haar")
+NO_FACE, LOW_QUALITY = "no face was found", "quality"  # how the reasons begin why a face is left out
 BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
 LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set
 # eyes (left and right in the picture), nose, corners of the mouth: x, y in 112 x 112 pixels (ArcFace)
@@ -118,7 +119,7 @@ class Framing:
         if self.align == "haar":
             box = self.detect(picture) if self.detect else None
             if box is None:
-                raise ValueError("no face was found")
+                raise ValueError(NO_FACE)
             return _around(picture, box, 1.0, size)
         if self.boxes is None or not np.isfinite(self.boxes[item]).all() or self.boxes[item, 2:].min() < 1:
             raise ValueError("too few landmarks")

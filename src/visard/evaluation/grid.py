@@ -93,7 +93,7 @@ class Grid:
         a, b = self._sides(corner)
         return bool(a[0] <= b[-1] and b[0] <= a[-1])
 
-    def _scores(self, corner: Tile, buffer: Tensor) -> Floats:
+    def block(self, corner: Tile, buffer: Tensor) -> Floats:
         """The scores of a tile (m, n), of which a tile on the diagonal counts only those above it."""
         i, j = corner
         a, b = self.rows[i : min(i + self.tile, padded(self.local))], self.rows[j : j + self.tile]
@@ -103,14 +103,14 @@ class Grid:
 
     def scores(self, corner: Tile, buffer: Tensor) -> tuple[Tensor, Floats]:
         """All scores of a tile, flat, and the genuine ones among them; `buffer` (tile²,) is scratch."""
-        tile = self._scores(corner, buffer)
+        tile = self.block(corner, buffer)
         upper = np.triu(np.ones(tile.shape, np.bool_), 1) if corner[0] == corner[1] else None
         flat = torch.from_numpy(tile.reshape(-1) if upper is None else tile[upper])
         return flat, self._genuine(corner, tile)[0] if self._mixed(corner) else np.empty(0, np.float32)
 
     def genuine(self, corner: Tile, buffer: Tensor) -> tuple[Floats, Ints]:
         """The genuine scores of a tile, and the identity of each."""
-        return self._genuine(corner, self._scores(corner, buffer))
+        return self._genuine(corner, self.block(corner, buffer))
 
     def _genuine(self, corner: Tile, tile: Floats) -> tuple[Floats, Ints]:
         a, b = self._sides(corner)

@@ -19,6 +19,7 @@ from visard.data.sources.catalog import find_set
 from visard.data.storage import digest
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation import benchmarks as tests
+from visard.evaluation.groups import errors_by
 from visard.evaluation.ijb import Switches
 from visard.evaluation.protocols import identification, verification
 from visard.learning.features import embed as embed_view
@@ -127,6 +128,7 @@ def evaluate(
     verification, identification: any set. lfw: ten folds over the set's own pairs, or over those that the file `pairs`
     names (which verification takes too). rfw: the same for each domain. ijb: templates, with the N, D, F `switches`.
     lfw, rfw and ijb sum features with those of mirrored pictures, as their tables do (ijb: unless F is off).
+    Where `settings.by` names domain or attributes, "groups" has the errors of each group at one threshold for all.
     """
     settings = settings or EvaluationSettings()
     view = open_data(data)
@@ -159,4 +161,12 @@ def evaluate(
         "rfw": lambda: tests.rfw_metrics(features(True), faces, listed, far),
         "ijb": lambda: tests.ijb_metrics(features(chosen.F), faces, chosen),
     }
-    return {name: run[name]() for name in protocols}
+    found = {name: run[name]() for name in protocols}
+    if settings.by:
+        rate, draws = settings.fmr, settings.bootstrap
+        groups = {
+            by: errors_by([features(settings.flip)], [view], by, fmr=rate, bootstrap=draws, seed=seed).to_dict()
+            for by in settings.by
+        }
+        found["groups"] = groups
+    return found

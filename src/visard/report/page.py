@@ -15,6 +15,7 @@ from visard.files import SHARED, mapping, number, whole, write_atomically
 from visard.report import charts, compare
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
+from visard.report.groups import groups_section
 from visard.report.html import Section, esc, facts, flag, fold, grid, notice, page_of, sample_sheet, table, with_charts
 from visard.report.run_folder import Run, read_run, warnings_of
 from visard.text import NO_VALUE, count, duration, listing, percent, plain, plural, size
@@ -149,6 +150,7 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
         _headline(run, heads),
         _curves(run),
         _recognition(run),
+        groups_section(run),
         _clients(run, "clients", "How the clients fare", "Clients"),
         _clients(run, "held_out", "Clients that took no part in training", "Held out"),
         _leaving(run, leaving),

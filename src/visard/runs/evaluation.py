@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from visard.core import Method, Network
 from visard.engines.world import World, derive
+from visard.errors import UsageError
+from visard.evaluation.groups import DOMAIN, errors_by
 from visard.evaluation.metrics import brief, summarise, values
 from visard.evaluation.protocols import identification, verification
 from visard.learning.features import embed
@@ -31,21 +33,55 @@ def metrics_of_round(
 
 def final_metrics(settings: Settings, method: Method[Any], world: World, server: Any, net: Network) -> dict[str, Any]:
     """`metrics.json`, but for the traffic that the event log knows."""
-    generic = _generic(settings, settings.evaluation, method, world, server)
+    made: dict[str, Any] = {}
+    generic = _generic(settings, settings.evaluation, method, world, server, made)
     for test in generic.values():
         test["headline"] = headline(test)
+    groups = _groups(settings, world, made)
     return {
         "name": settings.name,
         "method": method.name,
         "seed": settings.seed,
         "generic": generic,
+        **({"groups": groups} if groups else {}),
         **_clients(settings.evaluation, method, world, server, net),
     }
 
 
+def check_groups(settings: Settings, world: World) -> None:
+    """Refuse errors by an attribute that a test set does not know, before the run."""
+    for name in settings.evaluation.by or ():
+        for view in world.benchmarks.values() if name != DOMAIN else ():
+            view.faces.attribute(name)
+
+
+def _groups(settings: Settings, world: World, made: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Errors by group over the people of all test sets together: as asked for, else by domain if there are several."""
+    evaluation, views = settings.evaluation, [world.benchmarks[name] for name in made]
+    by = evaluation.by
+    if by is None:
+        domains = {(view.faces.path, number) for view in views for number in view.domain.tolist()}
+        by = (DOMAIN,) if len(domains) > 1 else ()
+    seed, found = derive(settings.seed, "groups") % 2**32, {}
+    for name in by if views else ():
+        try:
+            found[name] = errors_by(
+                list(made.values()), views, name, fmr=evaluation.fmr, bootstrap=evaluation.bootstrap, seed=seed
+            ).to_dict()
+        except UsageError as error:  # the test pictures are of one group: no reason to lose a run
+            found[name] = {"by": name, "warnings": [f"{error}."]}
+    return found
+
+
 def _generic(
-    settings: Settings, evaluation: EvaluationSettings, method: Method[Any], world: World, server: Any
+    settings: Settings,
+    evaluation: EvaluationSettings,
+    method: Method[Any],
+    world: World,
+    server: Any,
+    made: dict[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
+    """The tests of the generic model on each test set; `made` gets the features of each."""
     theta = method.backbone(server)
     if theta is None:
         return {}
@@ -54,6 +90,8 @@ def _generic(
     tests = {}
     for name, view in world.benchmarks.items():
         features = embed(model, view, flip=evaluation.flip)
+        if made is not None:
+            made[name] = features
         seed = derive(settings.seed, "test", name) % 2**32
         tests[name] = {
             "verification": verification(features, view.identity, evaluation, seed),

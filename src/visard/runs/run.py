@@ -39,7 +39,7 @@ from visard.numerics import fast_bf16
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds, warnings_of
-from visard.runs.evaluation import final_metrics, metrics_of_round
+from visard.runs.evaluation import check_groups, final_metrics, metrics_of_round
 from visard.runs.folder import run_folder
 
 
@@ -152,6 +152,7 @@ def _open(
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
     world, pooled = centralised(make_world(settings, faces, federation, memory=memory), method)
+    check_groups(settings, world)
     inputs = manifest.hash + ("" if world.trunk is None else world.trunk.digest[:16])
     states = Checkpoint(
         folder / "checkpoint", settings.fingerprint(rounds=False) + inputs, link is not None,

@@ -14,10 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from visard.data import faces as sets
 from visard.data.detection import QUALITY, FiveFraming, open_detector
 from visard.data.faces import FaceSetWriter
 from visard.data.listing import Listing, Stream, check_length
-from visard.data.pictures import ALIGNMENTS, LANDMARKS, Framed, Framing, Haar, warp_engine, why_not
+from visard.data.pictures import (
+    ALIGNMENTS,
+    LANDMARKS,
+    LOW_QUALITY,
+    NO_FACE,
+    Framed,
+    Framing,
+    Haar,
+    warp_engine,
+    why_not,
+)
 from visard.data.sources import SOURCES
 from visard.errors import UsageError, did_you_mean
 
@@ -150,6 +161,7 @@ class _Keeper:
         self.points: list[npt.NDArray[np.float32]] = []
         self.quality: list[npt.NDArray[np.float32]] = []
         self.skipped: list[tuple[str, str]] = []
+        self.left_out: list[tuple[int, int]] = []  # item, reason
 
     def add(self, items: list[int], results: Decoded) -> None:
         """Store what was decoded of `items`."""
@@ -177,8 +189,22 @@ class _Keeper:
         if good[0][1].quality is not None:
             self.quality.append(np.array([framed.quality for _, framed in good], np.float32))
 
-    def _skip(self, item: int, reason: str) -> None:
+    def _skip(self, item: int, reason: str, kind: int | None = None) -> None:
         self.skipped.append((printable(self.listing.files[item]), reason))
+        if kind is None:
+            kind = sets.NO_FACE if reason == NO_FACE else sets.UNREADABLE
+            kind = sets.LOW_QUALITY if reason.startswith(f"{LOW_QUALITY} ") else kind
+        self.left_out.append((item, kind))
+
+    def _left_out(self, left: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+        """What is known of the pictures that were skipped; see `FaceSet.skipped`."""
+        items, kinds = (np.array(column, np.int64) for column in zip(*self.left_out, strict=True))
+        # people who stay have their new numbers, all others follow
+        number = np.where(left, np.cumsum(left) - 1, left.sum() + np.cumsum(~left) - 1)
+        domains, marks = self.listing.domains, self.listing.attributes
+        domain = [self.domain_of[domains[i]] if domains else 0 for i in items.tolist()]
+        known = np.zeros((len(items), 0)) if marks is None else marks[items]
+        return np.column_stack([number[self.listing.identity[items]], domain, kinds, known]).astype(np.int32)
 
     def finish(self, source: Path | str, min_images: int) -> ImportReport:
         """Close the set with what is left."""
@@ -188,7 +214,9 @@ class _Keeper:
         keep = counts[identity] >= min_images
         for item in items[~keep].tolist():
             k = self.listing.identity[item]
-            self._skip(item, f"only {counts[k]} readable pictures of {printable(self.listing.names[k])}")
+            self._skip(
+                item, f"only {counts[k]} readable pictures of {printable(self.listing.names[k])}", sets.TOO_FEW
+            )  # fmt: skip
         if not keep.any():
             file, reason = self.skipped[0]
             raise UsageError(f"{source}: not one of {len(self.skipped)} pictures could be used ({file}: {reason})")
@@ -196,6 +224,8 @@ class _Keeper:
             self.writer.drop(keep)
         left = counts >= min_images
         self.writer.renumber(np.cumsum(left) - 1)
+        if self.left_out:
+            self.writer.attach(sets.SKIPPED, self._left_out(left))
         if self.points:
             self.writer.attach(LANDMARKS, np.concatenate(self.points)[keep])
         if self.quality:
