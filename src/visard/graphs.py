@@ -35,6 +35,7 @@ MEMORY = 2**30  # bytes beside 4 times the file, and
 PICTURE = 2**26  # bytes for each picture of a batch
 OUTPUT = 2**20  # bytes of all outputs for one picture
 UNBOUNDED = ("Loop", "Scan", "If", "SequenceMap")
+NODES = 20_000  # of a graph whose operations are asked for
 LOOK = 8  # nodes at the start of a graph among which its own normalisation is
 
 
@@ -106,12 +107,24 @@ class Graph:
             data = memoryview(self._answer(seconds))
         if self._pace is None:
             self._pace = found["seconds"] / max(1, count)
-        arrays, at = [], 0
-        for kind, shape in found["arrays"]:
-            length = math.prod(shape) * np.dtype(kind).itemsize
-            arrays.append(np.frombuffer(data[at : at + length], kind).reshape(shape))
-            at += length
-        return arrays
+        return _arrays(found["arrays"], data)
+
+    def nodes(self) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+        """The graph itself: `nodes`, `opset`, and its weights by name; tensors of attributes are weights, too.
+
+        A node is [operation, domain, name, inputs, outputs, attributes].
+        """
+        with self._lock:
+            try:
+                send(self._child.channel, json.dumps({"nodes": True, "seconds": self._left}).encode())
+                send(self._child.channel, b"")
+            except OSError:
+                raise VisardError(f"{self.path}: the process that had it open has ended") from None
+            about = json.loads(self._answer(self._left))
+            if "refused" in about:
+                raise VisardError(f"{self.path}: {about['refused']}")
+            data = memoryview(self._answer(self._left))
+        return about, dict(zip(about["weights"], _arrays(about["arrays"], data), strict=True))
 
     def close(self) -> None:
         """End the process."""
@@ -164,6 +177,16 @@ def serve(channel: socket.socket, path: str, threads: int, seconds: float) -> No
     send(channel, json.dumps(ports | about | {"seconds": _used() - begun}).encode())
     while (head := receive(channel)) is not None and (pixels := receive(channel)) is not None:
         asked = json.loads(head)
+        if "nodes" in asked:
+            room.allow(asked["seconds"], MEMORY + 12 * size)
+            try:
+                about, arrays = _describe(onnx, onnx.load_model_from_string(data))
+            except Exception as error:  # as above
+                send(channel, json.dumps({"refused": _short(error)}).encode())
+                continue
+            send(channel, json.dumps(about | {"arrays": [(a.dtype.str, a.shape) for a in arrays]}).encode())
+            send(channel, b"".join(a.tobytes() for a in arrays))
+            continue
         pictures = np.frombuffer(pixels, asked["type"]).reshape(asked["shape"])
         begun, count = _used(), len(pictures)
         room.allow(asked["seconds"], MEMORY + 4 * size + PICTURE * count)
@@ -179,6 +202,49 @@ def serve(channel: socket.socket, path: str, threads: int, seconds: float) -> No
             continue
         send(channel, json.dumps(answer).encode())
         send(channel, b"".join(array.tobytes() for array in found))
+
+
+def _arrays(kinds: list[tuple[str, list[int]]], data: memoryview) -> list[npt.NDArray[Any]]:
+    arrays, at = [], 0
+    for kind, shape in kinds:
+        length = math.prod(shape) * np.dtype(kind).itemsize
+        arrays.append(np.frombuffer(data[at : at + length], kind).reshape(shape))
+        at += length
+    return arrays
+
+
+def _describe(onnx: Any, model: Any) -> tuple[dict[str, Any], list[npt.NDArray[Any]]]:
+    """Nodes of a graph as plain values, and its tensors."""
+    if len(model.graph.node) > NODES or model.functions or model.graph.sparse_initializer:
+        raise ValueError(f"has more than {NODES} nodes, functions of its own or sparse weights")
+    names, arrays, nodes = [], [], []
+
+    def take(name: str, tensor: Any) -> str:
+        array = onnx.numpy_helper.to_array(tensor)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"{name[:80]} is not of numbers")
+        names.append(name)
+        arrays.append(array)
+        return name
+
+    for tensor in model.graph.initializer:
+        take(tensor.name, tensor)
+    if len(set(names)) < len(names):
+        raise ValueError("has two tensors of one name")
+    for number, node in enumerate(model.graph.node):
+        settings: dict[str, Any] = {}
+        for attribute in node.attribute:
+            value = onnx.helper.get_attribute_value(attribute)
+            if attribute.HasField("t"):
+                value = {"tensor": take(f"\0{number}.{attribute.name}", attribute.t)}
+            elif isinstance(value, bytes):
+                value = value.decode()
+            elif not isinstance(value, int | float):
+                value = [v if isinstance(v, int | float) else str(v) for v in value]
+            settings[attribute.name] = value
+        nodes.append([node.op_type, node.domain, node.name, [*node.input], [*node.output], settings])
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    return {"nodes": nodes, "opset": opset, "weights": names}, arrays
 
 
 def check(model: Any, path: str) -> None:

@@ -56,7 +56,7 @@ from visard.inference.gallery import Gallery
 from visard.inference.model import load_model
 from visard.methods.fedavg import Up
 from visard.models import build
-from visard.models.files import open_model, save_model, start_weights
+from visard.models.files import open_model, save_model, start
 from visard.presets import presets
 from visard.report.page import build_report
 
@@ -406,11 +406,10 @@ def torch_files(folder: Path) -> None:
 
 
 def read_torch_files(folder: Path, scratch: Path) -> None:
-    tiny = lambda: build("tiny", embedding=8, size=SIZE)  # noqa: E731
     for name in ("zip.pth", "legacy.pt"):
         with contextlib.suppress(VisardError):
             open_model(folder / name)
-        start_weights(folder / name, tiny)
+        start(folder / name, "tiny", 8, SIZE)
 
 
 def graphs(folder: Path) -> None:

@@ -20,7 +20,7 @@ from visard.models.files import (
     read_model,
     read_weights,
     save_model,
-    start_weights,
+    start,
 )
 from visard.models.iresnet import DEPTHS
 from visard.models.spherenet import SphereNet
@@ -227,7 +227,7 @@ def test_model_file_round_trip(tmp_path: Path) -> None:
     loaded, _ = load(path)
     x = torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(loaded(x), model.eval()(x))
-    assert start_weights(path, lambda: models.build("tiny", size=64)).keys() == weights.keys()
+    assert start(path, "tiny", None, 64)[1].keys() == weights.keys()
 
 
 def test_same_model_same_bytes(tmp_path: Path) -> None:
@@ -445,14 +445,14 @@ def test_torchvision_weights_start_resnet18(tmp_path: Path) -> None:
     path = tmp_path / "resnet18.pth"
     torch.save(theirs, path)
     state = torch.random.get_rng_state()
-    first = start_weights(path, lambda: models.build("resnet18", embedding=32))
+    first = start(path, "resnet18", 32, 112)[1]
     assert torch.equal(torch.random.get_rng_state(), state)
-    again = start_weights(path, lambda: models.build("resnet18", embedding=32))
+    again = start(path, "resnet18", 32, 112)[1]
     assert torch.equal(first["layer4.1.conv2.weight"], theirs["layer4.1.conv2.weight"])
     assert first["embed.weight"].shape == (32, 1000)
     assert torch.equal(first["embed.weight"], again["embed.weight"])
     with pytest.raises(VisardError, match="does not fit the network"):
-        start_weights(path, lambda: models.build("tiny"))
+        start(path, "tiny", None, 112)
 
 
 def test_torchvision_weights_see_pictures_as_imagenet_normalises_them(tmp_path: Path) -> None:
@@ -464,7 +464,7 @@ def test_torchvision_weights_see_pictures_as_imagenet_normalises_them(tmp_path: 
     torch.save({k: v for k, v in theirs.items() if not k.startswith("embed.")}, path)
     x, outs = torch.rand(2, 3, 64, 64) * 2 - 1, []
     mean, std = (torch.tensor(c).view(3, 1, 1) for c in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    ours = start_weights(path, lambda: models.build("resnet18"))
+    ours = start(path, "resnet18", None, 112)[1]
     for weights, seen in ((theirs, ((x + 1) / 2 - mean) / std), (ours, x)):
         net.load_state_dict(weights)
         outs.append(net.bn1(net.conv1(seen))[:, :, 2:-2, 2:-2])

@@ -209,15 +209,11 @@ def interview(listed: dict[str, Any]) -> tuple[list[str], list[str], dict[str, A
 
 def digest_of_file(path: Path) -> str:
     """The digest of the weights in a model file, as a run sends them."""
-    from visard import models
     from visard.deployment.policy import digest_of
-    from visard.models.files import read_model, start_weights
+    from visard.models.files import read_model, start
 
     spec = read_model(path)[1]
-    if not {"model", "embedding", "size"} <= spec.keys():
-        raise UsageError(f"{path} does not say of which network it is: give a model file that visard wrote")
-    name, embedding, size = spec["model"], int(spec["embedding"]), int(spec["size"])
-    return digest_of(start_weights(path, lambda: models.build(name, embedding=embedding, size=size)))
+    return digest_of(start(path, spec["model"], None, int(spec["size"]))[1])
 
 
 @client.command("runs")

@@ -22,9 +22,12 @@ from visard.engines.ledger import Ledger
 from visard.engines.request import DIGEST
 from visard.engines.shared_memory import in_memory, remove_folder
 from visard.engines.world import World, centralised, make_world, want
-from visard.errors import PublicError, UsageError, VisardError
+from visard.errors import PublicError, UsageError, VisardError, one_line
 from visard.files import mapping, read_json, write_json
-from visard.models.cut import HOW, Trunk
+from visard.models import SENSORS
+from visard.models.cut import HOW
+from visard.models.files import DESCRIBES
+from visard.models.inputs import Inputs
 
 SYNTHETIC = "synthetic"
 MOST = 10**9  # pictures of one party
@@ -45,20 +48,20 @@ class Presence:
         return cls(**counts)
 
 
-def run_spec(
-    settings: Settings, manifest: Manifest, size: int, embedding: int, trunk: Trunk | None = None
-) -> dict[str, Any]:
+def run_spec(settings: Settings, manifest: Manifest, size: int, world: World) -> dict[str, Any]:
     """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
     plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine", "parties")}
     plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
+    plain["model"]["name"] = world.spec["model"]
     if settings.data.source != SYNTHETIC:
         plain["data"] = {}
     return {
         "settings": plain,
         "partition": manifest.hash,
         "own": settings.partition.kind == "parties",
-        "spec": {"model": settings.model.name, "embedding": embedding, "size": size},
-        **({} if trunk is None else {"trunk": {"layer": trunk.layer, "digest": trunk.digest}}),
+        "spec": dict(world.spec),
+        "pictures": size,
+        **({} if (trunk := world.trunk) is None else {"trunk": {"layer": trunk.layer, "digest": trunk.digest}}),
     }
 
 
@@ -76,7 +79,7 @@ def join(
 
     Returns the world with them, what every request carries of the run, and what the user should know.
     """
-    spec = run_spec(settings, manifest, size, world.embedding, world.trunk)
+    spec = run_spec(settings, manifest, size, world)
     if files := [plugin for plugin in settings.plugins if "#" in plugin]:
         raise UsageError(
             f"plug-in {files[0].partition('#')[0]}: parties import no files of the server; install it as a package at "
@@ -154,22 +157,37 @@ def world_of_party(
     """
     settings = settings_of(run, policy, encrypt_with)
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
-    size = int(run["spec"]["size"])
+    spec = network_spec(run, settings)
+    size = int(run.get("pictures", spec["size"]))
     if faces.size != size:
         raise PublicError(f"the run is on pictures of {size} pixels, this party has {faces.size}")
     frozen = frozen_part(run, settings)
     memory = _memory(settings)
     if run["own"]:
-        world = make_world(settings, faces, own_federation(settings, faces, clients), frozen, memory)
+        world = make_world(settings, faces, own_federation(settings, faces, clients), frozen, memory, spec)
     else:
         federation = shared_federation(run, settings, faces, file)
-        world = centralised(make_world(settings, faces, federation, frozen, memory), settings.method)[0]
+        world = centralised(make_world(settings, faces, federation, frozen, memory, spec), settings.method)[0]
     here = {client: world.clients[client] for client in clients if client in world.clients}
     if not here:
         raise PublicError(f"the run has no client {clients[0]!r}")
     world = replace(world, clients=here)
     want(world, settings)
     return world, settings.method
+
+
+def network_spec(run: dict[str, Any], settings: Settings) -> dict[str, str]:
+    """The network that the run says it has: the one of its settings, which a policy has seen."""
+    told = mapping(run.get("spec"))
+    spec = {key: str(told[key]) for key in DESCRIBES if key in told}
+    try:
+        if spec["model"] != settings.model.name or not 1 <= int(spec["embedding"]) <= 4096:
+            raise ValueError("is not the one of its settings")
+        if spec["model"] not in SENSORS:
+            Inputs.of_spec(spec)
+    except (KeyError, ValueError, VisardError) as error:
+        raise PublicError(f"the run's network cannot be made: {one_line(error)}") from None
+    return spec
 
 
 def frozen_part(run: dict[str, Any], settings: Settings) -> tuple[str, str] | None:

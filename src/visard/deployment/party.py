@@ -240,7 +240,7 @@ class Party:
 
     def keep(self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
-        from visard.models.files import save_model
+        from visard.models.files import DESCRIBES, save_model
 
         if self.models is None:
             raise PublicError("this party keeps no models")
@@ -251,7 +251,8 @@ class Party:
         own = method.personal(self.states.read(request), theta)
         if own is not None:
             self.models.mkdir(parents=True, exist_ok=True)
-            spec = {k: str(request.settings["spec"][k]) for k in ("model", "embedding", "size")}
+            told = request.settings["spec"]
+            spec = {key: str(told[key]) for key in DESCRIBES if key in told}
             if world.trunk is not None:
                 spec["trained"] = f"from:{world.trunk.layer}"
             path, earlier = self._new_model(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
@@ -29,8 +30,9 @@ from visard.data.partition import Manifest
 from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
 from visard.models.cut import Trunk, activation_shape, choose
-from visard.models.files import read_model, start_weights
+from visard.models.files import read_model, start
 from visard.models.frozen import keep_statistics
+from visard.models.inputs import Inputs
 from visard.numerics import Numerics
 
 CLASS_VECTORS, BIASES = "class_vectors", "biases"  # entries of a file of class vectors
@@ -80,6 +82,7 @@ class World:
     aggregation: Rule = Mean()  # how replies become one
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
+    spec: Mapping[str, str] = field(default_factory=dict)  # what the network is and expects, for model files
     trunk: Trunk | None = None  # the frozen part, where clients train the tail alone; `build` then makes a tail
     activations: Activations | None = field(default=None, repr=False)  # the set that all views are of then
     announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
@@ -183,19 +186,24 @@ def make_world(
     federation: Federation,
     frozen: tuple[str, str] | None = None,
     memory: Path | None = None,
+    spec: Mapping[str, str] | None = None,
+    check: bool = False,
 ) -> World:
     """The world that the settings of a run describe.
 
-    A party, which has no weights to start from, knows the `frozen` part by the layer behind it and its digest.
-    `memory` is where activations go that are not to be on disk.
+    A party, which has no weights to start from, knows the `frozen` part by the layer behind it and its digest, and the
+    network by its `spec`. `memory` is where activations go that are not to be on disk. `check` compares a network that
+    comes from an ONNX file with onnxruntime.
     """
-    embedding = settings.model.embedding or models.default_embedding(settings.model.name)
-    build = partial(models.build, settings.model.name, embedding=embedding, size=faces.size)
+    first = None
+    if spec is None:
+        spec, first = network_of(settings, faces.size, check)
+    embedding = int(spec["embedding"])
+    build = partial(models.build_spec, spec, faces.size)
     vectors, biases = _class_vectors(settings.model.class_vectors, embedding, settings.engine.encrypt_with)
-    start = start_weights(settings.model.weights, build) if settings.model.weights else None
     trunk = None
     if settings.model.is_cut:
-        trunk = trunk_of(settings, build, input_shape(faces), start) if frozen is None else Trunk(build, *frozen)
+        trunk = trunk_of(settings, build, input_shape(faces), first) if frozen is None else Trunk(build, *frozen)
     world = World(
         seed=settings.seed,
         clients=clients_of(federation),
@@ -216,9 +224,21 @@ def make_world(
         outgoing=settings.outgoing,
         frozen_norm=settings.frozen_norm,
         stated={c: stated.pictures for c, stated in settings.parties.items() if stated.pictures is not None},
-        start_from=start,
+        start_from=first,
+        spec=spec,
     )
     return world if trunk is None else behind(world, trunk, settings, faces, memory)
+
+
+def network_of(settings: Settings, side: int, check: bool = False) -> tuple[dict[str, str], Weights | None]:
+    """The spec of the network that the settings name, for pictures of `side` pixels, and weights that are given."""
+    model = settings.model
+    if model.weights is not None:
+        return start(model.weights, model.name, model.embedding, side, check)
+    if model.name == models.ONNX:
+        raise UsageError("model.name = onnx: the network is in a file, give it with model.weights = FILE.onnx")
+    embedding = model.embedding or models.default_embedding(model.name)
+    return {"model": model.name, "embedding": str(embedding), "size": str(side)}, None
 
 
 def input_shape(faces: FaceSet) -> tuple[int, ...]:
@@ -248,7 +268,7 @@ def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memor
             refuse_random(path, how)
         with torch.random.fork_rng(devices=[]):
             shape = activation_shape(trunk.build(), trunk.layer, input_shape(faces))
-        store = store_of(faces, trunk.digest, shape, settings.model.cache, memory)
+        store = store_of(faces, _seen_by(trunk, world.spec), shape, settings.model.cache, memory)
     activations = Activations(faces, lambda: Numerics().prepare(trunk.network()), store)
     see = activations.behind
     world = replace(
@@ -262,6 +282,14 @@ def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memor
     )  # fmt: skip
     want(world, settings)
     return world
+
+
+def _seen_by(trunk: Trunk, spec: Mapping[str, str]) -> str:
+    """A digest of all that determines the activations of a trunk: weights, and what is not in them."""
+    more = {k: spec[k] for k in ("graph", "order", "mean", "std", "size") if k in spec}
+    if spec["model"] in models.SENSORS or (Inputs.of_spec(more).is_plain and "graph" not in spec):
+        return trunk.digest
+    return hashlib.sha256(json.dumps([trunk.digest, more], sort_keys=True).encode()).hexdigest()
 
 
 def want(world: World, settings: Settings) -> None:

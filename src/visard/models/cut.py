@@ -66,8 +66,9 @@ def _places(network: nn.Module, graph: fx.Graph) -> dict[str, tuple[fx.Node, fx.
             continue
         crossing = {a for later in steps[number:] for a in later.all_input_nodes if order[a] < number}
         twice = {*calls[:number]} & {*calls[number:]} - {""}  # a layer on both sides would train and not train
-        if len(crossing) == 1 and not twice and (taken := crossing.pop()).op != "placeholder":
-            found[name] = step, taken
+        fronts = (network.get_submodule(call) for call in calls[:number] if call)
+        if len(crossing) == 1 and not twice and any(True for front in fronts for _ in front.parameters()):
+            found[name] = step, crossing.pop()
     return found
 
 

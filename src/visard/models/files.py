@@ -13,7 +13,7 @@ import re
 import tarfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,13 +29,17 @@ from torch import Tensor, nn
 from visard.at_rest import Key, is_encrypted, refuse_encrypted
 from visard.errors import UsageError, VisardError, one_line
 from visard.files import PRIVATE, write_atomically
-from visard.models import build
+from visard.models import build_spec, default_embedding
+from visard.models.convert import convert
 from visard.models.inputs import PRESETS, Inputs, choose, preset
 from visard.models.iresnet import DEPTHS, WIDTHS, IResNet
 from visard.models.onnx import load_onnx
 from visard.plugins import is_loaded
 
 NEEDED = ("model", "embedding", "size")
+# What of a model's spec goes on in the models that are trained from it.
+DESCRIBES = (*NEEDED, "graph", "order", "mean", "std", "align", "licence")
+CHECK = 8  # random pictures on which a converted file is compared with onnxruntime
 # Pictures go in as (x / 255 - mean) / std: [-1, 1] unless a network was trained otherwise.
 NORMALISATION = {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
 WEIGHTS = (".pth", ".pt")
@@ -74,8 +78,8 @@ def open_model(
     elif ending in WEIGHTS:
         weights = load_insightface(path)
         model, embedding, side = guess(weights)
-        network = filled(model, embedding, side, weights)
         spec = PRESETS["arcface"].to_spec() | {"model": model, "embedding": str(embedding), "size": str(side)}
+        network = filled(spec, weights)
     else:
         network, spec = load(path)
     own = Inputs.of_spec(spec, path)
@@ -92,27 +96,28 @@ def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
         raise UsageError(f"{path}: its network is a plug-in, name its module if you trust it: --plugin {module[:100]}")
     try:
         theta, transform = split_transform(weights)
-        model = filled(spec["model"], int(spec["embedding"]), int(spec["size"]), theta)
+        model = filled(spec, theta)
         model = with_transform(model, transform, int(spec["embedding"]))
     except VisardError as error:
         raise VisardError(f"{path}: {error}") from None
     return model.eval(), spec
 
 
-def filled(name: str, embedding: int, size: int, weights: dict[str, Tensor]) -> nn.Module:
-    """The network of that name with these weights; it takes no memory unless they fit."""
+def filled(spec: dict[str, str], weights: dict[str, Tensor]) -> nn.Module:
+    """The network of that spec with these weights; it takes no memory unless they fit."""
+    name, embedding, size = spec["model"], int(spec["embedding"]), int(spec["size"])
     try:
         with torch.device("meta"):
-            expected = build(name, embedding=embedding, size=size).state_dict()
+            expected = build_spec(spec).state_dict()
     except VisardError:
         raise
     except Exception as error:  # sizes beyond counting, or a network of a plug-in that cannot be made without memory
         known = size <= MAX_SIDE and any(embedding in value.shape for value in weights.values())
         if ":" not in name or not known:
             raise VisardError(f"{name} of embedding {embedding} and size {size}: {one_line(error)}") from None
-        expected = build(name, embedding=embedding, size=size).state_dict()
+        expected = build_spec(spec).state_dict()
     fitted = fit(weights, expected)
-    network = build(name, embedding=embedding, size=size)
+    network = build_spec(spec)
     network.load_state_dict(fitted)
     return network
 
@@ -312,24 +317,50 @@ def _is_repeated(value: Tensor) -> bool:
     return value.nbytes > value.untyped_storage().nbytes()
 
 
-def start_weights(path: str | Path, build: Callable[[], nn.Module]) -> dict[str, Tensor]:
-    """Weights to start the network of `build` from: a visard model file, an InsightFace or a torchvision one.
+def start(
+    path: str | Path, name: str, embedding: int | None, side: int, check: bool = True
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Spec and weights of the network that a run starts from.
 
-    torchvision's ResNet-18 has no `embed`: it starts as `build` makes it from seed 0, so that a run repeats. Its
-    weights are made to take pictures in [-1, 1].
+    A file that says or shows which network it holds decides; any other must fit the network `name`, for pictures of
+    `side`. torchvision's ResNet-18 has no `embed`: it starts from seed 0, so that a run repeats, and its weights are
+    made to take pictures in [-1, 1]. A converted ONNX file is compared with onnxruntime unless `check` is off.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        expected = build().state_dict()
-    weights = read_model(path)[0] if Path(path).suffix == ".safetensors" else read_weights(path)
-    published = "embed.weight" in expected and "embed.weight" not in weights
-    if published:
-        weights |= {key: value for key, value in expected.items() if key.startswith("embed.")}
+    path = Path(path)
+    ending = path.suffix.lower()
+    if ending not in ENDINGS:
+        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}")
+    own = {"model": name, "size": str(side)}
+    if ending == ".onnx":
+        if not path.is_file():
+            raise UsageError(f"no model file at {path}")
+        found = convert(path, check=CHECK if check else 0)
+        spec, weights = found.spec, found.weights
+    elif ending == ".safetensors":
+        weights, spec = read_model(path)
+        if ":" in spec["model"] and spec["model"] != name and not is_loaded(spec["model"]):
+            raise UsageError(f"{path}: its network is a plug-in, name it if you trust it: model.name = {spec['model']}")
+    else:
+        weights = read_weights(path)
+        try:
+            model, length, size = guess(weights)
+            spec = PRESETS["arcface"].to_spec() | {"model": model, "embedding": str(length), "size": str(size)}
+        except VisardError:
+            spec = own | {"embedding": str(embedding or default_embedding(name))}
+    if embedding is not None and str(embedding) != spec["embedding"]:
+        raise UsageError(f"model.embedding = {embedding}: the network of {path} gives {spec['embedding']} numbers")
     try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            expected = build_spec(spec).state_dict()
+        published = "embed.weight" in expected and "embed.weight" not in weights
+        if published:
+            weights |= {key: value for key, value in expected.items() if key.startswith("embed.")}
         fitted = fit(weights, expected)
     except VisardError as error:
-        raise VisardError(f"{path} does not fit the network: {error}") from None
-    return for_plain_pictures(fitted) if published else fitted
+        raise VisardError(f"{path} does not fit the network {spec['model']}: {error}") from None
+    kept = {key: value for key, value in spec.items() if key in DESCRIBES}
+    return kept, for_plain_pictures(fitted) if published else fitted
 
 
 def for_plain_pictures(weights: dict[str, Tensor]) -> dict[str, Tensor]:

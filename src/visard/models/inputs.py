@@ -1,4 +1,7 @@
-"""What a network expects as input: side of the pictures, order of the channels, mean and standard deviation."""
+"""What a network expects as input: side of the pictures, order of the channels, mean and standard deviation.
+
+In a run all pictures go in as [-1, 1] and in their own size; `entering` puts what a network expects in front of it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from visard.data.augment import Three, to_float
 from visard.errors import UsageError, VisardError, did_you_mean
@@ -49,6 +52,11 @@ class Inputs:
         """The same as text, for the metadata of a model file."""
         mean, std = (",".join(f"{v:.10g}" for v in values) for values in (self.mean, self.std))
         return {"order": self.order, "mean": mean, "std": std, "size": str(self.size)}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether pictures go in as they do in a run: red, green, blue in [-1, 1]."""
+        return self == Inputs(size=self.size)
 
     def tensor(self, pictures: npt.NDArray[np.uint8]) -> Tensor:
         """Pictures (B, H, W, 3) uint8 RGB -> (B, 3, H, W) float32 in the picture's own memory order."""
@@ -100,3 +108,58 @@ def resized(pictures: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]
     pixels = torch.from_numpy(np.ascontiguousarray(pictures)).permute(0, 3, 1, 2).to(torch.float32)
     moved = torch.nn.functional.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
     return moved.round_().clamp_(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+
+
+class Entrance(nn.Module):
+    """Pictures (B, 3, side, side) in [-1, 1] as a network expects them; sizes change as in `resized`."""
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self.inputs = inputs
+        std, mean = torch.tensor(inputs.std, device="cpu"), torch.tensor(inputs.mean, device="cpu")
+        self.register_buffer("scale", (0.5 / std).view(1, 3, 1, 1), persistent=False)
+        self.register_buffer("shift", ((0.5 - mean) / std).view(1, 3, 1, 1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = self.inputs.size
+        if x.shape[2:] != (size, size):
+            pixels = x.add(1).mul_(127.5)
+            moved = torch.nn.functional.interpolate(pixels, (size, size), mode="bicubic", antialias=True)
+            x = moved.round_().clamp_(0, 255).div_(127.5).sub_(1)
+        if self.inputs.order == "bgr":
+            x = x.flip(1)
+        if self.inputs.mean != PRESETS["arcface"].mean or self.inputs.std != PRESETS["arcface"].std:
+            x = x * self.scale + self.shift
+        return x
+
+
+class Entered(nn.Module):
+    """A network behind an entrance. Its layers are here under their own names, so its weights keep theirs."""
+
+    def __init__(self, network: nn.Module, inputs: Inputs) -> None:
+        super().__init__()
+        self.__dict__["network"] = network  # not as a layer: its own layers are
+        for name, module in network.named_children():
+            self.add_module(name, module)
+        for name, parameter in network.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in network.named_buffers(recurse=False):
+            self.register_buffer(name, buffer, name not in network._non_persistent_buffers_set)
+        self.entrance = Entrance(inputs)
+
+    def train(self, mode: bool = True) -> Entered:
+        super().train(mode)
+        self.__dict__["network"].training = mode
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.__dict__["network"].forward(self.entrance(x))
+        return found
+
+
+def entering(network: nn.Module, inputs: Inputs, side: int) -> nn.Module:
+    """The network for pictures in [-1, 1] of `side` pixels: as it is, or behind an entrance."""
+    return network if inputs.is_plain and inputs.size == side else Entered(network, inputs)

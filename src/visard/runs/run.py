@@ -6,7 +6,7 @@ import os
 import platform
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,6 +34,7 @@ from visard.engines.shared_memory import in_memory, remove_folder
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world, want
 from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
+from visard.models import ONNX, SENSORS
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
 from visard.processes import Recipe, cores
@@ -151,7 +152,7 @@ def _open(
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
     manifest.save(folder / "partition.json")
-    world, pooled = centralised(make_world(settings, faces, federation, memory=memory), method)
+    world, pooled = centralised(make_world(settings, faces, federation, memory=memory, check=True), method)
     check_groups(settings, world)
     inputs = manifest.hash + ("" if world.trunk is None else world.trunk.digest[:16])
     states = Checkpoint(
@@ -190,9 +191,20 @@ def _open(
         job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
     if oracle := method.oracle():
         job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
-    for note in notes:
+    for note in (*notes, *_about_network(settings, world.spec, faces)):
         job.warn(note)
     return job
+
+
+def _about_network(settings: Settings, spec: Mapping[str, str], faces: FaceSet) -> Iterator[str]:
+    """What a reader should know where a file decides which network it is, and which pictures it takes."""
+    weights, model = settings.model.weights, settings.model
+    if weights is None:
+        return
+    if "name" in model.model_fields_set and spec["model"] not in (model.name, ONNX):
+        yield f"model.name = {model.name} does not count: {Path(weights).name} holds the network {spec['model']}"
+    if int(spec["size"]) != faces.size and spec["model"] not in SENSORS:
+        yield f"pictures of {faces.size} pixels are resized to {spec['size']}, which {Path(weights).name} takes"
 
 
 def trained_part(world: World) -> dict[str, Any]:
@@ -314,7 +326,7 @@ def _save_models(job: _Job, server: Any) -> None:
     In a deployment a client's own model stays with its party.
     """
     method, folder = job.settings.method, job.folder
-    spec = {"model": job.settings.model.name, "embedding": str(job.world.embedding), "size": str(job.faces.size)}
+    spec = dict(job.world.spec)
     if job.faces.align != "none":
         spec["align"] = job.faces.align
     if job.world.trunk is not None:
