@@ -157,6 +157,7 @@ class Settings(Section):
     def to_dict(self) -> dict[str, Any]:
         """Plain values, without what is None (TOML has no word for it)."""
         plain = self.model_dump(mode="json", exclude={"method", "aggregation", "outgoing"})
+        plain["data"] = self.data.to_dict()
         if self.frozen_norm or self.model.weights is not None:
             plain["model"]["frozen_norm"] = self.frozen_norm
         else:

@@ -38,6 +38,8 @@ def run_command(words: list[str]) -> None:
         given = {w.partition("=")[0] for w in words}
         small = [s for s in SMOKE if s.partition("=")[0] not in given - {"method.rounds", "partition.clients"}]
         size = [s for s in small if not s.startswith("data.size") and not s.startswith("model.")]
+        if "--data" in words:  # the sets of the page say how many people and clients there are
+            size = [s for s in size if not s.startswith(("data.", "partition."))]
         if any("data.source" in w for w in words):
             size = [s for s in size if not s.startswith(("data.", "partition."))]
             size += ["partition.clients=3", "partition.test_identities=6"]

@@ -72,6 +72,9 @@ def import_set(
     cascade: Annotated[Path | None, typer.Option(help="haar: another cascade file than OpenCV's own")] = None,
     crop: Annotated[int | None, typer.Option(help="celeba, folder, lfw: centre square to keep, in pixels")] = None,
     domains: Annotated[bool, typer.Option("--domains", help="folder: the outer folders are domains")] = False,
+    unlabelled: Annotated[
+        bool, typer.Option("--unlabelled", help="folder: it is not known who is in the pictures, whatever folders say")
+    ] = False,
     landmarks: Annotated[Path | None, typer.Option(help="folder, lfw: lines 'file x y x y x y x y x y'")] = None,
     pairs: Annotated[Path | None, typer.Option(help="folder: file_a,file_b,same as CSV; lfw: pairs.txt")] = None,
     image: Annotated[str | None, typer.Option(help="parquet: column of pictures; webdataset: ending")] = None,
@@ -96,7 +99,7 @@ def import_set(
         say(f"{count} rows of readings: {path}")
         return
     given: dict[str, Any] = {"crop": crop, "domains": domains or None, "landmarks": landmarks, "pairs": pairs}
-    given |= {"image": image, "label": label, "split": split}
+    given |= {"unlabelled": unlabelled or None, "image": image, "label": label, "split": split}
     with bar(f"importing {kind}", 1) as shown:
         report = import_faces(
             kind, source, folder, size=size, min_images=min_images, limit_identities=limit, align=align,
@@ -108,7 +111,10 @@ def import_set(
         from visard.data.activations import forget
 
         forget(folder)  # of the pictures that were here before
-    say(f"{report.pictures} pictures of {report.identities} people")
+    if FaceSet.open(report.path).unlabelled.any():
+        say(f"{report.pictures} pictures without labels: there is no folder for each person")
+    else:
+        say(f"{report.pictures} pictures of {report.identities} people")
     list_skipped(report.skipped)
     say(f"face set: {report.path}")
 

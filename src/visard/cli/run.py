@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import import_module, resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -41,6 +42,12 @@ def run(
         str | None, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name, a TOML file, or a plug-in's method")
     ] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ROLE=SET", help="a face set and its role: clients, public, source or test; can be given repeatedly"
+        ),
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="where client steps run: auto, local, pool, flower")] = None,
     server: Annotated[
         Path | None, typer.Option(help="with --engine flower: the state folder of a running visard server")
@@ -59,6 +66,8 @@ def run(
 
       visard run fedavg --set method.rounds=5 --set partition.clients=4 --out runs/short
 
+      visard run fedavg --data clients=hospital --data clients=campus --data test=visitors
+
       visard run --resume --out runs/short
 
       visard run --resume --out runs/short --set method.rounds=10
@@ -69,7 +78,7 @@ def run(
     if resume and overwrite:
         raise UsageError("--resume continues a run, --overwrite replaces it: give one of them")
     others = [text for text in sets or () if text.partition("=")[0].strip() != "method.rounds"]
-    given = {"--set": others, "--engine": engine, "--server": server, "--plugin": plugin}
+    given = {"--set": others, "--data": data, "--engine": engine, "--server": server, "--plugin": plugin}
     if source is None and (odd := next((name for name, value in given.items() if value), None)):
         raise UsageError(
             f"--resume --out FOLDER continues with the settings in the folder: leave out {odd} "
@@ -83,7 +92,7 @@ def run(
                 raise UsageError("give a preset or a TOML file (visard presets lists them), or --resume with --out")
             result = resume_run(out, watcher, [*(sets or ()), *moved_key])
         else:
-            overrides = [*(sets or []), *([f"engine.kind={engine}"] if engine else [])]
+            overrides = [*_sets(data or ()), *(sets or []), *([f"engine.kind={engine}"] if engine else [])]
             overrides += moved_key
             overrides += [f"engine.server={str(server.absolute())!r}"] if server else []
             result = run_settings(
@@ -93,6 +102,20 @@ def run(
     finally:
         watcher.close()
     show(result)
+
+
+def _sets(given: Sequence[str]) -> list[str]:
+    """The settings that --data stands for: these sets in the place of all that [data] says, and sites as clients."""
+    if not given:
+        return []
+    listed = []
+    for text in given:
+        role, equals, path = text.partition("=")
+        if not equals or not path.strip():
+            raise UsageError(f"--data {text}: must look like clients=SET, public=SET, source=SET or test=SET")
+        listed.append(f"{{role = {json.dumps(role.strip())}, path = {json.dumps(path.strip())}}}")
+    clients = any(text.partition("=")[0].strip() == "clients" for text in given)
+    return [f"data={{sets = [{', '.join(listed)}]}}", *(["partition.kind=sites"] if clients else [])]
 
 
 def show(result: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -90,6 +90,10 @@ class Method(ABC, Generic[S]):
     def centralises_public(self) -> bool:
         """Whether a method that centralises data takes the public pictures too."""
         return False
+
+    def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
+        """Those of the clients whose pictures need no labels."""
+        return ()
 
     def trains_norm(self) -> bool:
         """Whether the settings ask for batch norm whose statistics follow the batches; see `model.frozen_norm`."""

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from visard.data.augment import Augment, to_float
 from visard.data.faces import ClientData, FaceSet, FaceView
+from visard.data.joined import Joined, Resized
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, cache_folder, read_json, write_atomically
@@ -100,6 +101,11 @@ class Store:
 
     def read(self, rows: Rows, mirrored: Mask | None = None) -> npt.NDArray[Any]:
         """Activations (n, ...) of complete rows, of the mirror image where `mirrored` is true."""
+        found = self.as_stored(rows, mirrored)
+        return found.transpose(0, 3, 1, 2) if self.planes else found
+
+    def as_stored(self, rows: Rows, mirrored: Mask | None = None) -> npt.NDArray[Any]:
+        """The same in the memory order of the store."""
         if mirrored is None or not mirrored.any():
             found = np.take(self._array(PLAIN), rows, axis=0)
         elif mirrored.all():
@@ -108,7 +114,7 @@ class Store:
             found = np.empty((len(rows), *self.stored), self.dtype)
             found[~mirrored] = self._array(PLAIN)[rows[~mirrored]]
             found[mirrored] = self._array(MIRROR)[rows[mirrored]]
-        return found.transpose(0, 3, 1, 2) if self.planes else found
+        return found
 
     def fill(self, faces: FaceSet, wanted: dict[str, Rows], trunk: Network, progress: Progress | None = None) -> None:
         """Compute what is missing of the wanted rows of each kind, on every core.
@@ -197,6 +203,45 @@ class Store:
         return self._done[kind]
 
 
+class JoinedStore:
+    """The stores of sets that a run has joined: every set keeps its own, whatever other sets a run has."""
+
+    def __init__(self, faces: Joined, stores: Sequence[Store]) -> None:
+        self.faces, self.stores = faces, tuple(stores)
+
+    def missing(self, rows: Rows, kind: str) -> list[tuple[int, Rows]]:
+        """The chunks of these rows that are not complete, by set; no set where all are."""
+        parts = [(k, self.stores[k].missing(inside, kind)) for k, _, inside in self.faces.parts(rows)]
+        return [(k, chunks) for k, chunks in parts if len(chunks)]
+
+    def read(self, rows: Rows, mirrored: Mask | None = None) -> npt.NDArray[Any]:
+        """As `Store.read`."""
+        one = self.stores[0]
+        found = np.empty((len(rows), *one.stored), one.dtype)
+        for k, here, inside in self.faces.parts(rows):
+            found[here] = self.stores[k].as_stored(inside, None if mirrored is None else mirrored[here])
+        return found.transpose(0, 3, 1, 2) if one.planes else found
+
+    def fill(self, faces: FaceSet, wanted: dict[str, Rows], trunk: Network, progress: Progress | None = None) -> None:
+        """As `Store.fill`, one set after the other."""
+        ahead = {kind: dict(self.missing(rows, kind)) for kind, rows in wanted.items()}
+        total, before = sum(len(chunks) for part in ahead.values() for chunks in part.values()) * CHUNK, 0
+        for k, (store, member) in enumerate(zip(self.stores, self.faces.members, strict=True)):
+            here = sum(len(part.get(k, ())) for part in ahead.values()) * CHUNK
+            if here:
+                own = {kind: self._inside(k, rows) for kind, rows in wanted.items()}
+                said = None if progress is None else _ahead(progress, before, total)
+                store.fill(member.faces, own, trunk, said)
+                before += here
+
+    def _inside(self, number: int, rows: Rows) -> Rows:
+        return next((inside for k, _, inside in self.faces.parts(rows) if k == number), rows[:0])
+
+
+def _ahead(progress: Progress, before: int, total: int) -> Progress:
+    return lambda done, _: progress(before + done, total)
+
+
 def _sized(path: Path, size: int) -> None:
     """A file of this length, made of nothing where there is none; sparse, so that only what is written takes room."""
     with suppress(FileNotFoundError):
@@ -258,7 +303,7 @@ def _one_thread_each() -> Iterator[Callable[[], None]]:
 
 def through(faces: FaceSet, rows: Rows, trunk: Network, mirrored: bool = False) -> Tensor:
     """Activations of pictures, in float32; as networks take them, in [-1, 1] and in their own memory order."""
-    x = to_float(np.take(faces.pixels, rows, axis=0), channels_last=True)
+    x = to_float(faces.read(rows), channels_last=True)
     return trunk(x.flip(3) if mirrored else x)
 
 
@@ -269,7 +314,7 @@ class Activations(FaceSet):
     trunk whenever they are needed, after they were changed at random.
     """
 
-    def __init__(self, faces: FaceSet, trunk: Callable[[], Network], store: Store | None) -> None:
+    def __init__(self, faces: FaceSet, trunk: Callable[[], Network], store: Store | JoinedStore | None) -> None:
         self.__dict__.update(faces.__dict__)
         self.faces, self.store = faces, store
         self.wanted: dict[str, Rows] = {}  # all rows that will be read, and of which the mirror images
@@ -343,8 +388,16 @@ def refuse_random(path: str, how: Augment) -> None:
             )
 
 
-def store_of(faces: FaceSet, trunk: str, shape: Sequence[int], dtype: str, root: Path | None = None) -> Store:
+def store_of(
+    faces: FaceSet, trunk: str, shape: Sequence[int], dtype: str, root: Path | None = None
+) -> Store | JoinedStore:
     """The store of a set's activations behind a trunk with this digest, in the cache folder or in `root`."""
+    if isinstance(faces, Joined):
+        return JoinedStore(faces, [_store_of(member.faces, trunk, shape, dtype, root) for member in faces.members])
+    return _store_of(faces, trunk, shape, dtype, root)
+
+
+def _store_of(faces: FaceSet, trunk: str, shape: Sequence[int], dtype: str, root: Path | None) -> Store:
     root = activations_folder() if root is None else root
     pictures = pictures_digest(faces, root)
     sweep(root)
@@ -352,6 +405,7 @@ def store_of(faces: FaceSet, trunk: str, shape: Sequence[int], dtype: str, root:
         "version": 1, "trunk": trunk, "faces": pictures, "count": len(faces),
         "shape": list(shape), "dtype": {"fp32": "float32", "fp16": "float16"}[dtype],
         "chunk": CHUNK, "torch": torch.__version__, "path": str(faces.path),
+        **({"size": faces.size} if isinstance(faces, Resized) else {}),
     }  # fmt: skip
     return Store.open(root, about)
 

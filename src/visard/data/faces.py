@@ -82,6 +82,26 @@ class FaceSet:
         """`images` as a plain array (still mapped), which numpy indexes faster."""
         return self.images.view(np.ndarray)
 
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Of one picture as `read` gives it."""
+        return self.pixels.shape[1:]
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the numbers that `read` gives."""
+        return self.pixels.dtype
+
+    @cached_property
+    def unlabelled(self) -> npt.NDArray[np.bool_]:
+        """Which names (identities,) stand for pictures of people who are not told apart."""
+        return np.full(len(self.names), self.info.get("labels") is False)
+
+    @cached_property
+    def roles(self) -> npt.NDArray[np.str_]:
+        """What each identity is for in a run: clients, public, source or test; see `visard.data.joined`."""
+        return np.full(len(self.names), "clients")
+
     @property
     def synthetic(self) -> bool:
         """Whether the pictures were drawn, so that they may be shown to anyone."""
@@ -197,6 +217,11 @@ class FaceView:
     def n_classes(self) -> int:
         """How many labels there are, also those without a picture here."""
         return len(self.classes)
+
+    @property
+    def labelled(self) -> bool:
+        """Whether it is known who is in the pictures."""
+        return not self.faces.unlabelled[self.classes].any()
 
     @property
     def identity(self) -> Rows:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
+from visard.data.joined import Joined
 from visard.data.partition_kinds import PARTITIONS, PartitionSettings, pick, pictures_of, rows_of, split_by_identity
 from visard.data.storage import canonical_json, digest, first_problem
 from visard.errors import UsageError, VisardError
@@ -152,28 +154,48 @@ def identity_names(view: FaceView) -> set[str]:
     return {view.faces.names[number] for number in np.unique(view.identity)}
 
 
+def test_sets(faces: FaceSet) -> dict[str, npt.NDArray[np.int64]]:
+    """The identities of each face set that is for tests alone, by the name of the set."""
+    if not isinstance(faces, Joined):
+        return {}
+    found = {}
+    for k, member in enumerate(faces.members):
+        if member.role == "test":
+            found[member.name] = np.unique(faces.identity[faces.starts[k] : faces.starts[k + 1]]).astype(np.int64)
+    return found
+
+
 def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifest:
     """Divide `faces` among clients; the same settings and seed give the same manifest."""
     seed = seed if settings.seed is None else settings.seed
     if seed < 0:
         raise UsageError(f"seed = {seed}: must not be negative")
-    left = np.flatnonzero(pictures_of(faces) >= settings.min_images)
-    if not len(left):
-        raise UsageError(f"no identity of {faces.path.name} has {settings.min_images} pictures")
+    roles = {role: np.flatnonzero(faces.roles == role) for role in ("clients", "public", "source", "test")}
+    left = roles["clients"][pictures_of(faces)[roles["clients"]] >= settings.min_images]
     kind = PARTITIONS[settings.kind](settings)
-    unseen = kind.unseen(faces, left, np.random.default_rng([seed, TEST_STREAM]))
-    left = np.setdiff1d(left, np.concatenate([np.zeros(0, np.int64), *unseen.values()]))
-    public = np.zeros(0, np.int64)
+    if not len(left) and (len(roles["clients"]) or settings.kind != "parties"):
+        raise UsageError(f"no identity of {faces.path.name} has {settings.min_images} pictures")
+    known = left[~faces.unlabelled[left]]
+    unseen = kind.unseen(faces, known, np.random.default_rng([seed, TEST_STREAM]))
+    unseen = {name: group for name, group in unseen.items() if len(group)} | test_sets(faces)
+    taken = np.concatenate([np.zeros(0, np.int64), *unseen.values()])
+    left, known = np.setdiff1d(left, taken), np.setdiff1d(known, taken)
+    public = roles["public"]
     if settings.public_identities:
         rng = np.random.default_rng([seed, PUBLIC_STREAM])
-        public = pick(left, settings.public_identities, rng, "public_identities")
-        left = np.setdiff1d(left, public)
+        chosen = pick(known, settings.public_identities, rng, "public_identities")
+        left, public = np.setdiff1d(left, chosen), np.union1d(public, chosen)
     clients = kind.clients(faces, left, np.random.default_rng([seed, CLIENT_STREAM]))
+    if len(roles["source"]):
+        if "source" in clients:
+            raise UsageError(f"partition.kind = {settings.kind} has a source already, and a face set has the role too")
+        clients = {"source": rows_of(faces, roles["source"]), **clients}
     rng, owned = np.random.default_rng([seed, SPLIT_STREAM]), dict[str, ClientRows]()
     for name, rows in clients.items():
         if not len(rows):
             raise UsageError(f"{name} would have no pictures: ask for fewer clients or wider conditions")
         part = split_by_identity(faces.identity[rows].astype(np.int64), settings.split, rng)
+        part[faces.unlabelled[faces.identity[rows]]] = 0  # nothing can be tested on them
         owned[name] = ClientRows(**{which: rows[part == number].tolist() for number, which in enumerate(PARTS)})
     if clients and settings.hold_out >= len(clients):
         raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from visard.data.expressions import expressions, matching
 from visard.data.faces import FaceSet
+from visard.data.joined import CLIENTS, Joined
 from visard.errors import UsageError, did_you_mean
 from visard.plugins import Registry
 
@@ -33,7 +34,7 @@ class PartitionSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     kind: str = "equal"  # a name in PARTITIONS
-    clients: Count | None = None  # number of clients; of target clients for kind = domains
+    clients: Count | None = None  # number of clients; of target clients for kind = domains; sites has its own number
     identities: Count | None = None  # given out in total (by domains: to the target clients); None = all
     test_identities: CountFromZero = 0  # set aside as unseen test set, of each domain if there are several
     public_identities: CountFromZero = 0  # set aside as pictures that every client has
@@ -272,6 +273,19 @@ class OneDomain(Kind):
         return owned
 
 
+class Sites(Kind):
+    """Every face set of `[[data.sets]]` for clients is a client; of a single one, every domain. They need no number."""
+
+    def check(self) -> None:
+        pass
+
+    def clients(self, faces: FaceSet, identities: Ints, rng: np.random.Generator) -> dict[str, Ints]:
+        rows = rows_of(faces, identities)
+        sites = sites_of(faces)
+        owned = {name: rows[site[rows]] for name, site in sites.items()}
+        return {name: own for name, own in owned.items() if len(own)}
+
+
 class Parties(Kind):
     """No clients here: real ones bring their own pictures, and all of this set are test pictures."""
 
@@ -292,6 +306,7 @@ PARTITIONS: Registry[Callable[[PartitionSettings], Kind]] = Registry("partitions
     "domains": SourceAndTargets,
     "dirichlet": Dirichlet,
     "one_domain": OneDomain,
+    "sites": Sites,
     "parties": Parties,
 })  # fmt: skip
 
@@ -417,6 +432,14 @@ def split_by_identity(identity: Ints, fractions: tuple[float, float, float], rng
 def _frequent(faces: FaceSet, rows: Ints, least: int) -> Ints:
     """The rows of identities with at least `least` pictures among them."""
     return rows[np.bincount(faces.identity[rows], minlength=len(faces.names))[faces.identity[rows]] >= least]
+
+
+def sites_of(faces: FaceSet) -> dict[str, npt.NDArray[np.bool_]]:
+    """Which pictures (N,) belong to each site."""
+    if isinstance(faces, Joined) and len(own := [k for k, m in enumerate(faces.members) if m.role == CLIENTS]) > 1:
+        of = np.repeat(np.arange(len(faces.members)), np.diff(faces.starts))
+        return {faces.members[k].name: of == k for k in own}
+    return {name: faces.domain == number for number, name in enumerate(faces.domains)}
 
 
 def _as_tuple(domains: Domains) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.request import DIGEST
 from visard.engines.shared_memory import in_memory, remove_folder
-from visard.engines.world import World, centralised, make_world, want
+from visard.engines.world import World, centralised, make_world, refuse_unlabelled, want
 from visard.errors import PublicError, UsageError, VisardError, one_line
 from visard.files import mapping, read_json, write_json
 from visard.models import SENSORS
@@ -53,7 +53,7 @@ def run_spec(settings: Settings, manifest: Manifest, size: int, world: World) ->
     plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine", "parties")}
     plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
     plain["model"]["name"] = world.spec["model"]
-    if settings.data.source != SYNTHETIC:
+    if settings.data.source != SYNTHETIC or settings.data.sets:
         plain["data"] = {}
     return {
         "settings": plain,
@@ -169,6 +169,10 @@ def world_of_party(
         federation = shared_federation(run, settings, faces, file)
         world = centralised(make_world(settings, faces, federation, frozen, memory, spec), settings.method)[0]
     here = {client: world.clients[client] for client in clients if client in world.clients}
+    try:
+        refuse_unlabelled(settings.method, here)
+    except UsageError as error:
+        raise PublicError(str(error)) from None
     if not here:
         raise PublicError(f"the run has no client {clients[0]!r}")
     world = replace(world, clients=here)
@@ -227,7 +231,8 @@ def settings_of(run: dict[str, Any], policy: Policy, encrypt_with: str | None = 
         if policy.local:  # it may quote what this party has set
             raise
         raise PublicError(str(error)) from None
-    if (settings.data.source, settings.model.weights, settings.model.class_vectors) != (SYNTHETIC, None, None):
+    named = (settings.data.source, settings.data.sets, settings.model.weights, settings.model.class_vectors)
+    if named != (SYNTHETIC, (), None, None):
         raise PublicError("the run names a file or a face set for this party to open")
     return settings
 

@@ -175,7 +175,8 @@ def centralised(world: World, method: Method[Any]) -> tuple[World, dict[ClientId
 
 def centralised_bytes(data: ClientData, kinds: frozenset[Disclosure]) -> dict[Disclosure, int]:
     """Bytes of a client's training data that are moved out, by kind."""
-    picture = data.train.faces.pixels[0].nbytes
+    faces = data.train.faces
+    picture = math.prod(faces.shape) * faces.dtype.itemsize
     each = {Disclosure.pictures: picture, Disclosure.labels: 8}
     return {k: each[k] * (len(data.train) + len(data.val)) for k in sorted(kinds, key=lambda k: k.value)}
 
@@ -241,9 +242,20 @@ def network_of(settings: Settings, side: int, check: bool = False) -> tuple[dict
     return {"model": model.name, "embedding": str(embedding), "size": str(side)}, None
 
 
+def refuse_unlabelled(method: Method[Any], clients: Mapping[ClientId, ClientData]) -> None:
+    """One clear line where a method needs labels and the pictures of a client have none."""
+    free = method.without_labels(tuple(clients)) if clients else ()
+    for client, data in clients.items():
+        if client not in free and not data.train.labelled:
+            raise UsageError(
+                f"{method.name} needs labels, and the pictures of {client} have none: put the pictures of each person "
+                "into a folder of its own and import them again, or take fedfr-da, which groups them itself"
+            )
+
+
 def input_shape(faces: FaceSet) -> tuple[int, ...]:
     """Of one picture or reading, as a network takes it."""
-    return faces.pixels.shape[1:] if faces.pixels.dtype != np.uint8 else (3, faces.size, faces.size)
+    return faces.shape if faces.dtype != np.uint8 else (3, faces.size, faces.size)
 
 
 def trunk_of(

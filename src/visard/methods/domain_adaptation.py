@@ -6,7 +6,7 @@ DAN and DANN see the pictures of both domains in one place, which FedFR-DA avoid
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast
 
@@ -127,6 +127,9 @@ class Adapting(Method[Server]):
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         return self.centralises if client == SOURCE else frozenset({Disclosure.pictures})
+
+    def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
+        return tuple(targets(clients))
 
     def start(self, setup: Setup) -> Server:
         return Server(setup.new_weights(), given_head(self.head, setup))

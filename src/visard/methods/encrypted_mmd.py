@@ -244,6 +244,9 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         kinds = super().leaving(moving)
         return kinds if self.classes == "shared" else kinds - {Disclosure.class_vectors}
 
+    def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
+        return (self.target or clients[-1],) if self.classes == "own" else ()
+
     def start(self, setup: Setup) -> Server:
         if len(setup.clients) < 2:
             raise UsageError("encrypted-mmd needs a source and a target: two clients or more")

@@ -8,6 +8,7 @@ via Federated Learning, 2021 (the paper calls it FedFR). One client has labelled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
@@ -111,6 +112,9 @@ class FedFRDA(Aligning[Server]):
             return kinds
         return kinds - SEALED | ({Disclosure.statistic} if moving else set())
 
+    def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
+        return tuple(targets(clients))
+
     def start(self, setup: Setup) -> Server:
         if not targets(setup.clients):
             raise UsageError("fedfr-da needs target clients: partition.kind = domains or sites")
@@ -174,7 +178,7 @@ class FedFRDA(Aligning[Server]):
         client.state.pop("head", None)  # a new numbering of clusters needs a new head
         client.state.update(labels=pseudo.labels, start={"weight": pseudo.means} if self.target_head == "means" else {})
         metrics = {"d": pseudo.found.d} if pseudo.found.d else {}
-        metrics |= metrics_of(pseudo.labels, view) if self.measure else {}
+        metrics |= metrics_of(pseudo.labels, view) if self.measure and view.labelled else {}
         return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), metrics)
 
     @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, labelled(client)))

@@ -5,6 +5,7 @@ theta_s   the source's network, from model.weights or from a first stage at the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -19,7 +20,7 @@ from visard.errors import VisardError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
-from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head
+from visard.methods.domain_adaptation import SOURCE, Labelled, check_start, restore_head, targets
 from visard.methods.supervised import Down, Theta, fit, pretraining
 
 
@@ -61,6 +62,9 @@ class FineTune(Method[Theta]):
             return frozenset()
         return self.centralises if self.measure or self.oracle() else frozenset({Disclosure.pictures})
 
+    def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
+        return tuple(targets(clients))
+
     def oracle(self) -> str:
         return self.clustering.oracle
 
@@ -98,7 +102,8 @@ class FineTune(Method[Theta]):
         load_weights(model, msg.theta)
         labels, means = self._cluster(client, model)
         client.state.update(labels=labels, start={"weight": means} if self.target_head == "means" else {})
-        return Labelled(len(means), int((labels >= 0).sum()), metrics_of(labels, view) if self.measure else {})
+        measured = metrics_of(labels, view) if self.measure and view.labelled else {}
+        return Labelled(len(means), int((labels >= 0).sum()), measured)
 
     def _cluster(self, client: Client, model: nn.Module) -> tuple[Tensor, Tensor]:
         """Labels (n,) of the pool's pictures, and the mean direction of each cluster."""

@@ -21,6 +21,7 @@ from visard.at_rest import Key
 from visard.config import Settings, load, parse
 from visard.core import ClientId, Disclosure
 from visard.data.faces import FaceSet, describe
+from visard.data.joined import Joined
 from visard.data.partition import partition
 from visard.data.sources.catalog import open_faces
 from visard.deployment.remote import PartyLink, RemoteNetwork
@@ -31,7 +32,7 @@ from visard.engines.loop import WATCHERS, Watcher, Watchers, asking, run_rounds,
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.shared_memory import in_memory, remove_folder
-from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world, want
+from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world, refuse_unlabelled, want
 from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
 from visard.models import ONNX, SENSORS
@@ -42,6 +43,7 @@ from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds, warnings_of
 from visard.runs.evaluation import check_groups, final_metrics, metrics_of_round
 from visard.runs.folder import run_folder
+from visard.text import plural
 
 
 def run(
@@ -151,6 +153,7 @@ def _open(
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
+    refuse_unlabelled(method, federation.clients)
     manifest.save(folder / "partition.json")
     world, pooled = centralised(make_world(settings, faces, federation, memory=memory, check=True), method)
     check_groups(settings, world)
@@ -191,7 +194,7 @@ def _open(
         job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
     if oracle := method.oracle():
         job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
-    for note in (*notes, *_about_network(settings, world.spec, faces)):
+    for note in (*notes, *_about_network(settings, world.spec, faces), *_doubts(faces)):
         job.warn(note)
     return job
 
@@ -251,7 +254,8 @@ def _save(job: _Job, server: Any, metrics: dict[str, Any]) -> None:
     pooled_bytes = sum(size for sizes in job.pooled.values() for size in sizes.values())
     write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes), SHARED)
     if faces.synthetic:  # nobody's picture, so the report may show some
-        np.save(folder / "samples.npy", faces.pixels[:: max(1, len(faces) // 24)][:24], allow_pickle=False)
+        shown = np.arange(0, len(faces), max(1, len(faces) // 24))[:24]
+        np.save(folder / "samples.npy", faces.read(shown), allow_pickle=False)
     build_report([folder])
 
 
@@ -301,7 +305,32 @@ def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
 def _about(faces: FaceSet) -> dict[str, Any]:
     """What the event log says of the pictures, without where they are on this machine."""
     name = faces.path.name
-    return describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name}
+    found = describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name}
+    if isinstance(faces, Joined):
+        kept = ("pictures", "identities", "size", "kind", "fingerprint")
+        found["sets"] = [
+            {"name": m.name, "role": m.role, "labels": not m.faces.unlabelled.any(), "align": m.faces.align}
+            | {k: v for k, v in describe(m.faces).items() if k in kept}
+            for m in faces.members
+        ]
+    return found
+
+
+def _doubts(faces: FaceSet) -> list[str]:
+    """What a reader of the results of several sets should know of them."""
+    if not isinstance(faces, Joined):
+        return []
+    doubts, cuts = [], {m.name: m.faces.align for m in faces.members}
+    if len(set(cuts.values())) > 1:
+        listed = ", ".join(f"{name} {cut}" for name, cut in cuts.items())
+        doubts.append(f"faces are cut differently ({listed}): import all sets with the same --align")
+    if alike := faces.namesakes():
+        some = ", ".join(alike[:3]) + (", ..." if len(alike) > 3 else "")
+        doubts.append(
+            f"{plural(len(alike), 'name')} of people to test on {'is' if len(alike) == 1 else 'are'} in other sets too "
+            f"({some}): they are taken for other people"
+        )
+    return doubts
 
 
 def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from visard.data.faces import FaceSet, list_sets
+from visard.data.joined import CLIENTS, Joined, Member, Role
 from visard.data.pairs import ARRAY, Pairs, load_pairs
 from visard.data.sensors import Readings, cached_sensors, is_readings
 from visard.data.sources.bin import write_bin
@@ -19,6 +22,18 @@ from visard.data.sources.recordio import write_recordio
 from visard.data.storage import array_path
 from visard.data.synthetic.sets import SyntheticSpec, cached
 from visard.errors import UsageError, did_you_mean
+
+
+class SetSettings(BaseModel):
+    """`[[data.sets]]`: one of several face sets of a run."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(min_length=1)  # the folder of a set, or its name in the data folder
+    # clients: what clients train on; public: pictures that every client has; source: of the client with labels, where
+    # the others have none; test: people that no client has
+    role: Role = CLIENTS
+    name: str | None = Field(default=None, max_length=60, pattern=r"^[^/\\]+$")  # None: that of its folder
 
 
 class DataSettings(BaseModel):
@@ -33,6 +48,21 @@ class DataSettings(BaseModel):
     size: int = Field(default=64, ge=32, le=112)
     domains: tuple[str, ...] = ("north",)
     seed: int = 0
+    sets: tuple[SetSettings, ...] = ()  # several sets in the place of the source
+    same_names: bool = False  # people of one name in two of the sets are one person
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> DataSettings:
+        if self.sets and self.source != "synthetic":
+            raise ValueError("source and sets both say where the faces are: give one of them")
+        if self.same_names and not self.sets:
+            raise ValueError("same_names is about sets, of which there are none")
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; only what counts: the sets, or the other settings."""
+        found = self.model_dump(mode="json")
+        return {k: v for k, v in found.items() if (k in ("sets", "same_names")) == bool(self.sets)}
 
 
 def data_folder() -> Path:
@@ -60,6 +90,8 @@ def open_faces(data: DataSettings, progress: Callable[[int, int], None] | None =
 
     `progress` hears how many of how many pictures are drawn.
     """
+    if data.sets:
+        return Joined(members(data.sets), data.same_names)
     if data.source == "sensors":
         return Readings(cached_sensors(data.identities, data.images_per_identity, data.size, data.domains, data.seed))
     if data.source != "synthetic":
@@ -67,6 +99,15 @@ def open_faces(data: DataSettings, progress: Callable[[int, int], None] | None =
     spec = SyntheticSpec(data.identities, data.images_per_identity, data.size, data.domains, data.seed)
     total = data.identities * data.images_per_identity
     return FaceSet.open(cached(spec, progress=(lambda done: progress(done, total)) if progress else None))
+
+
+def members(sets: Sequence[SetSettings]) -> list[Member]:
+    """The sets of a run by name; two folders of one name are called after the folders around them too."""
+    folders = [find_set(of.path).resolve() for of in sets]
+    short = Counter(folder.name for folder in folders)
+    names = [folder.name if short[folder.name] == 1 else f"{folder.parent.name}-{folder.name}" for folder in folders]
+    opened = [open_set(folder) for folder in folders]
+    return [Member(of.name or name, faces, of.role) for of, name, faces in zip(sets, names, opened, strict=True)]
 
 
 def export(faces: FaceSet, path: Path, *, pairs: int = 6000, seed: int = 0) -> int:

@@ -14,6 +14,7 @@ from visard.data.pairs import pair_extras, read_pair_list, with_folds
 from visard.data.pictures import Crop, is_picture
 from visard.errors import UsageError
 
+NOBODY = "unlabelled"  # the one name of pictures without labels
 Place = Callable[[list[str]], tuple[str, str] | None]  # parts of a file's name -> domain and identity, None: not used
 
 
@@ -22,21 +23,21 @@ def read(
     *,
     crop: int | None = None,
     domains: bool = False,
+    unlabelled: bool = False,
     landmarks: Path | str | None = None,
     pairs: Path | str | None = None,
 ) -> Listing:
     """List `source`/<identity>/**/<picture>, or `source`/<domain>/<identity>/**/<picture> with `domains`.
 
+    With `unlabelled`, or where all pictures lie loose in `source` or in its domains, it is not known who is in them.
     Each picture is aligned by the landmarks of the face that is found in it, or by `landmarks`: a text file with a line
     "<file> x y x y x y x y x y" for each; or it keeps its centre square of `crop` pixels. `pairs` is a list of
     pairs to compare (see `visard.data.pairs.read_pairs`) with file names inside `source`.
     """
-    levels = 2 if domains else 1
-    layout = "<domain>/<identity>/<picture>" if domains else "<identity>/<picture>"
     cut, info = Crop(crop), dict[str, Any](crop=crop)
-    container, places, files = walk(
-        source, layout, lambda parts: (parts[0], "/".join(parts[:levels])) if len(parts) > levels else None
-    )
+    container, places, files = _placed(source, domains, unlabelled)
+    if all(name == NOBODY for _, name in places):
+        info["labels"] = False
     return Listing(
         Files(container, files), files, *number(name for _, name in places), crop=cut, info=info,
         domains=[domain for domain, _ in places] if domains else None,
@@ -44,6 +45,28 @@ def read(
         landmarks=None if landmarks is None else read_landmarks(Path(landmarks), files),
         extras=None if pairs is None else _pairs(Path(pairs), files, info),
     )  # fmt: skip
+
+
+def _placed(source: Path, domains: bool, unlabelled: bool) -> tuple[Container, list[tuple[str, str]], list[str]]:
+    """What `walk` finds as <identity>/<picture>, or without identities, where it is so or where there are none."""
+    outer = "<domain>/" if domains else ""
+
+    def loose(parts: list[str]) -> tuple[str, str] | None:
+        return (parts[0], NOBODY) if len(parts) > domains else None
+
+    def of_people(parts: list[str]) -> tuple[str, str] | None:
+        return (parts[0], "/".join(parts[: 1 + domains])) if len(parts) > 1 + domains else None
+
+    if unlabelled:
+        return walk(source, f"{outer}<picture>", loose)
+    try:
+        return walk(source, f"{outer}<identity>/<picture>", of_people)
+    except UsageError:
+        try:
+            return walk(source, f"{outer}<picture>", loose)
+        except UsageError:
+            pass
+        raise
 
 
 def read_office31(source: Path, *, crop: int | None = None) -> Listing:

@@ -1,0 +1,178 @@
+"""Several face sets as one: what each is for in a run, whose people are whose, one picture size for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from visard.data.faces import FaceSet, Rows
+from visard.data.storage import canonical_json, digest
+from visard.errors import UsageError
+
+Role = Literal["clients", "public", "source", "test"]
+CLIENTS: Role = "clients"
+RESERVED = ("source", "public", "pool")  # names of clients that are no sites
+
+
+@dataclass(frozen=True)
+class Member:
+    """One of the sets: what the run calls it, and what it is for."""
+
+    name: str
+    faces: FaceSet
+    role: Role = CLIENTS
+
+
+class Resized(FaceSet):
+    """A face set whose pictures are brought to another size when they are read."""
+
+    def __init__(self, faces: FaceSet, size: int) -> None:
+        self.__dict__.update(faces.__dict__)
+        self.faces, self.size, self.shape = faces, size, (size, size, 3)
+
+    def __reduce__(self) -> tuple[Callable[..., FaceSet], tuple[Any, ...]]:
+        return Resized, (self.faces, self.size)
+
+    def read(self, rows: Rows, mirrored: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
+        side = (self.size, self.size)
+        pictures = (Image.fromarray(picture) for picture in self.faces.read(rows))
+        resized = [np.asarray(picture.resize(side, Image.Resampling.BICUBIC)) for picture in pictures]
+        return np.stack(resized) if resized else np.empty((0, *self.shape), np.uint8)
+
+
+class Joined(FaceSet):
+    """Face sets one after the other, without a copy of their pictures; rows are counted through.
+
+    An identity is called SET/NAME and is another person than one of the same name in another set, unless `same_names`.
+    The domain of a picture is its set or, where a set has several domains, SET/DOMAIN. An attribute that a set does not
+    have is unknown there. Pictures are as large as those of the set with the largest ones.
+    """
+
+    def __init__(self, members: Sequence[Member], same_names: bool = False) -> None:
+        _check(members)
+        sets = [member.faces for member in members]
+        size = max(faces.size for faces in sets)
+        self.same_names = same_names
+        self.members = tuple(
+            member if member.faces.size == size else Member(member.name, Resized(member.faces, size), member.role)
+            for member in members
+        )
+        self.path = Path(" + ".join(member.name for member in members))
+        self.size, self.shape, self.dtype = size, self.members[0].faces.shape, sets[0].dtype
+        self.starts = np.cumsum([0, *map(len, sets)])
+        self.names, numbers = _numbered(
+            [[name if same_names else f"{m.name}/{name}" for name in m.faces.names] for m in members]
+        )
+        self.identity = _together([n[s.identity] for n, s in zip(numbers, sets, strict=True)], np.int32)
+        self.domains, of_sets = _numbered([_domains(member) for member in members])
+        self.domain = _together([n[s.domain] for n, s in zip(of_sets, sets, strict=True)], np.int16)
+        self.attribute_names, columns = _numbered([faces.attribute_names for faces in sets])
+        self.attributes = np.zeros((len(self.identity), len(self.attribute_names)), np.int8)
+        for start, faces, column in zip(self.starts, sets, columns, strict=False):
+            self.attributes[start : start + len(faces), column] = faces.attributes
+        self.roles = _roles(self, numbers)
+        self.unlabelled = np.zeros(len(self.names), bool)
+        for number, faces in zip(numbers, sets, strict=True):
+            self.unlabelled[number] |= faces.unlabelled
+        kinds, cuts = {str(s.info.get("kind")) for s in sets}, {s.align for s in sets}
+        self.info = {"kind": kinds.pop() if len(kinds) == 1 else "sites"}
+        self.info["align"] = cuts.pop() if len(cuts) == 1 else "none"
+        about = [[m.name, m.role, m.faces.fingerprint()] for m in members]
+        self._fingerprint = digest(canonical_json([about, size, same_names]))[:16]
+
+    def __reduce__(self) -> tuple[Callable[..., FaceSet], tuple[Any, ...]]:
+        return Joined, (self.members, self.same_names)
+
+    def __repr__(self) -> str:
+        return f"Joined({self.path}: {len(self)} pictures of {len(self.names)} identities)"
+
+    def parts(self, rows: Rows) -> list[tuple[int, npt.NDArray[np.bool_], Rows]]:
+        """The sets that rows are of: number of the set, which of the rows, and their numbers in it."""
+        of = np.searchsorted(self.starts, rows, side="right") - 1
+        return [(int(k), of == k, rows[of == k] - self.starts[k]) for k in np.unique(of)]
+
+    def read(self, rows: Rows, mirrored: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
+        rows = np.asarray(rows, np.int64)
+        found = np.empty((len(rows), *self.shape), self.dtype)
+        for k, here, inside in self.parts(rows):
+            found[here] = self.members[k].faces.read(inside)
+        return found
+
+    def file(self, row: int) -> str:
+        ((k, _, inside),) = self.parts(np.array([row]))
+        return f"{self.members[k].name}/{self.members[k].faces.file(int(inside[0]))}"
+
+    def extra(self, name: str) -> np.ndarray[Any, Any]:
+        """The arrays of all sets, one after the other; every set must have one with a row for each picture."""
+        found = [member.faces.extra(name) for member in self.members]
+        for array, member in zip(found, self.members, strict=True):
+            if array.shape[:1] != (len(member.faces),) or array.shape[1:] != found[0].shape[1:]:
+                raise UsageError(f"{member.name}: {name}.npy has no row for each picture")
+        return np.concatenate(found)
+
+    def namesakes(self) -> list[str]:
+        """Names that people of a test set share with people of other sets, who are taken for others."""
+        named: dict[bool, set[str]] = {True: set(), False: set()}
+        for member in self.members:
+            if not member.faces.unlabelled.any():
+                named[member.role == "test"] |= set(member.faces.names)
+        return sorted(named[True] & named[False])
+
+
+def _check(members: Sequence[Member]) -> None:
+    if not members:
+        raise UsageError("no face set is given")
+    seen: dict[str, str] = {}
+    for member in members:
+        if member.name in seen.values():
+            raise UsageError(f"two face sets are called {member.name}: give one of them another name")
+        if member.name in RESERVED and member.role == CLIENTS:
+            raise UsageError(f"a site cannot be called {member.name}: give it another name")
+        fingerprint = member.faces.fingerprint()
+        if fingerprint in seen:
+            raise UsageError(f"{seen[fingerprint]} and {member.name} are the same face set")
+        seen[fingerprint] = member.name
+        if member.role != CLIENTS and member.faces.unlabelled.any():
+            raise UsageError(f"{member.name} has no labels, which a set with the role {member.role} needs")
+    first = members[0]
+    for other in members[1:]:
+        pictures = first.faces.dtype == other.faces.dtype == np.uint8
+        if first.faces.dtype != other.faces.dtype or (first.faces.shape != other.faces.shape and not pictures):
+            raise UsageError(f"{first.name} and {other.name} hold different things, so they cannot be joined")
+
+
+def _numbered(lists: Sequence[Sequence[str]]) -> tuple[list[str], list[npt.NDArray[np.int64]]]:
+    """All names, each once, and for each list the number of each of its names."""
+    known: dict[str, int] = {}
+    numbers = [np.array([known.setdefault(name, len(known)) for name in names], np.int64) for names in lists]
+    return list(known), numbers
+
+
+def _together(parts: Sequence[npt.NDArray[Any]], dtype: Any) -> npt.NDArray[Any]:
+    return np.concatenate(parts).astype(dtype)
+
+
+def _domains(member: Member) -> list[str]:
+    domains = member.faces.domains
+    return [member.name] if len(domains) == 1 else [f"{member.name}/{domain}" for domain in domains]
+
+
+def _roles(joined: Joined, numbers: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.str_]:
+    """What each identity is for, which is one thing alone."""
+    roles = np.full(len(joined.names), "", "<U7")
+    for member, number in zip(joined.members, numbers, strict=True):
+        taken = number[(roles[number] != "") & (roles[number] != member.role)]
+        if len(taken):
+            name = joined.names[taken[0]]
+            raise UsageError(
+                f"{name} is in a set with the role {roles[taken[0]]} and in {member.name} with the role {member.role}, "
+                "and same_names makes them one person"
+            )
+        roles[number] = member.role
+    return roles
