@@ -200,6 +200,10 @@ def files(folder: Path) -> dict[str, bytes]:
     [
         ({"state": None, "committed": ""}, "goes on without the state that this party keeps"),
         ({"state": None}, "goes on without the state that this party keeps"),
+        (
+            {"state": None, "committed": "", "new_state": "clients/client-000-000003-9.bin"},
+            "goes on without the state that this party keeps",
+        ),
         ({"committed": "clients/client-000-000009-1.bin"}, "is not in the party's state folder"),
         ({"committed": "clients/client-001-000002-1.bin"}, "names a state that is not one of this client"),
         ({"new_state": "clients/client-001-000009-1.bin"}, "names a state that is not one of this client"),
@@ -226,7 +230,8 @@ def test_a_server_can_neither_delete_nor_replace_states(tmp_path: Path, change: 
     assert unpack(own[CLIENTS[0]].do(pack(good), message)[0], Reply).failure is None, "the run itself goes on"
 
 
-def test_a_round_that_was_never_committed_begins_again_without_a_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_round_that_was_never_committed_begins_again_without_a_state(tmp_path: Path, tested: bool) -> None:
     """A run that is killed in its first round, after a state of that round was named, starts that round anew."""
     own = party(tmp_path, CLIENTS[0])
     toy_world(tmp_path)
@@ -238,9 +243,12 @@ def test_a_round_that_was_never_committed_begins_again_without_a_state(tmp_path:
         return unpack(own.do(pack(request), message)[0], Reply)
 
     state = do(first).state
-    assert do(replace(first, ask=2, state=state, new_state="clients/client-000-000001-2.bin")).failure is None
+    later = {"ask": 2, "state": state, "new_state": "clients/client-000-000001-2.bin"}
+    assert do(replace(first, **({"stage": "add/evaluation"} if tested else {}), **later)).failure is None
     assert do(first).failure is None
-    assert "goes on without" in (do(replace(first, round=1)).failure or "")
+    later["state"] = do(first).state
+    assert do(replace(first, **later)).failure is None
+    assert "goes on without" in (do(replace(first, round=1, new_state="clients/client-000-000002-1.bin")).failure or "")
 
 
 def test_a_run_waits_for_as_many_as_the_method_asks_for(tmp_path: Path) -> None:

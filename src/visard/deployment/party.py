@@ -115,9 +115,10 @@ class OwnStates:
         for name in filter(None, (present, request.committed)):
             if not (self.folder / request.run / name).is_file():
                 raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder")
+        step = step_of(request.new_state)  # all that comes between two committed rounds, its tests too, has the same
         if present:
-            record["named"] = [request.stage, request.round]
-        elif mine and (record["committed"] or record["named"] not in ([], [request.stage, request.round])):
+            record["step"] = step
+        elif mine and (record["committed"] or record["step"] not in (0, step)):
             raise PublicError("the run goes on without the state that this party keeps of it")
         if request.committed:
             record["committed"] = sorted({*record["committed"], request.committed}, key=step_of)[-2:]
@@ -132,8 +133,8 @@ class OwnStates:
         return mapping(read_json(path)) if path.exists() else {}
 
     def _record(self, request: Request) -> dict[str, Any]:
-        """Of a client: its committed states, oldest first, and the round in which a state was last named."""
-        return {"committed": [], "named": []} | mapping(self._records(request).get(request.client))
+        """Of a client: its committed states, oldest first, and the step of the run in which a state was last named."""
+        return {"committed": [], "step": 0} | mapping(self._records(request).get(request.client))
 
 
 def _what(request: Request, name: str) -> str:
