@@ -27,6 +27,10 @@ def shared_data() -> Path:
 
 @pytest.fixture(autouse=True)
 def _any_plugin() -> Iterator[None]:
-    """A party's process imports few plug-ins; tests that play a party in this process leave no trace."""
+    """A party's process imports few plug-ins; tests that play a party in this process leave no trace.
+
+    Nor do tests that read settings of somebody else.
+    """
     yield
     plugins.allow_only(None)
+    plugins._doubted.clear()

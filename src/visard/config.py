@@ -198,10 +198,22 @@ class Settings(Section):
 
 
 def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | Path] = ()) -> Settings:
-    """Settings from a preset, a TOML file or a method's name, changed by `a.b=c` overrides; `own` are plug-ins."""
+    """Settings from a preset, a TOML file or a method's name, changed by `a.b=c` overrides; `own` are plug-ins.
+
+    A file may come from anywhere: what it names as plug-in is imported only if `own` or an override names it too.
+    """
     recorded = plugins.load(own)
+    said: dict[str, Any] = {}
+    for override in overrides:
+        _override(said, override)
+    plugins.trust(plugins.modules_in(said))
     text, where = _read(str(source))
     tree = parse_toml(text, where)
+    if str(source) not in presets() and str(source) not in METHODS:
+        plugins.doubt(tree, where)
+        if "plugins" not in said and _plugins(tree, where):
+            tree["plugins"] = plugins.confirmed(tree["plugins"], where)
+        recorded = [plugin for plugin in recorded if plugin not in plugins.modules_in(tree)]  # it says so already
     tree.setdefault("name", Path(str(source).rpartition(":")[2]).stem)
     model = tree.get("model")
     if text.startswith(HEADING) and isinstance(model, dict) and "weights" in model:
@@ -215,10 +227,7 @@ def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | 
 
 def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     """Typed settings from plain values; one clear line for the first thing that is wrong."""
-    named = tree.get("plugins", [])
-    if not isinstance(named, list) or not all(isinstance(plugin, str) for plugin in named):
-        raise UsageError(f"{where}: plugins = {str(named)[:60]}: must be a list of files or modules")
-    tree = {**tree, "plugins": plugins.load(named)}
+    tree = {**tree, "plugins": plugins.load(_plugins(tree, where))}
     method = _chosen(METHODS, tree, "method", "name", None, where)
     _check_keys(Settings, {k: v for k, v in tree.items() if k not in CHOSEN}, "", where)
     rule = _chosen(RULES, tree, "aggregation", "rule", Mean.name, where)
@@ -228,6 +237,13 @@ def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     except ValidationError as error:
         raise UsageError(f"{where}: {_first_problem(error, '')}") from None
     return found.model_copy(update={"aggregation": rule.between_parties()}) if found.real_parties else found
+
+
+def _plugins(tree: dict[str, Any], where: str) -> list[str]:
+    listed = tree.get("plugins", [])
+    if not isinstance(listed, list) or not all(isinstance(plugin, str) for plugin in listed):
+        raise UsageError(f"{where}: plugins = {str(listed)[:60]}: must be a list of files or modules")
+    return listed
 
 
 def _chosen(registry: Registry[Any], tree: dict[str, Any], path: str, key: str, default: str | None, where: str) -> Any:

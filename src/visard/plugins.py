@@ -6,8 +6,10 @@ A `Registry` knows the things of one kind by name. Beside those that come with v
     an entry point         of an installed package, in the group visard.methods, visard.backbones, ...
     a file or a module     that `--plugin` or `plugins = [...]` names, and which says @register("methods", "my-method")
 
-Plug-ins are programs: they are imported when the user of this machine names them, or has installed their package. A
-party of a deployment imports those modules alone that its own requirements list (`allow_only`), whatever a server says.
+Plug-ins are programs: they are imported when the user of this machine names them, on the command line or in a program,
+or has installed a package with an entry point. A file of settings may come from anywhere: what it names is imported
+only if the user names it too (`doubt`). A party of a deployment imports those modules alone that its own policy lists
+(`allow_only`), whatever a server says.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from visard.errors import PublicError, UsageError, VisardError, did_you_mean
+from visard.text import line
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -45,6 +48,8 @@ _added: dict[str, dict[str, _Added]] = {kind: {} for kind in KINDS}  # by @regis
 _loaded: dict[str, str] = {}  # plug-ins named by the user -> digest of the file; "" of a module
 _loading: list[str] = []  # the plug-in that is being imported
 _allowed: frozenset[str] | None = None  # modules that may be imported; None: any
+_trusted: set[str] = set()  # modules and files that the user named, not all imported yet
+_doubted: dict[str, str] = {}  # module:Name in a file of settings -> the file
 
 
 def register(kind: str, name: str) -> Callable[[V], V]:
@@ -87,9 +92,12 @@ class Registry(Mapping[str, T], Generic[T]):
             with _importing(f"the entry point {name!r}"):
                 found = point.load()
         elif ":" in name:
-            _check_allowed(name.partition(":")[0], name)
+            _check_allowed(module := name.partition(":")[0], name)
+            if name in _doubted and not _is_named(module):
+                raise UsageError(_unnamed(_doubted[name], name, module))
             with _importing(name):
                 found = self._attribute(name)
+            _loaded.setdefault(module, "")
         else:
             raise KeyError(name)
         if not self._valid(found):
@@ -192,6 +200,66 @@ def digests(plugins: Iterable[str]) -> list[str]:
 def is_loaded(reference: str) -> bool:
     """Whether the module of `module:Name` was named by the user: what a model file names is not imported otherwise."""
     return reference.partition(":")[0] in _loaded
+
+
+def named() -> list[str]:
+    """Modules and files that the user named, for a child process to `trust`."""
+    return sorted({*_loaded, *_trusted})
+
+
+def trust(modules: Iterable[str]) -> None:
+    """The user names these modules and files."""
+    _trusted.update(_key(module) for module in modules)
+
+
+def doubt(tree: Any, where: str) -> None:
+    """A file of settings says this: a `module:Name` in it is imported only if the user names the module too."""
+    _doubted.update((text, where) for text in _references(tree))
+
+
+def modules_in(tree: Any, doubted: bool = True) -> list[str]:
+    """Of all text that looks like `module:Name` the module; without those that only a file of settings has named."""
+    found = [text for text in _references(tree) if doubted or text not in _doubted]
+    return list(dict.fromkeys(text.partition(":")[0] for text in found))
+
+
+def confirmed(listed: Iterable[str], where: str) -> list[str]:
+    """The plug-ins that a file of settings lists, if the user has named each: the same file, or one of its digest."""
+    found = []
+    for plugin in listed:
+        name, _, digest = plugin.partition("#")
+        same = [path for path, other in _loaded.items() if digest and other == digest]
+        if not same and not _is_named(name):
+            raise UsageError(_unnamed(where, name, name))
+        found.append(f"{same[0]}#{digest}" if same else plugin)
+    return found
+
+
+def again(listed: Iterable[str], tree: Any) -> str:
+    """What to add to a command that reads these settings from their file."""
+    names = [plugin.partition("#")[0] for plugin in listed] + [m for m in modules_in(tree) if m in _loaded]
+    return "".join(f" --plugin {name}" for name in dict.fromkeys(names))
+
+
+def _references(tree: Any) -> Iterator[str]:
+    if isinstance(tree, str):
+        yield from [tree] if ":" in tree else []
+    elif isinstance(tree, Mapping | list):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _references(value)
+
+
+def _is_named(plugin: str) -> bool:
+    return (key := _key(plugin)) in _loaded or key in _trusted
+
+
+def _key(plugin: str) -> str:
+    name = plugin.partition("#")[0]
+    return str(Path(name).absolute()) if name.endswith(".py") else name
+
+
+def _unnamed(where: str, name: str, plugin: str) -> str:
+    return f"{where}: {line(name)} is a program of your machine: to run it, name it as well: --plugin {line(plugin)}"
 
 
 def allow_only(modules: Iterable[str] | None) -> None:

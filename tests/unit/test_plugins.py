@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from visard.cli import main
 from visard.config import load, parse
 from visard.deployment.join import settings_of
 from visard.deployment.policy import Plugins, Policy
+from visard.engines.loop import WATCHERS
 from visard.errors import PublicError, UsageError, VisardError
 from visard.methods import METHODS
 from visard.models.files import save_model
@@ -59,6 +61,8 @@ def _afresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What one test registers is unknown to the next."""
     monkeypatch.setattr(plugins, "_added", {kind: {} for kind in plugins.KINDS})
     monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.setattr(plugins, "_doubted", {})
     before = set(sys.modules)
     yield
     for name in [m for m in sys.modules if m not in before and m.startswith(("canary", "visard_plugin_"))]:
@@ -202,6 +206,78 @@ def test_a_run_is_the_same_on_the_pool_and_goes_on_with_the_same_code_only(file:
     file.write_text(METHOD + "\n# changed\n")
     with pytest.raises(UsageError, match=r"mine\.py has changed since the run began"):
         visard.resume(here.folder)
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    """A file of settings that somebody sent."""
+    path = tmp_path / "theirs.toml"
+    path.write_text(text)
+    return path
+
+
+NAMED = {  # settings that name `canary`, and what comes of them where the user names it too
+    "plugins": ('plugins = ["canary"]\n[method]\nname = "mine"', lambda s: s.method.name == "mine"),
+    "method": ('[method]\nname = "canary:Mine"', lambda s: s.method.name == "mine"),
+    "network": ('[method]\nname = "fedavg"\n[model]\nname = "canary:Flat"', lambda s: models.build(s.model.name)),
+    "watcher": (
+        '[method]\nname = "fedavg"\n[engine]\nwatchers = ["canary:Flat"]',
+        lambda s: WATCHERS.find(s.engine.watchers[0]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_a_file_of_settings_does_not_choose_what_is_imported(canary: Path, tmp_path: Path, case: str) -> None:
+    text, use = NAMED[case]
+    theirs = written(tmp_path, text)
+    with pytest.raises(UsageError, match=r"theirs\.toml: canary\S* is a program .* name it as well: --plugin canary$"):
+        use(load(theirs))
+    assert not canary.exists()
+    assert "canary" not in sys.modules
+    assert use(load(theirs, own=["canary"]))
+    assert canary.exists()
+
+
+def test_a_function_of_a_module_that_is_there_already_is_not_called_either(tmp_path: Path) -> None:
+    theirs = written(tmp_path, '[method]\nname = "fedavg"\n[engine]\nwatchers = ["shutil:rmtree"]')
+    out = tmp_path / "run"
+    with pytest.raises(UsageError, match="shutil:rmtree is a program"):
+        visard.run(theirs, out=out)
+    assert not out.exists()
+
+
+def test_an_override_and_a_program_name_what_they_import(canary: Path, tmp_path: Path) -> None:
+    theirs = written(tmp_path, '[method]\nname = "fedavg"')
+    assert load(theirs, ["method.name=canary:Mine"]).method.name == "mine"
+    assert load(theirs, ['plugins=["canary"]', "method.name=mine"]).method.name == "mine"
+    assert parse({"method": {"name": "canary:Mine"}}).method.name == "mine"
+
+
+def test_a_file_in_settings_is_named_by_its_path_or_its_content(file: Path, tmp_path: Path) -> None:
+    recorded = load("mine", own=[file]).plugins[0]
+    theirs = written(tmp_path, f'plugins = ["{recorded}"]\n[method]\nname = "mine"')
+    for known in (plugins._loaded, plugins._added["methods"], plugins._added["backbones"]):
+        known.clear()
+    with pytest.raises(UsageError, match=r"name it as well: --plugin .*mine\.py$"):
+        load(theirs)
+    moved = file.rename(file.with_name("moved.py"))
+    assert load(theirs, own=[moved]).plugins == (recorded.replace("mine.py", "moved.py"),)
+
+
+@pytest.mark.slow
+def test_one_continues_a_run_with_a_plug_in_by_naming_it_again(
+    canary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(canary.with_name("site")), os.environ.get("PYTHONPATH", "")]))
+    out, sets = tmp_path / "run", [*SETTINGS[:-1], "model.name=canary:Flat", "engine.kind=pool", "engine.workers=2"]
+    visard.run("canary:Mine", out=out, overrides=sets)
+    assert plugins.again((), load(out / "config.toml").to_dict()) == " --plugin canary"
+    (out / "metrics.json").unlink()
+    for known in (plugins._loaded, plugins._trusted):
+        known.clear()  # type: ignore[attr-defined]
+    with pytest.raises(UsageError, match="--plugin canary$"):
+        visard.resume(out)
+    assert visard.resume(out, plugins=["canary"]).metrics["method"] == "mine"
 
 
 def server_says(**settings: Any) -> dict[str, Any]:

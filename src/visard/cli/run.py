@@ -71,6 +71,8 @@ def run(
       visard run --resume --out runs/short
 
       visard run --resume --out runs/short --set method.rounds=10
+
+      visard run --plugin examples/scaffold.py scaffold
     """
     from visard.runs.run import resume as resume_run
     from visard.runs.run import run as run_settings
@@ -78,7 +80,7 @@ def run(
     if resume and overwrite:
         raise UsageError("--resume continues a run, --overwrite replaces it: give one of them")
     others = [text for text in sets or () if text.partition("=")[0].strip() != "method.rounds"]
-    given = {"--set": others, "--data": data, "--engine": engine, "--server": server, "--plugin": plugin}
+    given = {"--set": others, "--data": data, "--engine": engine, "--server": server}
     if source is None and (odd := next((name for name, value in given.items() if value), None)):
         raise UsageError(
             f"--resume --out FOLDER continues with the settings in the folder: leave out {odd} "
@@ -90,7 +92,7 @@ def run(
         if source is None:
             if not (resume and out):
                 raise UsageError("give a preset or a TOML file (visard presets lists them), or --resume with --out")
-            result = resume_run(out, watcher, [*(sets or ()), *moved_key])
+            result = resume_run(out, watcher, [*(sets or ()), *moved_key], plugin or ())
         else:
             overrides = [*_sets(data or ()), *(sets or []), *([f"engine.kind={engine}"] if engine else [])]
             overrides += moved_key

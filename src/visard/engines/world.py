@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from visard import models
+from visard import models, plugins
 from visard.aggregation.outgoing import Postprocessor
 from visard.aggregation.rules import Mean, Rule
 from visard.at_rest import Key
@@ -351,8 +351,9 @@ def _class_vectors(
     return vectors, biases
 
 
-def world_of_run(folder: str, memory: str | None = None) -> tuple[World, Method[Any]]:
-    """The world of a run folder, built anew in a worker process of the pool."""
+def world_of_run(folder: str, memory: str | None = None, trusted: Sequence[str] = ()) -> tuple[World, Method[Any]]:
+    """The world of a run folder, built anew in a worker process of the pool; `trusted` are plug-ins of its user."""
+    plugins.trust(trusted)
     settings = load(Path(folder) / "config.toml")
     faces = open_faces(settings.data)
     federation = Manifest.load(Path(folder) / "partition.json").federation(faces)

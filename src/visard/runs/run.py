@@ -38,6 +38,7 @@ from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, wr
 from visard.models import ONNX, SENSORS
 from visard.models.files import save_model
 from visard.numerics import fast_bf16
+from visard.plugins import again, modules_in, named, trust
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds, warnings_of
@@ -68,6 +69,8 @@ def run(
     """
     if isinstance(source, dict):
         source = parse(source)
+    if isinstance(source, Settings):  # of a program, which knows what it names
+        trust(modules_in(source.to_dict(), doubted=False))
     settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
     folder = Path(out) if out is not None else Path("runs") / safe_name(settings.name)
     named = [WATCHERS.find(name) for name in settings.engine.watchers or ()]
@@ -82,12 +85,20 @@ def run(
     return read_run(folder)
 
 
-def resume(out: str | Path, watcher: Watcher | Iterable[Watcher] | None = None, overrides: Sequence[str] = ()) -> Run:
-    """Continue the run in folder `out` with its own settings; `overrides` may give it more rounds, and nothing else."""
+def resume(
+    out: str | Path,
+    watcher: Watcher | Iterable[Watcher] | None = None,
+    overrides: Sequence[str] = (),
+    plugins: Sequence[str | Path] = (),
+) -> Run:
+    """Continue the run in folder `out` with its own settings; `overrides` may give it more rounds, and nothing else.
+
+    `plugins` are those that the run has, named once more: the folder may come from somebody else.
+    """
     config = Path(out) / "config.toml"
     if not config.exists():
         raise UsageError(f"{out} holds no run to resume (there is no config.toml)")
-    return run(config, out=out, overrides=overrides, resume=True, watcher=watcher)
+    return run(config, out=out, overrides=overrides, resume=True, watcher=watcher, plugins=plugins)
 
 
 @contextmanager
@@ -235,7 +246,8 @@ def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
                 watcher.problem(f"{client} did not keep its own model: {failure}")
     except KeyboardInterrupt:
         events.write("run_stopped", reason="interrupted")
-        raise Interrupted(f"interrupted; continue with: visard run --resume --out {job.folder}") from None
+        more = again(settings.plugins, settings.to_dict())
+        raise Interrupted(f"interrupted; continue with: visard run --resume --out {job.folder}{more}") from None
     except VisardError as error:
         events.write("run_stopped", reason=str(error))
         raise
@@ -266,7 +278,8 @@ def make_network(job: _Job) -> EngineNetwork:
         return RemoteNetwork(world, states, ledger, job.link, run_id(states.folder), job.run_spec)
     workers = engine.workers or max(1, cores() // job.settings.numerics.threads_per_step)
     memory = {} if job.memory is None else {"memory": str(job.memory)}
-    recipe = Recipe("visard.engines.world:world_of_run", {"folder": str(job.folder.absolute())} | memory)
+    given = {"folder": str(job.folder.absolute()), "trusted": named(), **memory}
+    recipe = Recipe("visard.engines.world:world_of_run", given)
     if engine.kind == "flower":
         from visard.deployment import flower
 
