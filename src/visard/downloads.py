@@ -50,9 +50,14 @@ DOWNLOADS = {
 
 def kept(name: str) -> Path | None:
     """Where a file is in the cache, or None; its digest is checked every time."""
+    path = cache_folder() / "downloads" / _known(name).file
+    return path if path.is_file() and is_known(name, path) else None
+
+
+def is_known(name: str, path: Path) -> bool:
+    """Whether a file is the one of that name, by its digest."""
     known = _known(name)
-    path = cache_folder() / "downloads" / known.file
-    return path if path.is_file() and _digest(path) in (known.sha256, *known.also) else None
+    return _digest(path) in (known.sha256, *known.also)
 
 
 def get(name: str, source: Path | str | None = None) -> Path:
@@ -66,8 +71,8 @@ def get(name: str, source: Path | str | None = None) -> Path:
             _fetch(str(source or known.address), beside, known)
         else:
             _copy(Path(source), beside, known)
-        if (digest := _digest(beside)) not in (known.sha256, *known.also):
-            raise VisardError(f"{source or known.address} is not {known.file}: its sha256 is {digest}")
+        if not is_known(name, beside):
+            raise VisardError(f"{source or known.address} is not {known.file}: its sha256 is {_digest(beside)}")
     return path
 
 

