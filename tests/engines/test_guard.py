@@ -199,6 +199,53 @@ def test_weights_must_stay_near_those_before(server: Make) -> None:
     assert "times their norm away" in one.train(zeros, round=2), "from zeros everything would be near"
 
 
+def test_a_request_with_a_part_of_the_weights_is_no_way_round(server: Make) -> None:
+    """The step refuses it, but it was seen: the entries that it left out would be free in the next request."""
+    one = server(bounds=Bounds(distance=0.2))
+    first, *rest = one.theta
+    other = one.network(1)
+    assert one.train() == ""
+    assert "entry" in one.train({first: one.theta[first]}, round=1)
+    assert "times their norm away" in one.train({first: one.theta[first]} | {k: other[k] for k in rest}, round=1)
+    assert one.train(round=1) == ""
+
+
+def test_an_entry_that_the_network_does_not_have_hides_no_weights(server: Make) -> None:
+    one = server(bounds=Bounds(distance=0.2))
+    assert one.train() == ""
+    more = {"more": torch.ones(1)}
+    assert "times their norm away" in one.train(one.network(1) | more, round=1)
+    assert "'more' is unknown" in one.train(one.theta | more, round=1)
+
+
+def test_a_run_that_begins_with_zeros_is_refused(server: Make) -> None:
+    """Nothing could be measured by them, so that all later weights would be free."""
+    one = server(bounds=Bounds(distance=0.2))
+    zeros = {k: torch.zeros_like(v) for k, v in one.theta.items()}
+    assert "theta of the request is or was all zeros" in one.train(zeros)
+    fixed = {k: v for k, v in one.theta.items() if "running" in k}
+    assert "theta of the request is or was all zeros" in one.train(zeros, fixed=fixed)
+    assert one.train() == "", "nothing of it was remembered"
+
+
+def test_zeros_beside_the_weights_may_become_anything(server: Make) -> None:
+    """Such as control variates: they are no network, and have no norm."""
+    one = server(bounds=Bounds(distance=0.2))
+
+    def look(variates: dict[str, torch.Tensor]) -> None:
+        request = Request(RUN, one.spec, HOUSE)
+        policy = one.party.guard.policy  # type: ignore[union-attr]
+        world, method = one.party.world(one.spec, policy)  # type: ignore[arg-type]
+        watch = one.party.guard.admit(request, policy, world, method)  # type: ignore[union-attr,arg-type]
+        watch.look({"theta": one.theta, "variates": variates})
+
+    look({k: torch.zeros_like(v) for k, v in one.theta.items()})
+    look({k: torch.ones_like(v) for k, v in one.theta.items()})
+    one.theta = one.network(1)
+    with pytest.raises(PublicError, match="times their norm"):
+        look({})
+
+
 def test_weights_in_two_fields_are_both_held(server: Make) -> None:
     """`fixed` goes over `theta` in the network: crafted entries there are no way round."""
     one = server(bounds=Bounds(distance=0.2))

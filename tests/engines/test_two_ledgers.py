@@ -363,6 +363,16 @@ def test_a_request_that_could_not_be_read_is_answered_on_record(tmp_path: Path) 
     assert (row["run"], row["reason"]) == ("", "request refused: malformed request")
 
 
+def test_a_server_cannot_fill_the_record_of_a_party_with_long_names(tmp_path: Path) -> None:
+    sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    long = "\0" * 100_000
+    sent.record(pack(Request(run=long, client=long, stage=long, session=long)), pack(Reply(failure=long)), b"")
+    sent.close()
+    (file,) = files_of(tmp_path, "ledger")
+    assert file.stat().st_size < 15_000
+    assert len(list(read_records([file]))) == 3
+
+
 def test_the_commands(tmp_path: Path) -> None:
     play(tmp_path)
     runner, command = CliRunner(), app

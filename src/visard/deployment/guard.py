@@ -101,8 +101,9 @@ class Guard:
     def remember(self, request: Request, networks: Seen) -> None:
         """Keep the networks of a request, to measure the next ones by."""
         before = self.seen(request)
-        if any(not _equal(before.get(path, {}), part) for path, part in networks.items()):
-            copies = {path: {k: v.clone() for k, v in part.items()} for path, part in networks.items()}
+        if any(_news(before.get(path, {}), part) for path, part in networks.items()):
+            # entries that a request leaves out stay known: leaving them out is no way to send others next time
+            copies = {p: before.get(p, {}) | {k: v.clone() for k, v in part.items()} for p, part in networks.items()}
             self._seen = (request.run, request.client), before | copies
             write_atomically(self._path(request), encode(self._seen[1]), PRIVATE, parents=True)
 
@@ -146,11 +147,14 @@ class Watch:
             if value.ndim == 2 and "." not in path and len(value) > self.policy.bounds.rows:
                 raise PublicError(f"{path} has {len(value)} rows, this party allows {self.policy.bounds.rows}")
         names, before = set(self.world.network().state_dict()), self.guard.seen(self.request)
-        found = {path: part for path, part in dicts(message) if part.keys() <= names}
+        found = {path: own for path, part in dicts(message) if (own := {k: v for k, v in part.items() if k in names})}
         if not found:
             return
-        # what a run began with as zeros, such as control variates, is no network: it has no norm to measure by
+        # what a run began with as zeros, such as control variates beside the weights, has no norm to measure by
         networks = {path: part for path, part in found.items() if any_nonzero(before.get(path, part))}
+        measured = {k for part in networks.values() for k in part}
+        if zeros := next((path for path, part in found.items() if path not in networks and part.keys() - measured), ""):
+            raise PublicError(f"{zeros} of the request is or was all zeros, by which no later weights can be measured")
         if not before:
             self._pinned(networks)
         for path, part in networks.items():
@@ -182,8 +186,9 @@ class Watch:
             self.guard.memory.write(self.request.run, self.record)
 
     def _near(self, path: str, weights: Weights, before: Seen) -> None:
-        """Later weights are near those before: of the same field or, in a new one, of the same entries."""
-        known = before.get(path) or {k: v for part in before.values() for k, v in part.items() if k in weights}
+        """Later weights are near those before: entry by entry, of the same field or else of another."""
+        others = [part for part in before.values() if any_nonzero(part)]
+        known = {k: v for part in (*others, before.get(path, {})) for k, v in part.items() if k in weights}
         if any(v.shape != known[k].shape for k, v in weights.items() if k in known):
             raise PublicError("the weights have other shapes than before")
         shared = [k for k in known if k in weights and k not in self.world.statistics and known[k].is_floating_point()]
@@ -255,8 +260,8 @@ def any_nonzero(entries: Weights) -> bool:
     return any(bool(value.any()) for value in entries.values())
 
 
-def _equal(a: Weights, b: Weights) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[k], v) for k, v in b.items())
+def _news(known: Weights, part: Weights) -> bool:
+    return any(k not in known or not torch.equal(known[k], v) for k, v in part.items())
 
 
 def dicts(value: Any, path: str = "") -> Iterator[tuple[str, Weights]]:

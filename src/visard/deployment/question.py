@@ -1,6 +1,6 @@
 """The question before a party's first part in a run: who asks for what, what would leave, what a hostile server learns.
 
-The worker process of the party, which knows the methods, writes it; the front asks it (`deployment.consent`).
+The worker process of the party, which knows the methods, writes it; the front asks it (`deployment.front`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from visard.deployment.policy import SAFE, Between, Bounds, Policy, Retention, l
 from visard.engines.request import Request
 from visard.engines.world import World
 from visard.learning.train import Training
-from visard.text import plural, visible
+from visard.text import line, plural
 
 ANY = Policy(methods=("any",))  # where nothing is held against a policy
 MATTER = (  # settings of a method that the question shows, by the last part of their names
@@ -43,7 +43,7 @@ def text(request: Request, world: World, method: Method[Any], policy: Policy) ->
     """The question in plain words; {server} is for the front, which knows its address."""
     settings = request.settings.get("settings")
     section = settings.get("method") if isinstance(settings, Mapping) else None
-    shown = [
+    chosen = [
         f"{name} = {value}"
         for name, value in leaves(section if isinstance(section, Mapping) else {})
         if name.rpartition(".")[2] in MATTER
@@ -61,7 +61,7 @@ def text(request: Request, world: World, method: Method[Any], policy: Policy) ->
         f"  method    {method.name}: {method.title}",
         f"  parties   {averaged(request, world, method)} in an average, says the server",
         f"  on        {'; '.join(own)}",
-        *(f"  {'settings' if not i else '        '}  {line}" for i, line in enumerate(shown)),
+        *(f"  {'settings' if not i else '        '}  {one}" for i, one in enumerate(chosen)),
         "",
         "What would leave this machine, and what it reveals:",
         *(f"  {kind.value}: {kind.what}. {kind.reveals}" for kind in Disclosure if kind in kinds),
@@ -77,7 +77,7 @@ def text(request: Request, world: World, method: Method[Any], policy: Policy) ->
         f"most {policy.bounds.distance:g} times their norm from those before.",
         "  The weights that the run begins with are the server's choice: pin them with visard client policy --start.",
     ]
-    return "\n".join(visible(line, 2000) for line in lines)
+    return "\n".join(line(shown, 2000) for shown in lines)
 
 
 def offered(request: Request, world: World, method: Method[Any], server: str) -> Policy:

@@ -19,6 +19,7 @@ from visard.engines.request import Reply, Request, WireError, unpack
 
 NAME = "ledger"  # of the files
 DELIVERED, NOT_TAKEN, UNKNOWN = "delivered", "not taken", "unknown"
+LONGEST = 300  # characters of what a request says, and of a reason: a server must not fill the party's disk with them
 
 
 class Sent:
@@ -40,11 +41,11 @@ class Sent:
         if not asked.client:
             what["clients"] = list(reply.roles)
         if reply.failure is not None:
-            what["reason"] = reply.failure
+            what["reason"] = reply.failure[:LONGEST]
+        place = {name: getattr(asked, name)[:LONGEST] for name in ("run", "session", "client", "stage")}
         self._records.append(
-            "reply", time=_now(), before=self._before, run=asked.run, session=asked.session, client=asked.client,
-            stage=asked.stage, round=asked.round, ask=asked.ask, header=len(header), payload=len(payload),
-            digest=digest_of(header, payload), **what,
+            "reply", time=_now(), before=self._before, **place, round=asked.round, ask=asked.ask, header=len(header),
+            payload=len(payload), digest=digest_of(header, payload), **what,
         )  # fmt: skip
         self._before = UNKNOWN
 
