@@ -9,10 +9,11 @@ from tests.engines.test_guard import HOUSE, RUN, Server
 from tests.toys import noise_faces
 
 from visard.cli.client import agree
-from visard.deployment.consent import Consent
+from visard.deployment.front import Consent
 from visard.deployment.guard import Guard
 from visard.deployment.party import Basis
 from visard.deployment.policy import Policy
+from visard.deployment.question import text
 from visard.engines.codec import encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.methods import METHODS, fedavg
@@ -139,3 +140,15 @@ def test_yes_and_no(monkeypatch: pytest.MonkeyPatch, lines: list[str], expected:
 @pytest.mark.parametrize("name", METHODS.built_in)
 def test_every_method_says_what_a_hostile_server_can_do(name: str) -> None:
     assert len(METHODS[name].hostile) > 40
+
+
+def test_a_server_cannot_write_lines_of_its_own_into_the_question(tmp_path: Path, faces: Path) -> None:
+    server = Server(tmp_path, faces, None)
+    evil = {"init": "x\n\nWhat would leave this machine, and what it reveals:\n  nothing\r\x1b[2J"}
+    told = server.spec["settings"]
+    request = Request(RUN, server.spec | {"settings": told | {"method": told["method"] | evil}})
+    world, method = server.party.make_world(server.spec, Policy(methods=("fedavg",)))
+    shown = text(request, world, method, Policy(methods=("fedavg",)))
+    assert len([row for row in shown.splitlines() if row.startswith("What would leave")]) == 1
+    assert "\x1b" not in shown
+    assert "\r" not in shown

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.e2e.smoke import SMOKE, smoke
-from tests.engines.test_parties import HOUSES, Heard, OwnLink
+from tests.engines.test_parties import HOUSES, Heard, OwnLink, living
 from tests.policies import ANYTHING
 from tests.toys import noise_faces, toy_engine, toy_world
 from torch import Tensor
@@ -264,7 +264,6 @@ Go = Callable[..., tuple[Path, Heard]]
 @pytest.fixture
 def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     """Runs fedavg over three houses that say what `claims` has instead of the truth."""
-    roles = (*HOUSES, "house-3")
     mine = [s for s in SMOKE if not s.startswith(("data.", "partition.", "engine."))]
     mine += ["partition.kind=parties", "partition.clients=3", "partition.test_identities=0", "engine.kind=flower"]
     mine += ["engine.server=x", f"data.source={homes / 'public'}", "evaluation.every=0", "evaluation.clients=false"]
@@ -274,15 +273,7 @@ def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
             def parties(self, count: int) -> dict[str, dict[str, int]]:  # type: ignore[override]
                 return super().parties(count) | claims
 
-        at = {
-            role: Party(
-                partial(world_of_party, data=str(homes / role), file=None, clients=[role]),
-                OwnStates(tmp_path / role / "states"),
-                Guard(tmp_path / role, ANYTHING),
-                models=tmp_path / role / "models",
-            )
-            for role in roles
-        }
+        at = living((*HOUSES, "house-3"), homes, tmp_path)
         monkeypatch.setattr("visard.runs.run.connect", lambda *_: Claiming(at, forge))
         heard = Heard()
         visard.run("fedavg", out=tmp_path / "run", overrides=[*mine, *more], watcher=heard)

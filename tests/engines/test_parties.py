@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,19 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def living(houses: Sequence[str], homes: Path, folder: Path, policy: Policy | None = ANYTHING) -> dict[str, Party]:
+    """A party in each house, with the pictures that it has there."""
+    return {
+        house: Party(
+            partial(world_of_party, data=str(homes / house), file=None, clients=[house]),
+            OwnStates(folder / house / "states"),
+            Guard(folder / house, policy),
+            models=folder / house / "models",
+        )
+        for house in houses
+    }
+
+
 @pytest.fixture
 def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Path, Heard]]:
     """Runs a method over both houses."""
@@ -76,15 +89,7 @@ def go(homes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable
     def run(
         method: str, *more: str, link: type[OwnLink] = OwnLink, forge: Any = None, policy: Policy | None = ANYTHING
     ) -> tuple[Path, Heard]:
-        at = {
-            role: Party(
-                partial(world_of_party, data=str(homes / role), file=None, clients=[role]),
-                OwnStates(tmp_path / role / "states"),
-                Guard(tmp_path / role, policy),
-                models=tmp_path / role / "models",
-            )
-            for role in HOUSES
-        }
+        at = living(HOUSES, homes, tmp_path, policy)
         monkeypatch.setattr("visard.runs.run.connect", lambda *_: link(at, forge))
         sets = [*mine, *own, "engine.server=x", f"data.source={homes / 'public'}", "evaluation.every=0", *more]
         heard = Heard()

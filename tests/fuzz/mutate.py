@@ -179,6 +179,17 @@ def as_jsonl(data: bytes, rng: Random) -> bytes:
     return b"\n".join(rows)
 
 
+def rearrange(parts: list[Any], at: int, how: int, times: list[int], rng: Random) -> None:
+    """Delete a part (0), repeat it (1), or swap it with another (2)."""
+    if how == 0:
+        del parts[at]
+    elif how == 1:
+        parts[at:at] = parts[at : at + 1] * rng.choice(times)
+    else:
+        other = rng.randrange(len(parts))
+        parts[at], parts[other] = parts[other], parts[at]
+
+
 def as_text(data: bytes, rng: Random) -> bytes:
     """Lines of words: names and numbers."""
     rows = data.decode("utf-8", "surrogateescape").split("\n")
@@ -189,13 +200,8 @@ def as_text(data: bytes, rng: Random) -> bytes:
         k = rng.randrange(len(parts))
         parts[k] = rng.choice([str(rng.choice(INTS)), rng.choice(TEXTS), rng.choice(FLOATS), parts[k] * 2, "", "," * 5])
         rows[at] = "".join(parts)
-    elif how == 4:
-        del rows[at]
-    elif how == 5:
-        rows[at:at] = rows[at : at + 1] * rng.choice([1, 2, 100])
-    elif how == 6:
-        other = rng.randrange(len(rows))
-        rows[at], rows[other] = rows[other], rows[at]
+    elif how <= 6:
+        rearrange(rows, at, how - 4, [1, 2, 100], rng)
     else:
         rows.insert(at, rng.choice([*TEXTS, '"', '"a', "a " * 5000, "\ud800", "\udcff"]))
     return "\n".join(rows).encode("utf-8", "surrogatepass")
@@ -391,13 +397,8 @@ def as_pickle(data: bytes, rng: Random) -> bytes:
     how = rng.randrange(7)
     if how == 0:
         ops.insert(at, rng.choice(EVIL))
-    elif how == 1:
-        del ops[at]
-    elif how == 2:
-        ops[at:at] = ops[at : at + 1] * rng.choice([1, 2, 1000])
-    elif how == 3:
-        other = rng.randrange(len(ops))
-        ops[at], ops[other] = ops[other], ops[at]
+    elif how <= 3:
+        rearrange(ops, at, how - 1, [1, 2, 1000], rng)
     elif how <= 5:
         numbers = [k for k, op in enumerate(ops) if op[:1] in b"KMJ\x8aI"] or [at]
         number = rng.choice(INTS)

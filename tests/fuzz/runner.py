@@ -29,7 +29,8 @@ from tests.fuzz.mutate import mutate
 from visard.processes import Child, ChildError, receive, send
 
 SECONDS, MEMORY = 10.0, 2**30
-PATIENCE = 25.0  # seconds until a child that does not even hear its alarm is killed
+WAITS = 3  # how many times longer an input may take whose process waits for the processor
+PATIENCE = 40.0  # seconds until a child that does not even hear its alarm is killed
 WRITES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
     "shutil.rmtree",
           "shutil.move", "shutil.copyfile", "os.chown", "os.utime"}  # fmt: skip
@@ -163,8 +164,12 @@ def serve(channel: socket.socket, folder: str, seed: int, seconds: float) -> Non
     sentinel, inputs = Sentinel(), dict[str, Inputs]()
 
     def ring(*_: object) -> None:
-        raise Hang
+        wall, own = time.monotonic() - begun[0], time.process_time() - begun[1]
+        if own > 0.5 * wall or wall > (WAITS - 0.5) * seconds:
+            raise Hang
+        signal.setitimer(signal.ITIMER_REAL, seconds)
 
+    begun = [0.0, 0.0]  # clock and processor time
     signal.signal(signal.SIGALRM, ring)
 
     def attempt(read: Callable[[Path, Path], object], given: Path, scratch: Path) -> dict[str, Any]:
@@ -172,7 +177,8 @@ def serve(channel: socket.socket, folder: str, seed: int, seconds: float) -> Non
         before, children = status(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         sentinel.seen.clear()
         sentinel.inside = os.path.realpath(given.parent)
-        outcome, detail, kept, begun = "read", "", None, time.monotonic()
+        outcome, detail, kept = "read", "", None
+        begun[:] = time.monotonic(), time.process_time()
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
             sentinel.on = True
@@ -190,7 +196,7 @@ def serve(channel: socket.socket, folder: str, seed: int, seconds: float) -> Non
         finally:
             sentinel.on = False
             signal.setitimer(signal.ITIMER_REAL, 0)
-        took, after = time.monotonic() - begun, status()
+        took, after = time.monotonic() - begun[0], status()
         memory = after["VmHWM"] - before["VmRSS"]
         if after["VmPeak"] > before["VmPeak"]:
             memory = max(memory, after["VmPeak"] - before["VmSize"])

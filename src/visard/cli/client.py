@@ -77,7 +77,7 @@ def serve(
     home = own_folder(state)
     ask = agree if sys.stdin.isatty() and sys.stdout.isatty() else None
     if allowed is None and ask is None and not any((home / "consents").glob("*.toml")):
-        from visard.deployment.consent import HOW
+        from visard.deployment.front import HOW
 
         raise UsageError(f"there is no policy and no terminal to ask at: {HOW}")
     key = {"encrypt_with": str(encrypt_with)} if encrypt_with else {}

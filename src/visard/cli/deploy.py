@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from visard.deployment.front import Front
     from visard.deployment.sent import Sent
 
-LIMITS = "Limits at the port"
+
+def _limit(least: float, text: str) -> Any:
+    """An option for a limit at the port."""
+    return typer.Option(min=least, rich_help_panel="Limits at the port", help=text)
+
 
 keys = typer.Typer(help="Make keys: of a deployment, or a file to encrypt with.", no_args_is_help=True)
 
@@ -101,30 +105,14 @@ def server(
     state: Annotated[Path, typer.Option(help="a folder of the server; visard run --server takes it")],
     port: Annotated[int, typer.Option(min=1, max=65535, help="the port that the parties reach")],
     host: Annotated[str, typer.Option(help="the address to listen on")] = "0.0.0.0",
-    connections: Annotated[
-        int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections without a key at once, in all")
-    ] = 4096,
-    address_connections: Annotated[
-        int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections without a key at once, from one address")
-    ] = 2048,
-    party_connections: Annotated[
-        int, typer.Option(min=1, rich_help_panel=LIMITS, help="connections at once with the key of one party")
-    ] = 32,
-    handshake_seconds: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=LIMITS, help="seconds until the TLS connection stands")
-    ] = 10.0,
-    header_seconds: Annotated[
-        float, typer.Option(min=0.1, rich_help_panel=LIMITS, help="seconds for the header of a request")
-    ] = 10.0,
-    request_seconds: Annotated[
-        float, typer.Option(min=1.0, rich_help_panel=LIMITS, help="seconds for the rest of a request and its answer")
-    ] = 300.0,
-    header_bytes: Annotated[
-        int, typer.Option(min=4096, rich_help_panel=LIMITS, help="length of the header of a request")
-    ] = 2**14,
-    body_bytes: Annotated[
-        int, typer.Option(min=6 * 2**20, rich_help_panel=LIMITS, help="length of the body of a request")
-    ] = 2**23,
+    connections: Annotated[int, _limit(1, "connections without a key at once, in all")] = 4096,
+    address_connections: Annotated[int, _limit(1, "connections without a key at once, from one address")] = 2048,
+    party_connections: Annotated[int, _limit(1, "connections at once with the key of one party")] = 32,
+    handshake_seconds: Annotated[float, _limit(0.1, "seconds until the TLS connection stands")] = 10.0,
+    header_seconds: Annotated[float, _limit(0.1, "seconds for the header of a request")] = 10.0,
+    request_seconds: Annotated[float, _limit(1.0, "seconds for the rest of a request and its answer")] = 300.0,
+    header_bytes: Annotated[int, _limit(4096, "length of the header of a request")] = 2**14,
+    body_bytes: Annotated[int, _limit(6 * 2**20, "length of the body of a request")] = 2**23,
 ) -> None:
     """Let parties connect: TLS and registered node keys only. Runs until Ctrl-C.
 
@@ -174,9 +162,8 @@ def take_part(
     States are encrypted if a key is named.
     """
     from visard.at_rest import Key
-    from visard.deployment.consent import Consent
     from visard.deployment.flower.client import Fleet
-    from visard.deployment.front import Front
+    from visard.deployment.front import Consent, Front
     from visard.deployment.keys import PartyKeys
     from visard.deployment.sent import Sent
 
