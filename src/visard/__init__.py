@@ -13,18 +13,33 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["FaceModel", "Run", "VisardError", "__version__", "embed", "evaluate", "load_model", "resume", "run"]
+__all__ = [
+    "Adapted",
+    "FaceModel",
+    "Run",
+    "VisardError",
+    "__version__",
+    "adapt",
+    "embed",
+    "evaluate",
+    "load_model",
+    "resume",
+    "run",
+]
 
 if TYPE_CHECKING:
     from visard.errors import VisardError
     from visard.inference.model import FaceModel, embed, evaluate, load_model
     from visard.report.run_folder import Run
+    from visard.runs.adapt import Adapted, adapt
     from visard.runs.run import resume, run
 
 _HOMES = {
+    "Adapted": "runs.adapt",
     "FaceModel": "inference.model",
     "Run": "report.run_folder",
     "VisardError": "errors",
+    "adapt": "runs.adapt",
     "embed": "inference.model",
     "evaluate": "inference.model",
     "load_model": "inference.model",

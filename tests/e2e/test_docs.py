@@ -47,6 +47,8 @@ def run_command(words: list[str]) -> None:
     if words[1] == "bench" and len(words) > 2:
         small = [s for s in SMOKE if not s.startswith("evaluation.every")]
         words = [*words, *(part for s in small for part in ("--set", s))]
+    if words[1] == "adapt":
+        words = [*words, "--set", "method.rounds=1", "--set", "method.training.amount=2", "--set", "engine.kind=local"]
     sys.argv = words
     try:
         main()

@@ -218,3 +218,32 @@ def test_loose_pictures_are_a_set_without_labels(tmp_path: Path) -> None:
     cameras = import_faces("folder", nested, tmp_path / "three", align="none", unlabelled=True, domains=True).path
     assert FaceSet.open(cameras).domains == ["camera0", "camera1"]
     assert FaceSet.open(cameras).unlabelled.all()
+
+
+def test_folds_test_every_person_once(tmp_path: Path) -> None:
+    """Of three folds each tests a third of every site's people and of the source's; the others train."""
+    joined = Joined([
+        Member("a", make(tmp_path / "a", 6, seed=1)), Member("b", make(tmp_path / "b", 9, seed=2)),
+        Member("s", make(tmp_path / "s", 7, seed=3), "source"),
+    ])  # fmt: skip
+    seen: dict[str, list[int]] = {"sites": [], "source": []}
+    for k in range(3):
+        settings = PartitionSettings(kind="sites", fold=(k, 3), split=(1.0, 0.0, 0.0), seed=0)
+        content = partition(joined, settings, 5).content
+        people = {name: np.unique(joined.identity[rows]).tolist() for name, rows in content.unseen.items()}
+        owned = {name: np.unique(joined.identity[rows.train]).tolist() for name, rows in content.clients.items()}
+        for name, tested in people.items():
+            seen[name] += tested
+        home = [joined.names[i][0] for i in people["sites"]]
+        assert (home.count("a"), home.count("b")) == (2, 3)
+        assert sorted(owned["a"] + owned["b"] + people["sites"]) == list(range(15))
+        assert sorted(owned["source"] + people["source"]) == list(range(15, 22))
+    assert sorted(seen["sites"]) == list(range(15))
+    assert sorted(seen["source"]) == list(range(15, 22))
+    tested = Member("t", make(tmp_path / "t", 3, seed=4), "test")
+    content = partition(Joined([*joined.members, tested]), settings, 5).content
+    assert sorted(content.unseen) == ["source", "t"]
+    with pytest.raises(UsageError, match="fold = 1 of 9: source has 7 people"):
+        partition(joined, PartitionSettings(kind="sites", fold=(0, 9)), 0)
+    with pytest.raises(ValueError, match="parts are counted from 0"):
+        PartitionSettings(kind="sites", fold=(3, 3))

@@ -30,6 +30,10 @@ COMMANDS = {
     ),
     "data": ("data:app", "Make, import and look at face sets."),
     "run": ("run:run", "Train with a method and leave a run folder with metrics, models, ledger and report."),
+    "adapt": (
+        "adapt:adapt",
+        "Make a recogniser better on the people of several sites, whose pictures stay there; test it before and after.",
+    ),
     "bench": (
         "bench:bench",
         "Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.",

@@ -189,7 +189,7 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     if len(roles["source"]):
         if "source" in clients:
             raise UsageError(f"partition.kind = {settings.kind} has a source already, and a face set has the role too")
-        clients = {"source": rows_of(faces, roles["source"]), **clients}
+        clients = {"source": rows_of(faces, np.setdiff1d(roles["source"], taken)), **clients}
     rng, owned = np.random.default_rng([seed, SPLIT_STREAM]), dict[str, ClientRows]()
     for name, rows in clients.items():
         if not len(rows):
@@ -200,7 +200,8 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     if clients and settings.hold_out >= len(clients):
         raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")
     content = Content(
-        kind=settings.kind, settings=settings.model_dump(mode="json"), seed=seed,
+        kind=settings.kind, seed=seed,
+        settings=settings.model_dump(mode="json", exclude={"fold"} if settings.fold is None else None),
         faces=faces.fingerprint(), count=len(faces), clients=owned,
         unseen={name: rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(clients)[len(clients) - settings.hold_out :],

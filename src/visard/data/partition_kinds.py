@@ -50,6 +50,8 @@ class PartitionSettings(BaseModel):
     attributes: tuple[str, ...] = ()
     cap: Count | None = None  # attribute: at most so many pictures a client
     least: Count = 1  # attribute: identities with fewer pictures at a client are left out there
+    # sites: (k, n) tests on part k (from 0) of n of the source's people, and of the sites' where no set is for tests
+    fold: tuple[CountFromZero, Count] | None = None
     seed: CountFromZero | None = None  # of the partition alone, so that runs with other seeds share it
     # domains: names of domains, or an attribute expression; one_domain: names, () = all but the target's
     source_domain: Domains = ()
@@ -277,7 +279,26 @@ class Sites(Kind):
     """Every face set of `[[data.sets]]` for clients is a client; of a single one, every domain. They need no number."""
 
     def check(self) -> None:
-        pass
+        if self.settings.fold and self.settings.fold[0] >= self.settings.fold[1]:
+            raise ValueError(f"fold = {list(self.settings.fold)}: parts are counted from 0, so the first is smaller")
+
+    def unseen(self, faces: FaceSet, identities: Ints, rng: np.random.Generator) -> dict[str, Ints]:
+        if self.settings.fold is None:
+            return super().unseen(faces, identities, rng)
+        people = {} if (faces.roles == "test").any() else {"sites": identities}
+        people["source"] = np.flatnonzero(faces.roles == "source")
+        return {name: self._part(faces, group, name, rng) for name, group in people.items() if len(group)}
+
+    def _part(self, faces: FaceSet, identities: Ints, name: str, rng: np.random.Generator) -> Ints:
+        """Part k of n of the identities with two pictures or more, of each domain as many."""
+        k, n = self.settings.fold or (0, 1)
+        usable = rng.permutation(identities[pictures_of(faces)[identities] >= 2])
+        usable = usable[np.argsort(home_domain(faces)[usable], kind="stable")]
+        chosen = np.sort(usable[k::n])
+        if len(chosen) < 2 or len(chosen) >= len(identities):
+            have = f"{len(identities)} people, {len(usable)} of them with two pictures or more"
+            raise UsageError(f"fold = {k + 1} of {n}: {name} has {have}, which is too few")
+        return chosen
 
     def clients(self, faces: FaceSet, identities: Ints, rng: np.random.Generator) -> dict[str, Ints]:
         rows = rows_of(faces, identities)

@@ -175,6 +175,20 @@ def export_onnx(
     return Exported(path, difference, path.stat().st_size)
 
 
+def rename_ports(path: Path, name: str, output: str) -> None:
+    """Give the one input and the one output of an exported graph other names, so that it takes another one's place."""
+    onnx = need("onnx")
+    graph = onnx.load(str(path))
+    names = {graph.graph.input[0].name: name, graph.graph.output[0].name: output}
+    for node in graph.graph.node:
+        node.input[:] = [names.get(port, port) for port in node.input]
+        node.output[:] = [names.get(port, port) for port in node.output]
+    for port in (graph.graph.input[0], graph.graph.output[0]):
+        port.name = names[port.name]
+    with replacing(path, mode=SHARED) as beside:
+        onnx.save(graph, str(beside))
+
+
 def check_against(one: nn.Module, two: nn.Module, size: int, batches: Sequence[int]) -> float:
     """Largest difference of the features of random pictures, relative to their largest value."""
     rng = torch.Generator().manual_seed(0)

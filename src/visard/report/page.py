@@ -153,7 +153,7 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
         groups_section(run),
         _clients(run, "clients", "How the clients fare", "Clients"),
         _clients(run, "held_out", "Clients that took no part in training", "Held out"),
-        _leaving(run, leaving),
+        leaving_section(run, leaving),
         with_charts("cost", "Time and traffic", "Cost", charts.cost(run)),
         _replies(run),
         _samples(run),
@@ -196,7 +196,8 @@ def _clients(run: Run, who: str, title: str, short: str) -> Section | None:
     return with_charts(who, title, short, drawn, before=spread_table(run, who), after=listed)
 
 
-def _leaving(run: Run, leaving: Leaving | None) -> Section:
+def leaving_section(run: Run, leaving: Leaving | None) -> Section:
+    """What left each client: the verdict, the flow, the ledger."""
     verdict = judge(leaving, run.status[0] == "finished")
     body, drawn = notice(verdict.level, verdict.title, f"<p>{esc(verdict.text)}</p>"), []
     if leaving is not None and leaving.lines:

@@ -1,0 +1,484 @@
+"""`visard adapt`: a recogniser that is given, made better on the people of several sites whose pictures stay at home.
+
+out/
+  faces/NAME       face sets that were imported from folders of pictures; as personal as these
+  start.safetensors   the recogniser as it came, as a network that trains
+  run/             the run: settings, ledger, checkpoints, its own report
+  adapted.onnx     the result, with the input of the file that came in
+  adapt.json, report.html
+
+The same call goes on where an earlier one stopped: sets that are complete are kept, a run is continued.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tomli_w
+import torch
+
+from visard.config import Settings, load
+from visard.data.faces import FaceSet
+from visard.data.joined import RESERVED
+from visard.data.partition_kinds import pictures_of
+from visard.data.sources.catalog import data_folder
+from visard.data.sources.importing import import_faces
+from visard.data.storage import HEADER
+from visard.engines.loop import Watcher, Watchers
+from visard.engines.world import CLASS_VECTORS
+from visard.errors import UsageError, VisardError
+from visard.files import PRIVATE_FOLDER, SHARED, only_user, plain, read_json, write_json
+from visard.inference.export import export
+from visard.inference.model import FaceModel, load_model
+from visard.learning.features import class_means, embed
+from visard.models.convert import convert
+from visard.models.files import open_model, save_model, start
+from visard.models.inputs import Inputs, choose
+from visard.models.onnx import OnnxNetwork, rename_ports
+from visard.report.adaptation import write_page
+from visard.report.run_folder import Run, read_run
+from visard.runs.before_after import BeforeAndAfter, Test
+from visard.runs.folder import check_removable, remove_written
+from visard.runs.run import run
+from visard.text import plural
+
+Method = Literal["fedfr-da", "fedavg", "fedfr-joint"]
+METHODS: tuple[Method, ...] = ("fedfr-da", "fedavg", "fedfr-joint")
+FAR = (0.01, 0.001)
+FOLD = (1, 5)  # which part of the people with names is tested on, of how many
+LEAST = 16  # pictures of a site below which there is nothing to group
+WRITTEN = ("adapt.json", "report.html", "adapted.onnx", "start.safetensors", "class_vectors.safetensors")
+Progress = Callable[[str, int, int], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """What `adapt` leaves behind."""
+
+    folder: Path
+    run: Run
+    tests: tuple[Test, ...]
+    onnx: Path
+    record: dict[str, Any]  # all of adapt.json
+
+    @property
+    def report(self) -> Path:
+        """The page to show."""
+        return self.folder / "report.html"
+
+
+def adapt(
+    model: str | Path,
+    sites: Sequence[str | Path] = (),
+    *,
+    source: str | Path | None = None,
+    test: str | Path | None = None,
+    out: str | Path = "runs/adapted",
+    method: str | None = None,
+    far: Sequence[float] = FAR,
+    fold: tuple[int, int] = FOLD,
+    seed: int = 0,
+    server: str | Path | None = None,
+    source_party: bool = False,
+    unlabelled: bool = False,
+    input: str | None = None,
+    order: str | None = None,
+    mean: str | None = None,
+    std: str | None = None,
+    detector: str | None = None,
+    align: str | None = None,
+    overrides: Sequence[str] = (),
+    overwrite: bool = False,
+    watcher: Watcher | None = None,
+    progress: Progress = lambda text, done, total: None,
+    say: Say = lambda text: None,
+) -> Adapted:
+    """Adapt the recogniser in a file to the people of `sites`, and test it before and after.
+
+    A site, the `source` (labelled people that the recogniser should go on to know) and `test` are folders of pictures,
+    zip files or face sets. Where a site has no folder for each person (or with `unlabelled`), its pictures are grouped
+    and FedFR-DA learns from the groups; where all have, FedAvg learns from their names, unless `method` says otherwise.
+    Without `test` part k of n (`fold`) of the people with names is tested on; where there are none, the figures are
+    estimates over groups. With `server` the sites are the parties of a deployment, and `source_party` says that one of
+    them is called source. `input`, `order`, `mean`, `std` say how pictures go in, where the file does not.
+
+    >>> import visard
+    >>> done = visard.adapt("w600k_mbf.onnx", ["north", "south"], out="runs/mine")    # doctest: +SKIP
+    >>> done.tests[0].changes[0].difference                                           # doctest: +SKIP
+    """
+    begun, folder = time.monotonic(), Path(out)
+    inputs = {"input": input, "order": order, "mean": mean, "std": std}
+    _check(sites, source, test, server, method, far, fold)
+    given = open_given(model, inputs)
+    asked = plain(
+        {"model": _digest(Path(model)), "sites": sites, "source": source, "test": test, "method": method, "far": far,
+         "fold": fold, "seed": seed, "server": server, "source_party": source_party, "unlabelled": unlabelled,
+         "inputs": inputs, "detector": detector, "align": align, "overrides": overrides}
+    )  # fmt: skip
+    _prepare(folder, asked, overwrite)
+    with only_user(folder):
+        if (earlier := _finished(folder)) is not None:
+            return earlier
+        watchers = Watchers(watcher)
+        about: dict[str, Any] = {"asked": asked, "seconds": {}, **_earlier(folder)}
+        write_json(folder / "adapt.json", about)
+        sets = _Sets(folder / "faces", given, detector, align, progress, say)
+        clients = [sets.take(path, "clients", unlabelled) for path in sites]
+        known = [s for s in clients if not s.faces.unlabelled.any()]
+        chosen = _method(method, len(clients), len(known), source is not None, server is not None)
+        others = [sets.take(source, "public" if chosen == "fedfr-joint" else "source")] if source is not None else []
+        others += [sets.take(test, "test")] if test is not None else []
+        members = [*clients, *others]
+        _check_sets(clients, others, chosen)
+        if sets.seconds:
+            about["seconds"]["import"] = about["seconds"].get("import", 0.0) + sets.seconds
+            write_json(folder / "adapt.json", about)
+        first = _write_start(folder, Path(model), given, inputs)
+        settings = _settings(
+            folder, first, members, chosen, fold, seed, server, source_party, len(known) == len(clients), far, overrides
+        )
+        done = _run(folder / "run", settings, watchers)
+        tests = BeforeAndAfter.of_run(folder / "run", tuple(far)).tests()
+        onnx = _export(folder, given)
+        about["seconds"]["all"] = about["seconds"].get("all", 0.0) + time.monotonic() - begun
+        record = about | _record(given, chosen, members, tests, done)
+        write_json(folder / "adapt.json", plain(record), SHARED)
+        write_page(folder / "report.html", done, plain(record))
+    return Adapted(folder, done, tests, onnx, record)
+
+
+def _check(
+    sites: Sequence[str | Path],
+    source: str | Path | None,
+    test: str | Path | None,
+    server: str | Path | None,
+    method: str | None,
+    far: Sequence[float],
+    fold: tuple[int, int],
+) -> None:
+    if method is not None and method not in METHODS:
+        raise UsageError(f"--method {method}: must be one of {', '.join(METHODS)}")
+    if not far or not all(0 < rate < 1 for rate in far):
+        raise UsageError("false accept rates are numbers between 0 and 1, for example 0.01")
+    if not 1 <= fold[0] <= fold[1] or fold[1] < 2:
+        raise UsageError(f"--fold {fold[0]}/{fold[1]}: must be one of several parts, for example 1/5")
+    if server is not None:
+        if sites or source is not None:
+            raise UsageError("with --server the sites are the parties: leave out --sites and --source")
+        if test is None:
+            raise UsageError("with --server give --test: pictures of the parties stay with them")
+        return
+    if not sites:
+        raise UsageError("give the sites: --sites FOLDER FOLDER ..., or --server for parties elsewhere")
+    if len(sites) == 1 and source is None:
+        raise UsageError("one site alone has nobody to adapt with: give two sites or more, or --source too")
+    given = [str(path) for path in (*sites, source, test) if path is not None]
+    if twice := [path for path, times in Counter(given).items() if times > 1]:
+        raise UsageError(f"{twice[0]} is given twice")
+
+
+def open_given(path: str | Path, inputs: dict[str, str | None]) -> FaceModel:
+    """The recogniser as it came."""
+    network, spec = open_model(
+        path, name=inputs["input"], order=inputs["order"], mean=inputs["mean"], std=inputs["std"]
+    )
+    return FaceModel(network, spec, Path(path))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
+    """The folder of this adaptation: new, continued, or emptied of an earlier one."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a folder")
+    about = folder / "adapt.json"
+    if not about.is_file():
+        if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+            raise UsageError(f"{folder} is not empty and holds no adaptation: give another --out")
+    elif overwrite:
+        with only_user(folder):
+            _remove(folder)
+    elif read_json(about).get("asked") != asked:
+        raise UsageError(f"{folder} holds an adaptation with other settings: --overwrite, or another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
+
+
+def _remove(folder: Path) -> None:
+    """Remove what an earlier adaptation wrote, and nothing else."""
+    inner = folder / "run"
+    if inner.is_dir():
+        if (inner / "config.toml").is_file():
+            check_removable(inner)
+        remove_written(inner)
+        with suppress(OSError):
+            (inner / ".lock").unlink(missing_ok=True)
+            inner.rmdir()
+    for path in sorted((folder / "faces").glob("*/*")):
+        if path.suffix == ".npy" or path.name == HEADER:
+            path.unlink()
+    for path in sorted((folder / "faces").glob("*")):
+        with suppress(OSError):
+            path.rmdir()
+    for name in WRITTEN:
+        (folder / name).unlink(missing_ok=True)
+
+
+def _finished(folder: Path) -> Adapted | None:
+    """An adaptation that is complete, from what it wrote."""
+    with suppress(VisardError):
+        record = read_json(folder / "adapt.json")
+        if "tests" in record and all((folder / name).is_file() for name in ("adapted.onnx", "report.html")):
+            tests = tuple(Test.of(test) for test in record["tests"])
+            return Adapted(folder, read_run(folder / "run"), tests, folder / "adapted.onnx", record)
+    return None
+
+
+def _earlier(folder: Path) -> dict[str, Any]:
+    """Times that earlier calls took, for the bill."""
+    with suppress(VisardError):
+        return {"seconds": dict(read_json(folder / "adapt.json").get("seconds", {}))}
+    return {}
+
+
+@dataclass(frozen=True)
+class _Set:
+    """One of the sets: where it is, what it is called and what it is for."""
+
+    name: str
+    role: str
+    faces: FaceSet
+    skipped: int
+
+    @property
+    def people(self) -> int | None:
+        return None if self.faces.unlabelled.any() else len(self.faces.names)
+
+
+@dataclass
+class _Sets:
+    """Opens face sets, and imports what is none."""
+
+    folder: Path
+    model: FaceModel
+    detector: str | None
+    align: str | None
+    progress: Progress
+    say: Say
+    names: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def take(self, path: str | Path, role: str, unlabelled: bool = False) -> _Set:
+        where = self._found(Path(path))
+        name = self._name(where, role)
+        if (where / HEADER).is_file():
+            if unlabelled:
+                raise UsageError(f"{path} is a face set, imported with its names: --method fedfr-da does not use them")
+            faces = FaceSet.open(where)
+        else:
+            faces = self._imported(where, name, unlabelled)
+        skipped = int(faces.info.get("skipped_count") or 0)
+        return _Set(name, role, faces, skipped)
+
+    def _found(self, path: Path) -> Path:
+        for where in (path, data_folder() / path):
+            if where.exists():
+                return where
+        raise UsageError(f"no folder, zip file or face set {path}")
+
+    def _name(self, where: Path, role: str) -> str:
+        name = where.resolve().stem if where.is_file() else where.resolve().name
+        if name in self.names or (name in RESERVED and role == "clients"):
+            name = f"{where.resolve().parent.name}-{name}"
+        while name in self.names or (name in RESERVED and role == "clients"):
+            name += "-2"
+        self.names.append(name)
+        return name
+
+    def _imported(self, where: Path, name: str, unlabelled: bool) -> FaceSet:
+        folder, begun = self.folder / name, time.monotonic()
+        if not (folder / HEADER).is_file():
+            self.folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+            how = self.align or self.model.align
+            done = import_faces(
+                "folder", where, folder, size=self.model.size, align=how,
+                detector=self.detector if how == "five" else None, say=self.say,
+                progress=lambda done, total: self.progress(f"looking for faces in {name}", done, total),
+                unlabelled=unlabelled,
+            )  # fmt: skip
+            self.seconds += time.monotonic() - begun
+            if done.skipped:
+                self.say(
+                    f"{name}: {plural(done.pictures, 'face')}; {plural(len(done.skipped), 'picture')} skipped "
+                    f"({done.skipped[0][0]}: {done.skipped[0][1]})"
+                )
+        return FaceSet.open(folder)
+
+
+def _method(asked: str | None, sites: int, known: int, source: bool, server: bool) -> str:
+    """The method that was asked for, or the one that the labels allow."""
+    chosen = asked or ("fedavg" if known == sites and not server else "fedfr-da")
+    if chosen != "fedfr-da" and known < sites:
+        raise UsageError(
+            f"--method {chosen} needs a folder for each person at every site; "
+            f"{plural(sites - known, 'site has', 'sites have')} none: leave --method out, or take fedfr-da"
+        )
+    if chosen == "fedfr-joint" and not source:
+        raise UsageError("--method fedfr-joint needs --source: people whose pictures every site may have")
+    return chosen
+
+
+def _check_sets(clients: Sequence[_Set], others: Sequence[_Set], method: str) -> None:
+    for one in clients:
+        if method == "fedfr-da" and len(one.faces) < LEAST:
+            raise UsageError(
+                f"{one.name} has {plural(len(one.faces), 'face')}: too few to group, at least {LEAST} are needed"
+            )
+    for one in others:
+        if one.people is None:
+            raise UsageError(f"{one.name} has no folder for each person, which --{_option(one.role)} needs")
+        pairs = int((pictures_of(one.faces) >= 2).sum())
+        if one.role == "test" and (one.people < 2 or not pairs):
+            raise UsageError(f"{one.name}: a test needs two people, and one of them with two pictures")
+
+
+def _option(role: str) -> str:
+    return "test" if role == "test" else "source"
+
+
+def _write_start(folder: Path, path: Path, given: FaceModel, inputs: dict[str, str | None]) -> Path:
+    """The recogniser as a network that trains, with its input."""
+    target = folder / "start.safetensors"
+    if target.is_file():
+        return target
+    if path.suffix.lower() == ".onnx":
+        found = convert(path, name=inputs["input"])
+        spec, weights = found.spec, found.weights
+    else:
+        spec, weights = start(path, "tiny", None, given.size)
+    own = choose(Inputs.of_spec(spec), inputs["input"], order=inputs["order"], mean=inputs["mean"], std=inputs["std"])
+    kept = {k: v for k, v in spec.items() if k != "visard"}
+    save_model(target, weights, kept | own.to_spec(), SHARED)
+    return target
+
+
+# Chosen on people of another population with a public MobileFaceNet.
+TRAINING = {
+    "lr": 0.001, "momentum": 0.9, "batch_size": 64, "unit": "iterations", "amount": 10, "schedule": "cosine",
+    "clip": 5.0, "augment": {"flip": False},
+}  # fmt: skip
+HEAD = {"kind": "cosface", "scale": 30.0, "margin": 0.4}
+ROUNDS = 16
+CLUSTERING = {"d": "auto", "min_size": 4}
+OF_METHODS: dict[str, dict[str, Any]] = {
+    "fedfr-da": {
+        "rounds": ROUNDS, "training": TRAINING, "head": HEAD, "clustering": CLUSTERING, "dcl": 0.0,
+        "source_head": "means", "pretraining": {"augment": {"flip": False}},  # no mirror images are stored
+    },
+    "fedavg": {"rounds": ROUNDS, "training": TRAINING, "head": HEAD, "head_start": "means"},
+    "fedfr-joint": {"rounds": ROUNDS},
+}  # fmt: skip
+
+
+def _settings(
+    folder: Path,
+    first: Path,
+    members: Sequence[_Set],
+    method: str,
+    fold: tuple[int, int],
+    seed: int,
+    server: str | Path | None,
+    source_party: bool,
+    labelled: bool,
+    far: Sequence[float],
+    overrides: Sequence[str],
+) -> Settings:
+    """The settings of the run, with what the user changes."""
+    roles = {one.role for one in members}
+    tree: dict[str, Any] = {
+        "name": folder.resolve().name,
+        "seed": seed,
+        "method": {"name": method, **OF_METHODS[method]},
+        "data": {"sets": [{"path": str(m.faces.path), "role": m.role, "name": m.name} for m in members]},
+        "partition": {"kind": "parties" if server else "sites", "split": [1.0, 0.0, 0.0], "seed": 0},
+        "model": {"weights": str(first.absolute()), "train": "tail", "cache": "fp16"},
+        "evaluation": {"every": 0, "clients": False, "bootstrap": 200, "far": list(far), "fmr": far[0]},
+    }
+    if method == "fedfr-da":
+        tree["method"] |= {"with_source": "source" in roles or source_party, "measure": labelled}
+    if "source" in roles or (labelled and "test" not in roles):
+        tree["partition"]["fold"] = [fold[0] - 1, fold[1]]
+    if server is not None:
+        tree["engine"] = {"kind": "flower", "server": str(Path(server).absolute())}
+    if "public" in roles:
+        tree["model"]["class_vectors"] = str(_class_vectors(folder, first, members))
+    base = folder / ".settings.toml"
+    base.write_text(tomli_w.dumps(tree))
+    try:
+        return load(base, overrides)
+    finally:
+        base.unlink()
+
+
+def _class_vectors(folder: Path, first: Path, members: Sequence[_Set]) -> Path:
+    """Class vectors of the public people, which FedFR-joint starts from: the means of their features."""
+    target = folder / "class_vectors.safetensors"
+    if not target.is_file():
+        model = load_model(first)
+        faces = next(one.faces for one in members if one.role == "public")
+        features = torch.from_numpy(embed(model.network, faces.all(), inputs=model.inputs))
+        means = class_means(features, torch.from_numpy(faces.identity.astype(np.int64)), len(faces.names))
+        save_model(target, {CLASS_VECTORS: means}, {k: model.spec[k] for k in ("model", "embedding", "size")})
+    return target.absolute()
+
+
+def _run(folder: Path, settings: Settings, watchers: Watcher) -> Run:
+    """The run, whole: made, continued, or read if it is finished."""
+    if (folder / "metrics.json").is_file() and read_run(folder).status[0] == "finished":
+        return read_run(folder)
+    begun = (folder / "config.toml").is_file()
+    return run(settings, out=folder, resume=begun, watcher=watchers)
+
+
+def _export(folder: Path, given: FaceModel) -> Path:
+    """The adapted network as ONNX; of an ONNX file with the names and the batch of its input and output."""
+    target, network = folder / "adapted.onnx", given.network
+    made = load_model(folder / "run" / "model.safetensors")
+    fixed = isinstance(network, OnnxNetwork) and network.batch == 1
+    export(made, target, dynamic_batch=not fixed)
+    if isinstance(network, OnnxNetwork):
+        rename_ports(target, network.name, network.output)
+    return target
+
+
+def _record(given: FaceModel, method: str, members: Sequence[_Set], tests: Sequence[Test], done: Run) -> dict[str, Any]:
+    """What adapt.json says beside what was asked and how long it took."""
+    peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    label = next((r.figures for r in done.rounds if r.stage == "label"), {})
+    return {
+        "model": {"file": given.path.name if given.path else "", "fingerprint": given.fingerprint, "align": given.align,
+                  **given.inputs.to_spec()},
+        "method": method,
+        "sets": [{"name": m.name, "role": m.role, "pictures": len(m.faces), "people": m.people, "skipped": m.skipped,
+                  "align": m.faces.align, "synthetic": m.faces.synthetic} for m in members],
+        "groups": label,
+        "tests": [plain(test) for test in tests],
+        "cost": {"peak_bytes": peak * 1024, "cores": os.cpu_count(), **done.metrics.get("communication", {})},
+        "trained": done.metrics.get("trained", {}),
+    }  # fmt: skip

@@ -1,0 +1,177 @@
+"""What a run changed: the network that it was given and the one that it made, on the same people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from visard.clustering.cluster import Clustering, cluster
+from visard.core import Weights
+from visard.data.faces import FaceView
+from visard.engines.world import World, world_of_run
+from visard.errors import VisardError
+from visard.evaluation.grid import Grid
+from visard.evaluation.groups import DOMAIN, errors_by_group
+from visard.evaluation.metrics import FEW, LEVEL
+from visard.evaluation.scores import Limits, stream_roc
+from visard.evaluation.verification import draws, genuine_hits, interval
+from visard.learning.features import embed
+from visard.learning.weights import load_weights
+from visard.models.files import read_model
+
+BOOTSTRAP = 1000  # resamples of people
+MOST_PICTURES = 4000  # of an estimate
+SOURCE = "source"  # the test on people of the source
+Features = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Change:
+    """TAR before and after at one FAR, each at the threshold that gives this FAR then."""
+
+    far: float
+    before: float
+    after: float
+    low: float | None  # 95 % interval of the difference, over people
+    high: float | None
+    threshold_before: float
+    threshold_after: float
+    false_accepts: float  # that the rate allows: FAR x pairs of strangers
+
+    @property
+    def difference(self) -> float:
+        """Of the true accept rates."""
+        return self.after - self.before
+
+    @property
+    def unreliable(self) -> bool:
+        """Whether the rate stands for too few pairs."""
+        return self.false_accepts < FEW
+
+
+def compare(
+    before: Features, after: Features, identity: Any, far: tuple[float, ...], bootstrap: int = BOOTSTRAP, seed: int = 0
+) -> tuple[Change, ...]:
+    """The change from features `before` to `after` (N, E) of pictures of `identity` (N,), for each rate.
+
+    People are drawn with replacement, the same ones for both: what makes a person easy or hard for both cancels. The
+    thresholds stay where all pairs put them.
+    """
+    if len(before) != len(after):
+        raise VisardError(f"features of {len(before)} pictures before and of {len(after)} after")
+    rocs, hits = [], []
+    for features in (before, after):
+        rocs.append(stream_roc(features, identity, far=far))
+        grid = Grid.build(features, identity, Limits().tile)
+        reached, totals = genuine_hits(grid, np.array([point.threshold for point in rocs[-1].tar]))
+        hits.append(reached)
+    drawn = draws(np.random.default_rng(seed), len(totals), bootstrap)
+    below, found = drawn @ totals.astype(np.float64), []
+    for k, (old, new) in enumerate(zip(rocs[0].tar, rocs[1].tar, strict=True)):
+        gained = (hits[1][:, k] - hits[0][:, k]).astype(np.float64)
+        shares = np.divide(drawn @ gained, below, out=np.full(bootstrap, np.nan), where=below > 0)
+        spread = interval(shares, LEVEL, "identity")
+        known = spread.replicates > 0
+        found.append(
+            Change(
+                old.far, old.tar, new.tar, spread.low if known else None, spread.high if known else None,
+                old.threshold, new.threshold, old.far * rocs[0].impostors,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Test:
+    """People that the adaptation did not see, before and after; `estimate`: groups of pictures stand for people."""
+
+    name: str
+    estimate: bool
+    people: int
+    pictures: int
+    changes: tuple[Change, ...]  # one for each false accept rate
+    groups: dict[str, Any] = field(default_factory=dict)  # errors by site or domain, before and after
+
+    @classmethod
+    def of(cls, said: dict[str, Any]) -> Test:
+        """From plain values."""
+        return cls(**said | {"changes": tuple(Change(**change) for change in said["changes"])})
+
+
+@dataclass(frozen=True)
+class BeforeAndAfter:
+    """The world of a finished run with both networks."""
+
+    world: World
+    before: Weights
+    after: Weights
+    far: tuple[float, ...]
+    clustering: Clustering
+
+    @classmethod
+    def of_run(cls, folder: Path, far: tuple[float, ...]) -> BeforeAndAfter:
+        """Of the finished run in a folder, which began with given weights; `far` are the rates to compare at."""
+        world, method = world_of_run(str(folder))
+        whole = read_model(folder / "model.safetensors")[0]
+        after = whole if world.trunk is None else world.trunk.of_tail(whole)
+        return cls(world, world.new_weights(), after, far, getattr(method, "clustering", Clustering()))
+
+    def features(self, view: FaceView) -> tuple[Features, Features]:
+        """Of the pictures of a view, before and after."""
+        found = []
+        for weights in (self.before, self.after):
+            network = self.world.network()
+            load_weights(network, weights)
+            found.append(embed(network, view))
+        return found[0], found[1]
+
+    def tests(self) -> tuple[Test, ...]:
+        """On people that training did not see, those of the source last; an estimate where no names are known."""
+        found = []
+        for name, view in sorted(self.world.benchmarks.items(), key=lambda test: test[0] == SOURCE):
+            old, new = self.features(view)
+            rows = compare(old, new, view.identity, self.far)
+            found.append(Test(name, False, len(np.unique(view.identity)), len(view), rows, self.groups(view, old, new)))
+        if all(test.name == SOURCE for test in found) and self.world.clients:
+            found.insert(0, self.estimate())
+        return tuple(found)
+
+    def groups(self, view: FaceView, old: Features, new: Features) -> dict[str, Any]:
+        """Errors by site or domain at one threshold for all, before and after; nothing where there is one alone."""
+        if len(np.unique(view.domain)) < 2:
+            return {}
+        return {
+            when: errors_by_group(
+                x, view.identity, view.domain, view.faces.domains, by=DOMAIN, fmr=self.far[0], bootstrap=BOOTSTRAP
+            ).to_dict()
+            for when, x in (("before", old), ("after", new))
+        }
+
+    def estimate(self) -> Test:
+        """Without labels: pictures that the network, as it came, puts into one group count as one person, those of two
+        groups as two. Groups are pure rather than complete, so that hard pairs of one person are missing: rates of
+        accepted pairs are too high, before and after.
+        """
+        both: tuple[list[Features], list[Features]] = ([], [])
+        people, base = [], 0
+        each = max(1, MOST_PICTURES // len(self.world.training))
+        for client in self.world.training:
+            view = self.world.clients[client].train
+            if view.labelled:
+                continue
+            view = view.take(np.unique(np.linspace(0, len(view) - 1, min(each, len(view))).astype(np.int64)))
+            features = self.features(view)
+            labels = cluster(features[0], self.clustering).labels
+            for part, x in zip(both, features, strict=True):
+                part.append(x[labels >= 0])
+            people.append(labels[labels >= 0] + base)
+            base += int(labels.max(initial=-1)) + 1
+        if base < 2:
+            raise VisardError("too few groups for an estimate: give people with names to test on (--test)")
+        old, new = (np.concatenate(part) for part in both)
+        identity = np.concatenate(people)
+        return Test("groups at the sites", True, base, len(identity), compare(old, new, identity, self.far))

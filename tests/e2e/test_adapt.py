@@ -1,0 +1,252 @@
+"""`visard adapt` on synthetic faces with a small ONNX recogniser: what comes out, what it says, and going on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+import visard
+from visard.cli import main
+from visard.data.faces import FaceSet
+from visard.data.sources.importing import import_faces
+from visard.data.synthetic.sets import SyntheticSpec, make
+from visard.engines.loop import Watcher
+from visard.errors import UsageError, VisardError
+from visard.report.run_folder import read_run
+
+QUICK = ["method.rounds=2", "method.training.amount=2", "method.training.batch_size=16", "engine.kind=local"]
+SIDE = 32
+
+
+def recogniser(path: Path) -> Path:
+    """A graph for one picture at a time: three convolutions and a matrix, with random weights."""
+    rng = np.random.default_rng(0)
+    sizes = {"a": (16, 3, 3, 3), "b": (32, 16, 3, 3), "c": (32, 32, 3, 3), "d": (16, 32)}
+    weights = [
+        numpy_helper.from_array((rng.normal(size=s) / np.sqrt(np.prod(s[1:]))).astype(np.float32), n)
+        for n, s in sizes.items()
+    ]
+    nodes, last = [], "face"
+    for name in "abc":
+        nodes.append(helper.make_node("Conv", [last, name], [f"{name}1"], strides=[2, 2], pads=[1, 1, 1, 1]))
+        nodes.append(helper.make_node("Relu", [f"{name}1"], [f"{name}2"]))
+        last = f"{name}2"
+    nodes += [
+        helper.make_node("GlobalAveragePool", [last], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("Gemm", ["flat", "d"], ["template"], transB=1),
+    ]
+    ports = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("face", [1, 3, SIDE, SIDE]), ("template", [1, 16]))
+    ]
+    graph = helper.make_graph(nodes, "small", ports[:1], ports[1:], weights)
+    onnx.save(helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 18)]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recogniser, two sites of loose pictures, two with a folder for each person, a source, people to test on."""
+    folder = tmp_path_factory.mktemp("adapt")
+    recogniser(folder / "small.onnx")
+    for seed, (name, people) in enumerate({"harbour": 6, "market": 6, "known": 8, "visitors": 6, "few": 1}.items()):
+        faces = FaceSet.open(make(SyntheticSpec(people, 6, SIDE, ("north",), seed), folder / "drawn" / name))
+        for row, picture in enumerate(faces.pixels):
+            named = folder / name / f"person-{faces.identity[row]}"
+            named.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.asarray(picture)).save(named / f"{row}.png")
+    for name in ("harbour", "market", "few"):
+        (folder / f"{name}-loose").mkdir()
+        for k, picture in enumerate(sorted((folder / name).rglob("*.png"))):
+            shutil.copy(picture, folder / f"{name}-loose" / f"{k}.png")
+    return folder
+
+
+def adapted(desk: Path, out: str, *sites: str, **more: object) -> visard.Adapted:
+    settings: dict[str, object] = {"align": "none", "overrides": QUICK, "out": out}
+    for role in ("source", "test"):
+        if role in more:
+            more[role] = desk / str(more[role])
+    return visard.adapt(desk / "small.onnx", [desk / site for site in sites], **(settings | more))  # type: ignore[arg-type]
+
+
+LOOSE = ("harbour-loose", "market-loose")
+
+
+@pytest.fixture(scope="module")
+def whole(desk: Path, tmp_path_factory: pytest.TempPathFactory) -> visard.Adapted:
+    """An adaptation that was never stopped."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VISARD_CACHE", str(tmp_path_factory.mktemp("cache")))
+        out = str(tmp_path_factory.mktemp("whole") / "mine")
+        return adapted(desk, out, *LOOSE, source="known", test="visitors")
+
+
+def test_what_comes_out_takes_the_place_of_what_came_in(desk: Path, whole: visard.Adapted) -> None:
+    """The same names, shapes and pictures in; the features of the run's own model out."""
+    one, two = (onnxruntime.InferenceSession(str(p)) for p in (desk / "small.onnx", whole.onnx))
+    for ports in ("get_inputs", "get_outputs"):
+        before, after = ([(p.name, p.shape, p.type) for p in getattr(s, ports)()] for s in (one, two))
+        assert before == after
+    model = visard.load_model(whole.folder / "run" / "model.safetensors")
+    picture = np.array(FaceSet.open(whole.folder / "faces" / "visitors").pixels[:1])
+    (found,) = two.run(None, {"face": model.inputs.tensor(picture).numpy()})
+    assert np.allclose(found, visard.embed(model, picture), atol=1e-5)
+    (given,) = one.run(None, {"face": model.inputs.tensor(picture).numpy()})
+    assert not np.allclose(found, given, atol=1e-5), "it did learn"
+
+
+def test_what_it_says(whole: visard.Adapted) -> None:
+    assert [(test.name, test.estimate, test.people) for test in whole.tests] == [
+        ("visitors", False, 6), ("source", False, 2),
+    ]  # fmt: skip
+    for change in whole.tests[0].changes:
+        assert change.difference == pytest.approx(change.after - change.before)
+        assert change.low is not None
+        assert change.high is not None
+        assert change.low <= change.difference <= change.high
+    run = read_run(whole.folder / "run")
+    points = run.metrics["generic"]["visitors"]["verification"]["tar"]
+    assert [(p["far"], p["tar"], p["threshold"]) for p in points] == [
+        (c.far, c.after, c.threshold_after) for c in whole.tests[0].changes
+    ]
+    record = json.loads((whole.folder / "adapt.json").read_text())
+    assert [(s["name"], s["role"], s["people"]) for s in record["sets"]] == [
+        ("harbour-loose", "clients", None), ("market-loose", "clients", None), ("known", "source", 8),
+        ("visitors", "test", 6),
+    ]  # fmt: skip
+    page = whole.report.read_text()
+    for words in (
+        "Before and after",
+        "Threshold after",
+        "people of the source",
+        "What left each client",
+        "enrol again",
+    ):
+        assert words in page
+    assert "estimate" not in page.partition("<main")[2].partition("config.toml")[0]
+    assert not [p for p in (whole.folder / "faces").rglob("*") if p.is_file() and p.stat().st_mode & 0o077]
+
+
+def test_the_same_call_goes_on_where_it_stopped(
+    desk: Path, whole: visard.Adapted, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed after the import of two sets, then in the middle of the run: the same bits, nothing done twice."""
+    arguments = {"source": "known", "test": "visitors"}
+    seen = list[str]()
+
+    def importing(kind: str, source: Path, *args: object, **named: object) -> object:
+        seen.append(Path(source).name)
+        if len(seen) == 3:
+            raise VisardError("killed")
+        return import_faces(kind, source, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("visard.runs.adapt.import_faces", importing)
+    with pytest.raises(VisardError, match="killed"):
+        adapted(desk, "mine", *LOOSE, **arguments)
+
+    class Stops(Watcher):
+        def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+            if step == 2:
+                raise KeyboardInterrupt
+
+    with pytest.raises((VisardError, KeyboardInterrupt)):
+        adapted(desk, "mine", *LOOSE, **arguments, watcher=Stops())
+    done = adapted(desk, "mine", *LOOSE, **arguments)
+    assert seen == ["harbour-loose", "market-loose", "known", "known", "visitors"]
+    ours, theirs = ((a.folder / "run" / "model.safetensors").read_bytes() for a in (done, whole))
+    assert ours == theirs
+    assert done.tests == whole.tests
+    assert [event["resumed"] for event in done.run.of("run_started")] == [False, True]
+    before = (done.folder / "adapt.json").stat().st_mtime_ns
+    assert adapted(desk, "mine", *LOOSE, **arguments).tests == whole.tests
+    assert (done.folder / "adapt.json").stat().st_mtime_ns == before, "a finished one is only read"
+    with pytest.raises(UsageError, match="holds an adaptation with other settings: --overwrite"):
+        adapted(desk, "mine", *LOOSE, **arguments, seed=1)
+    other = adapted(desk, "mine", *LOOSE, **arguments, seed=1, overwrite=True)
+    assert (other.folder / "run" / "model.safetensors").read_bytes() != theirs
+
+
+def test_without_names_to_test_on_it_says_that_it_estimates(
+    desk: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a source too, from the command line."""
+    command = ["visard", "adapt", "--model", str(desk / "small.onnx"), "--sites", *(str(desk / s) for s in LOOSE)]
+    command += ["--align", "none", "--out", "mine", "--far", "0.1", *(p for s in QUICK for p in ("--set", s))]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+    said = capsys.readouterr().out
+    assert "(estimate)" in said
+    assert "give --test" in said
+    page = Path("mine/report.html").read_text()
+    assert "What is an estimate" in page
+    assert "with_source = false" in Path("mine/run/config.toml").read_text()
+
+
+@pytest.mark.parametrize("method", [None, "fedfr-joint", "fedfr-da"])
+def test_sites_with_names(desk: Path, here: Path, method: str | None) -> None:
+    """Every third person is held out; FedAvg is what names allow, others are a choice."""
+    source = {"source": "known"} if method else {}
+    done = adapted(desk, "mine", "harbour", "market", method=method, fold=(2, 3), **source)
+    assert read_run(done.folder / "run").method == (method or "fedavg")
+    tested = {test.name: test for test in done.tests}
+    assert (tested["sites"].people, tested["sites"].estimate) == (4, False)
+    assert {"harbour", "market"} == {g["name"] for g in tested["sites"].groups["after"]["groups"]}
+    content = json.loads((done.folder / "run" / "partition.json").read_text())
+    assert {name: len(rows["train"]) for name, rows in content["clients"].items() if name != "source"} == {
+        "harbour": 24, "market": 24,
+    }  # fmt: skip
+
+
+BAD: dict[str, tuple[tuple[str, ...], dict[str, object], str]] = {
+    "no site": ((), {}, "give the sites: --sites"),
+    "one site": (("harbour-loose",), {}, "one site alone has nobody to adapt with"),
+    "no such folder": (("harbour-loose", "marcet"), {}, "no folder, zip file or face set .*marcet"),
+    "twice": (("harbour", "harbour"), {}, "is given twice"),
+    "too few": (("harbour-loose", "few-loose"), {}, "few-loose has 6 faces: too few to group"),
+    "test without people": (LOOSE, {"test": "few-loose"}, "has no folder for each person, which --test needs"),
+    "one person": (LOOSE, {"test": "few"}, "a test needs two people"),
+    "source without people": (LOOSE, {"source": "few-loose"}, "which --source needs"),
+    "names for fedavg": (LOOSE, {"method": "fedavg"}, "2 sites have none"),
+    "joint": (("harbour", "market"), {"method": "fedfr-joint"}, "fedfr-joint needs --source"),
+    "method": (LOOSE, {"method": "magic"}, "must be one of fedfr-da"),
+    "rate": (LOOSE, {"far": (2.0,)}, "between 0 and 1"),
+    "fold": (LOOSE, {"fold": (4, 3)}, "one of several parts"),
+    "server and sites": (LOOSE, {"server": "state"}, "leave out --sites"),
+    "server without test": ((), {"server": "state"}, "with --server give --test"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_one_clear_line_for_bad_input(desk: Path, here: Path, case: str) -> None:
+    sites, more, words = BAD[case]
+    with pytest.raises(UsageError, match=words):
+        adapted(desk, "mine", *sites, **more)
+
+
+def test_pictures_without_faces(desk: Path, here: Path) -> None:
+    for name in ("grey", "dark"):
+        Path(name).mkdir()
+        for k in range(3):
+            Image.new("RGB", (200, 200), (40 * k,) * 3).save(f"{name}/{k}.png")
+    with pytest.raises(UsageError, match=r"not one of 3 pictures could be used \(0.png: no face was found\)"):
+        visard.adapt(desk / "small.onnx", ["grey", "dark"], out="mine")
+
+
+def test_a_folder_with_other_things_is_left_alone(desk: Path, here: Path) -> None:
+    Path("mine").mkdir()
+    Path("mine/diary.txt").write_text("mine")
+    with pytest.raises(UsageError, match="is not empty and holds no adaptation"):
+        adapted(desk, "mine", *LOOSE)
