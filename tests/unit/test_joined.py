@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from visard.data.activations import JoinedStore, Store, store_of
-from visard.data.faces import FaceSet, FaceSetWriter
-from visard.data.joined import Joined, Member
+from visard.data.faces import FaceSet, FaceSetWriter, Skipped
+from visard.data.joined import Joined, Member, merge
 from visard.data.partition import partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.sources.catalog import DataSettings, members, open_faces
@@ -247,3 +247,49 @@ def test_folds_test_every_person_once(tmp_path: Path) -> None:
         partition(joined, PartitionSettings(kind="sites", fold=(0, 9)), 0)
     with pytest.raises(ValueError, match="parts are counted from 0"):
         PartitionSettings(kind="sites", fold=(3, 3))
+
+
+def test_merged_sets_are_one_set_of_their_own(two: list[Member], tmp_path: Path) -> None:
+    bare = Member("bare", make(tmp_path / "bare", 1, 4, domains=("x", "y"), labels=False, size=16, seed=9))
+    joined, said = Joined([*two, bare]), []
+    merged = FaceSet.open(merge(joined, tmp_path / "all", progress=lambda done, total: said.append((done, total))))
+    rows = np.arange(len(joined))
+    assert np.array_equal(merged.pixels, joined.read(rows))
+    for name in ("identity", "domain", "attributes"):
+        assert np.array_equal(getattr(merged, name), getattr(joined, name)), name
+    assert (merged.names, merged.domains) == (joined.names, ["a", "b", "bare/x", "bare/y"])
+    assert merged.unlabelled.tolist() == [False] * 7 + [True]
+    assert merged.file(20) == "b/0.png"
+    assert said[-1] == (len(joined), len(joined))
+    federation = partition(merged, PartitionSettings(kind="sites"), 0).federation(merged)
+    assert list(federation.clients) == ["a", "b", "bare/x"]
+    assert len(FaceSet.open(merge(Joined(two, same_names=True), tmp_path / "one")).names) == 4
+    with pytest.raises(UsageError, match="exists already"):
+        merge(joined, tmp_path / "all")
+
+
+def test_a_merge_that_is_stopped_leaves_nothing(two: list[Member], tmp_path: Path) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        merge(Joined(two), tmp_path / "out", progress=stop)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_importers_left_out_is_known_of_joined_sets(two: list[Member], tmp_path: Path) -> None:
+    class Known(FaceSet):
+        """A set of which two pictures were left out: of its first person, and of somebody who is not in it."""
+
+        def skipped(self) -> Skipped:
+            one = np.array([0, len(self.names)], np.int32)
+            marks = np.ones((2, len(self.attribute_names)), np.int32)
+            return Skipped(one, np.zeros(2, np.int32), np.zeros(2, np.int32), marks)
+
+    assert Joined(two).skipped() is None, "of these it is not known"
+    joined = Joined([Member(m.name, Known(m.faces.path)) for m in two])
+    found = joined.skipped()
+    assert found is not None
+    assert found.identity.tolist() == [0, 7, 4, 8]
+    assert found.domain.tolist() == [0, 0, 1, 1]
+    assert found.attributes.tolist() == [[1, 0], [1, 0], [0, 1], [0, 1]]

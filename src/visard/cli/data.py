@@ -1,4 +1,4 @@
-"""`visard data make | import | export | list | show`."""
+"""`visard data make | import | export | merge | list | show`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from PIL import Image
 
 from visard.cli import options
-from visard.cli.console import bar, list_skipped, say, table
+from visard.cli.console import bar, list_skipped, mark, say, table
 from visard.data.faces import FaceSet, describe, list_sets
 from visard.data.sensors import READERS, import_readings
 from visard.data.sources import SOURCES
@@ -132,6 +132,36 @@ def export_set(
     """
     count = export(FaceSet.open(find_set(name)), file, pairs=pairs, seed=seed)
     say(f"{count} pictures in {file}")
+
+
+@app.command("merge")
+def merge_sets(
+    names: Annotated[list[str], typer.Argument(metavar="DATASET...", help="folders, or names in the data folder")],
+    out: Annotated[Path, typer.Option(help="the folder to write")],
+    same_names: Annotated[
+        bool, typer.Option("--same-names", help="people of one name in two sets are one person")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing set")] = False,
+) -> None:
+    """Put several face sets into one; each becomes a domain of it. A run can also take them as they are (--data).
+
+    Equal names in two sets are different people, unless --same-names. Pictures get the size of the largest ones.
+
+    Example: visard data merge hospital campus --out both
+    """
+    from visard.data.activations import forget
+    from visard.data.joined import Joined, merge
+    from visard.data.sources.catalog import SetSettings, members
+
+    joined = Joined(members([SetSettings(path=name) for name in names]), same_names)
+    if doubt := joined.cut_differently():
+        mark("caution", doubt)
+    with bar("merging", len(joined)) as shown:
+        made = merge(joined, out, overwrite, shown.progress)
+    if overwrite:
+        forget(out)  # of the pictures that were here before
+    say(f"{len(joined)} pictures of {len(joined.names)} people in {len(joined.domains)} domains")
+    say(f"face set: {made}")
 
 
 @app.command("list")

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from visard.data.augment import Augment, to_float
-from visard.data.faces import ClientData, FaceSet, FaceView
+from visard.data.faces import ClientData, FaceSet, FaceView, Skipped
 from visard.data.joined import Joined, Resized
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
@@ -331,6 +331,9 @@ class Activations(FaceSet):
 
     def file(self, row: int) -> str:
         return self.faces.file(row)
+
+    def skipped(self) -> Skipped | None:
+        return self.faces.skipped()
 
     @property
     def trunk(self) -> Network:

@@ -95,7 +95,9 @@ class FaceSet:
     @cached_property
     def unlabelled(self) -> npt.NDArray[np.bool_]:
         """Which names (identities,) stand for pictures of people who are not told apart."""
-        return np.full(len(self.names), self.info.get("labels") is False)
+        bare = self.info.get("unlabelled")  # of sets that were merged, some without labels
+        named = set(bare) if isinstance(bare, list) else set()
+        return np.array([self.info.get("labels") is False or name in named for name in self.names], bool)
 
     @cached_property
     def roles(self) -> npt.NDArray[np.str_]:

@@ -11,12 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from visard.data.faces import FaceSet, Rows
-from visard.data.storage import canonical_json, digest
+from visard.data.faces import SKIPPED, FaceSet, FaceSetWriter, Rows, Skipped
+from visard.data.pictures import LANDMARKS
+from visard.data.storage import array_path, canonical_json, digest
 from visard.errors import UsageError
 
 Role = Literal["clients", "public", "source", "test"]
 CLIENTS: Role = "clients"
+CHUNK = 256  # pictures that are written at a time
 RESERVED = ("source", "public", "pool")  # names of clients that are no sites
 
 
@@ -76,6 +78,7 @@ class Joined(FaceSet):
         self.attributes = np.zeros((len(self.identity), len(self.attribute_names)), np.int8)
         for start, faces, column in zip(self.starts, sets, columns, strict=False):
             self.attributes[start : start + len(faces), column] = faces.attributes
+        self._numbers = list(zip(numbers, of_sets, columns, strict=True))  # of identities, domains and attributes
         self.roles = _roles(self, numbers)
         self.unlabelled = np.zeros(len(self.names), bool)
         for number, faces in zip(numbers, sets, strict=True):
@@ -116,6 +119,29 @@ class Joined(FaceSet):
                 raise UsageError(f"{member.name}: {name}.npy has no row for each picture")
         return np.concatenate(found)
 
+    def skipped(self) -> Skipped | None:
+        found, beyond = [], len(self.names)
+        for member, (identity, domain, column) in zip(self.members, self._numbers, strict=True):
+            left = member.faces.skipped()
+            if left is None:
+                return None
+            strangers = left.identity >= len(identity)  # of whom no picture is left
+            number = np.where(strangers, left.identity - len(identity) + beyond, 0)
+            number[~strangers] = identity[left.identity[~strangers]]
+            marks = np.zeros((len(number), len(self.attribute_names)), np.int32)
+            marks[:, column] = left.attributes
+            found.append((number.astype(np.int32), domain[left.domain].astype(np.int32), left.reason, marks))
+            beyond = max(beyond, int(number.max(initial=-1)) + 1)
+        return Skipped(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+
+    def cut_differently(self) -> str:
+        """A line where faces were cut out in more than one way; nothing where all are alike."""
+        cuts = {member.name: member.faces.align for member in self.members}
+        if len(set(cuts.values())) == 1:
+            return ""
+        listed = ", ".join(f"{name} {cut}" for name, cut in cuts.items())
+        return f"faces are cut differently ({listed}): import all sets with the same --align"
+
     def namesakes(self) -> list[str]:
         """Names that people of a test set share with people of other sets, who are taken for others."""
         named: dict[bool, set[str]] = {True: set(), False: set()}
@@ -123,6 +149,44 @@ class Joined(FaceSet):
             if not member.faces.unlabelled.any():
                 named[member.role == "test"] |= set(member.faces.names)
         return sorted(named[True] & named[False])
+
+
+def merge(
+    joined: Joined, out: Path, overwrite: bool = False, progress: Callable[[int, int], None] | None = None
+) -> Path:
+    """Write sets that are joined as one face set of its own, with their domains and attributes.
+
+    Landmarks and quality are kept where all sets have them; lists of pairs and templates are not, for they are tests of
+    one set. Nothing is at `out` before all of it is.
+    """
+    if joined.dtype != np.uint8:
+        raise UsageError("readings cannot be merged: give them to a run as [[data.sets]]")
+    of = [
+        {"name": m.name, "kind": m.faces.info.get("kind"), "fingerprint": m.faces.fingerprint()} for m in joined.members
+    ]
+    info: dict[str, Any] = {**joined.info, "merged": of}
+    if joined.unlabelled.any():
+        info["unlabelled"] = [name for name, bare in zip(joined.names, joined.unlabelled, strict=True) if bare]
+    total = len(joined)
+    with FaceSetWriter(
+        out, count=total, size=joined.size, names=joined.names, domains=joined.domains,
+        attributes=joined.attribute_names, info=info, overwrite=overwrite,
+    ) as writer:  # fmt: skip
+        for start in range(0, total, CHUNK):
+            rows = np.arange(start, min(start + CHUNK, total))
+            files = [joined.file(int(row)) for row in rows]
+            labels = joined.identity[rows], joined.domain[rows], joined.attributes[rows]
+            writer.write(start, joined.read(rows), *labels, files)
+            if progress is not None:
+                progress(int(rows[-1]) + 1, total)
+        for name in (LANDMARKS, "quality"):
+            if all(array_path(m.faces.path, name).is_file() for m in joined.members):
+                writer.attach(name, joined.extra(name))
+        if (left := joined.skipped()) is not None:
+            table = np.column_stack([left.identity, left.domain, left.reason, left.attributes]).astype(np.int32)
+            writer.attach(SKIPPED, table)
+            writer.info["skipped_count"] = len(table)
+    return out
 
 
 def _check(members: Sequence[Member]) -> None:
