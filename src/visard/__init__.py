@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from visard.cli.api import resume, run
     from visard.errors import VisardError
     from visard.inference.model import FaceModel, embed, evaluate, load_model
     from visard.report.run_folder import Run
     from visard.runs.adapt import Adapted, adapt
-    from visard.runs.run import resume, run
 
 _HOMES = {
     "Adapted": "runs.adapt",
@@ -43,8 +43,8 @@ _HOMES = {
     "embed": "inference.model",
     "evaluate": "inference.model",
     "load_model": "inference.model",
-    "resume": "runs.run",
-    "run": "runs.run",
+    "resume": "cli.api",
+    "run": "cli.api",
 }
 
 

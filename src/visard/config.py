@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from visard import plugins
 from visard.aggregation.outgoing import POSTPROCESSORS, Postprocessor
@@ -18,6 +29,7 @@ from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.sources.catalog import DataSettings
+from visard.data.sources.scaling import scaled
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation.metrics import FAR
 from visard.files import parse_toml
@@ -140,6 +152,18 @@ class Settings(Section):
             )
         return self
 
+    _note: str = PrivateAttr(default="")  # what a reader should know of how these settings came about
+
+    def with_note(self, note: str) -> Settings:
+        """The same settings, with something to say of them."""
+        self._note = note
+        return self
+
+    @property
+    def note(self) -> str:
+        """What a run says of its settings when it begins; mostly nothing."""
+        return self._note
+
     @property
     def real_parties(self) -> bool:
         """Whether the clients are parties of a deployment."""
@@ -218,11 +242,20 @@ def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | 
     model = tree.get("model")
     if text.startswith(HEADING) and isinstance(model, dict) and "weights" in model:
         model.setdefault("frozen_norm", False)  # a complete file of an older visard, which knew nothing else
+    preset = copy.deepcopy(tree)
     for override in overrides:
         _override(tree, override)
+    note = ""
+    if (
+        str(source) in presets()
+        and isinstance(tree.get("data", {}), dict)
+        and isinstance(tree.get("partition", {}), dict)
+    ):
+        given = {override.partition("=")[0].strip() for override in overrides}
+        tree["partition"], note = scaled(preset, tree.get("data", {}), tree.get("partition", {}), given)
     if recorded:
         tree["plugins"] = list(dict.fromkeys([*tree.get("plugins", []), *recorded]))
-    return parse(tree, where)
+    return parse(tree, where).with_note(note)
 
 
 def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
@@ -262,6 +295,10 @@ def checked(kind: Any, fields: dict[str, Any], path: str, where: str) -> Any:
         return TypeAdapter(kind).validate_python(fields)
     except ValidationError as error:
         raise UsageError(f"{where}: {_first_problem(error, f'{path}.'.lstrip('.'))}") from None
+    except UsageError as error:  # of what settings check themselves; such a line may begin with a setting inside
+        inside = re.split(r"[.: ]", str(error), maxsplit=1)[0]
+        names = {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+        raise UsageError(f"{where}: {path}.{error}" if path and inside in names else str(error)) from None
 
 
 def _outgoing(listed: Any, where: str) -> tuple[Postprocessor, ...]:
@@ -314,10 +351,18 @@ def _check_keys(kind: Any, values: dict[str, Any], path: str, where: str) -> Non
         if key not in known:
             full = f"{path}.{key}".lstrip(".")
             raise UsageError(f"{where}: unknown setting {full}{did_you_mean(key, known)}")
-        inner = known[key]
-        nested = dataclasses.is_dataclass(inner) or (isinstance(inner, type) and issubclass(inner, BaseModel))
-        if nested and isinstance(value, dict):
-            _check_keys(inner, value, f"{path}.{key}".lstrip("."), where)
+        inner, name = known[key], f"{path}.{key}".lstrip(".")
+        if _has_settings(inner) and isinstance(value, dict):
+            _check_keys(inner, value, name, where)
+        for part in get_args(inner):  # a list or a table of sections
+            within = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+            for entry in within if _has_settings(part) else ():
+                if isinstance(entry, dict):
+                    _check_keys(part, entry, name, where)
+
+
+def _has_settings(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, BaseModel))
 
 
 def _first_problem(error: ValidationError, section: str) -> str:
@@ -326,6 +371,8 @@ def _first_problem(error: ValidationError, section: str) -> str:
     if not problem["loc"] and not section:  # about several sections
         return said
     path = (section + ".".join(str(p) for p in problem["loc"])).rstrip(".")
+    if isinstance(problem.get("input"), dict) and problem["type"] == "value_error":  # about several settings of it
+        return f"{path}: {said}"
     shown = repr(problem.get("input"))
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
     return f"{path} = {shown}: {said[0].lower()}{said[1:]}"

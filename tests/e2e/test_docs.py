@@ -41,8 +41,7 @@ def run_command(words: list[str]) -> None:
         if "--data" in words:  # the sets of the page say how many people and clients there are
             size = [s for s in size if not s.startswith(("data.", "partition."))]
         if any("data.source" in w for w in words):
-            size = [s for s in size if not s.startswith(("data.", "partition."))]
-            size += ["partition.clients=3", "partition.test_identities=6"]
+            size = [s for s in size if not s.startswith(("data.", "partition."))]  # presets follow the people at hand
         words = [*words, *(part for s in size for part in ("--set", s))]
     if words[1] == "bench" and len(words) > 2:
         small = [s for s in SMOKE if not s.startswith("evaluation.every")]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+import visard
+from visard.cli import api
 from visard.cli.console import RunWatcher, console, mark, table
+from visard.errors import UsageError
+from visard.runs import run as runs
 
 WORDS = "house-1: no reply: [/data/faces] is gone [bold red]all good[/bold red]"
 
@@ -24,3 +30,48 @@ def test_names_in_tables_are_printed_as_they_are(capsys: pytest.CaptureFixture[s
     table("[x]", ("name [/a]", "value"), [("[/b]", "[red]1[/red]")])
     out = capsys.readouterr().out
     assert all(part in out for part in ("[x]", "name [/a]", "[/b]", "[red]1[/red]"))
+
+
+def test_the_first_round_is_said_at_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = RunWatcher()
+    watcher.round("federate", 1, 50, {"loss": 2.0})
+    assert "rounds: 1/50" in capsys.readouterr().out
+    watcher.round("federate", 2, 50, {"loss": 1.0})
+    assert capsys.readouterr().out == ""
+
+
+def test_what_a_run_starts_from_is_said_before_its_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = RunWatcher()
+    watcher.evaluation({"generic": {"test": {"accuracy": 0.9}}})
+    assert "given weights, before the first round: test accuracy 0.900" in capsys.readouterr().out
+    watcher.round("federate", 1, 50, {})
+    capsys.readouterr()
+    watcher.evaluation({"generic": {"test": {"accuracy": 0.9}}})
+    assert capsys.readouterr().out == ""
+
+
+def test_the_functions_show_progress_where_somebody_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def work(out: str, watcher: object = None) -> str:
+        seen.append(watcher)
+        return out
+
+    call, mine = api.shown(work), object()
+    assert call("a") == "a"
+    monkeypatch.setattr(type(api.console), "is_terminal", True)
+    assert call("b") == "b"
+    call("c", mine)
+    call("d", watcher=mine)
+    assert seen[0] is None
+    assert isinstance(seen[1], RunWatcher)
+    assert seen[2:] == [mine, mine]
+
+
+def test_missing_packages_are_asked_for_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = runs.find_spec
+    monkeypatch.setattr(runs, "find_spec", lambda name: None if name in ("gmpy2", "sklearn") else known(name))
+    with pytest.raises(UsageError, match="encrypted-mmd needs the package gmpy2 .* pip install 'visard.crypto.'"):
+        visard.run("encrypted-mmd", out=tmp_path / "run")
+    with pytest.raises(UsageError, match="fedfr-da needs the package sklearn"):
+        visard.run("fedfr-da", out=tmp_path / "da", overrides=["method.clustering.method=dbscan"])

@@ -107,9 +107,9 @@ def group_of(app: typer.Typer) -> click.Group:
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from visard import __version__
+        from importlib.metadata import version
 
-        print(f"visard {__version__}")
+        print(f"visard {version('visard')}")
         raise typer.Exit
 
 

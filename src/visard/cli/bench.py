@@ -68,11 +68,12 @@ class Watch(RunWatcher):
     def __init__(self, bars: Bars, job: Job) -> None:
         super().__init__()
         self._bars, self._job, self._last = bars, job, time.monotonic()
+        self._begun = True  # what runs start from is not said, among many
 
     def problem(self, text: str) -> None:
         self._bars.say(f"warning: {self._job.label}: {text}")
 
-    def show(self, text: str, done: int, total: int, note: str = "") -> None:
+    def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> None:
         self._bars.update(self._job, done, total, note or text)
         if not console.is_terminal and time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()

@@ -70,11 +70,11 @@ class Bar:
             self._bar.start()
             self._task = self._bar.add_task(text, total=total, note="")
 
-    def update(self, done: int, note: str = "") -> None:
-        """Show that `done` of the total are done."""
+    def update(self, done: int, note: str = "", now: bool = False) -> None:
+        """Show that `done` of the total are done; `now`: also where lines are few."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, note=note)
-        elif done >= self.total or time.monotonic() - self._last > LINES_EVERY:
+        elif now or done >= self.total or time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()
             say(f"{self.text}: {done}/{self.total} {note}".rstrip())
 
@@ -107,6 +107,7 @@ class RunWatcher:
     def __init__(self) -> None:
         self._bar: Bar | None = None
         self._note = ""
+        self._begun = False  # whether a round is done
 
     def rendering(self, done: int, total: int) -> None:
         self.show("drawing synthetic faces", done, total)
@@ -115,22 +116,25 @@ class RunWatcher:
         self.show("pictures through the frozen part", done, total)
 
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        first, self._begun = not self._begun, True
         loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
-        self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip())
+        self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first)
 
     def evaluation(self, figures: dict[str, Any]) -> None:
         tests = {k: v["accuracy"] for k, v in figures.get("generic", {}).items() if v.get("accuracy") is not None}
         self._note = "  ".join(f"{name} accuracy {value:.3f}" for name, value in tests.items())
+        if not self._begun and self._note:
+            say(f"given weights, before the first round: {self._note}")
 
     def problem(self, text: str) -> None:
         mark("warning", text)
 
-    def show(self, text: str, done: int, total: int, note: str = "") -> None:
+    def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> None:
         """Move the bar of what is going on."""
         if self._bar is None or self._bar.text != text:
             self.close()
             self._bar = Bar(text, total)
-        self._bar.update(done, note)
+        self._bar.update(done, note, now)
 
     def close(self) -> None:
         """Take the bar away."""

@@ -39,9 +39,16 @@ class Clustering:
     seed: int = 0  # kmeans
 
     def __post_init__(self) -> None:
-        CLUSTERINGS.find(self.method)
+        try:
+            CLUSTERINGS.find(self.method)
+        except UsageError as error:
+            raise UsageError(f"clustering.method: {error}") from None
         if self.d != "auto" and not self.d > 0:
             raise UsageError(f"clustering.d = {self.d}: must be positive or auto")
+
+    def packages(self) -> dict[str, str]:
+        """What it needs beside visard's own dependencies; see `Method.packages`."""
+        return {"sklearn": "cluster"} if self.method in ("kmeans", "dbscan") else {}
 
     @property
     def oracle(self) -> str:

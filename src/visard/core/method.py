@@ -95,6 +95,13 @@ class Method(ABC, Generic[S]):
         """Those of the clients whose pictures need no labels."""
         return ()
 
+    def packages(self) -> dict[str, str]:
+        """What the settings need beside visard's own dependencies: module -> the extra that brings it.
+
+        A run asks for them before it starts.
+        """
+        return {}
+
     def trains_norm(self) -> bool:
         """Whether the settings ask for batch norm whose statistics follow the batches; see `model.frozen_norm`."""
         return False

@@ -98,6 +98,9 @@ class Aligning(Method[S]):
     align: Align = Align()
     training: Training = Training()  # local: alignment changes pictures at random as it does
 
+    def packages(self) -> dict[str, str]:
+        return self.align.packages() if self.align.weight else {}
+
     def before(self, setup: Setup, training: Training) -> Met:
         """What the server starts with; one clear line where alignment does not go with the other settings."""
         how = self.align

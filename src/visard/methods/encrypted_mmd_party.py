@@ -55,6 +55,10 @@ class Encryption:
     keys: str = ""  # folder of key files at each client; "" = a new key in the client's state
     pins: dict[str, str] = field(default_factory=dict)  # client -> fingerprint of its key, which all check
 
+    def packages(self) -> dict[str, str]:
+        """What computes with ciphertexts; see `Method.packages`."""
+        return {"gmpy2": "crypto"} if self.scheme == "paillier" else {"tenseal": "ckks"}
+
     def check_encryption(self, where: str, batch_size: int, of: str = "") -> None:
         """Refuse settings that make no sense; `where` and `of` lead to them in the settings."""
         if batch_size < max(2, self.min_batch):
@@ -263,7 +267,9 @@ class Learner:
         """Random batches of the fixed size."""
         n, rng = self.training.batch_size, self.client.rng
         if len(self.view) < n:
-            raise PublicError(f"has {len(self.view)} training pictures, fewer than a batch of {n}")
+            raise PublicError(
+                f"has {len(self.view)} training pictures, fewer than a batch of {n}: lower method.training.batch_size"
+            )
         return [
             self._seeded(rows) for rows in [torch.randperm(len(self.view), generator=rng)[:n] for _ in range(count)]
         ]

@@ -112,6 +112,9 @@ class FedFRDA(Aligning[Server]):
             return kinds
         return kinds - SEALED | ({Disclosure.statistic} if moving else set())
 
+    def packages(self) -> dict[str, str]:
+        return super().packages() | self.clustering.packages()
+
     def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
         return tuple(targets(clients))
 

@@ -62,6 +62,9 @@ class FineTune(Method[Theta]):
             return frozenset()
         return self.centralises if self.measure or self.oracle() else frozenset({Disclosure.pictures})
 
+    def packages(self) -> dict[str, str]:
+        return self.clustering.packages()
+
     def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
         return tuple(targets(clients))
 
