@@ -173,6 +173,7 @@ def write_run(
         "size": 64,
         "name": "synthetic-5000",
         "fingerprint": "9f2c61d04b7e88aa",
+        "tested": "77aa9e10c2d34f56",
     }
     plan = [{"name": s, "rounds": rounds // len(stages)} for s in stages]
     log.write(

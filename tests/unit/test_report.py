@@ -672,8 +672,13 @@ def test_comparison_has_all_parts(several: tuple[list[Path], Page]) -> None:
     page = several[1]
     assert {"training", "evaluation", "roc", "det", "per-client", "leaving"} == set(page.ids())
     assert len(page.chart("training")["figures"][0]["data"]) == 4
-    assert [t["name"] for t in page.chart("per-client")["figures"][0]["data"]] == ["fedavg-celestial", "upper", "lower"]
-    for words in ("method.name", "Stopped after round 12 of 30", "not final: after round 10", "All on the same data."):
+    assert [t["name"] for t in page.chart("per-client")["figures"][0]["data"]] == ["fed", "central", "local"]
+    for words in (
+        "method.name",
+        "Stopped after round 12 of 30",
+        "not final: after round 10",
+        "tested on the same people.",
+    ):
         assert words in page.text
 
 
@@ -686,7 +691,7 @@ def test_a_run_has_the_same_colour_in_every_chart(several: tuple[list[Path], Pag
         for trace in f["data"]
         if "name" in trace
     }
-    assert colours == {"fedavg-celestial": "@blue", "upper": "@orange", "lower": "@green", "half": "@pink"}
+    assert colours == {"fed": "@blue", "central": "@orange", "local": "@green", "stopped": "@pink"}
     for id in ("training", "evaluation", "roc", "det", "per-client"):
         for f in page.chart(id)["figures"]:
             for trace in f["data"]:
@@ -714,7 +719,7 @@ def test_comparison_goes_to_the_current_folder(tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     assert build_report([fed, fed]) == Path("comparison.html")
     assert (tmp_path / "comparison.html").exists()
-    assert labels([read_run(fed)] * 3) == ["fedavg-celestial", "fedavg-celestial (2)", "fedavg-celestial (3)"]
+    assert labels([read_run(fed)] * 3) == ["fed", "fed (2)", "fed (3)"]
 
 
 def test_settings_that_differ() -> None:

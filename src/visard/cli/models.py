@@ -33,8 +33,16 @@ class Protocol(StrEnum):
 @options.opens_a_model
 def evaluate(
     open_model: options.OpenModel,
-    model: Annotated[Path, typer.Argument(help="a .safetensors, .pth, .pt or .onnx model, or features (.npy)")],
-    data: Annotated[str, typer.Option(help="a face set: a folder, a name in the data folder, or synthetic")],
+    model: Annotated[
+        Path | None,
+        typer.Argument(help="a .safetensors, .pth, .pt or .onnx model, or features (.npy); with --run: its own"),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="a face set: a folder, a name in the data folder, or synthetic")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option(help="a run folder: test on the people that its clients do not have, as it did")
+    ] = None,
     protocol: Annotated[Protocol, typer.Option(help="what to test")] = Protocol.both,
     pairs: Annotated[int, typer.Option(help="balanced pairs for the ten-fold accuracy")] = 6000,
     listed: Annotated[
@@ -62,10 +70,16 @@ def evaluate(
 
       visard eval r50.onnx --data lfw --protocol lfw --input arcface
 
+      visard eval other.onnx --run runs/demo
+
       visard eval runs/demo/model.safetensors --data data/mine --protocol verification --json
 
       visard eval r50.onnx --data celeba --input arcface --by Male --by Young --fmr 0.001
     """
+    if run is not None and data is None:
+        return evaluate_on_run(open_model, model, run, as_json)
+    if model is None or data is None or run is not None:
+        raise UsageError("give a model and --data DATASET, or --run RUN to test on the held-out people of a run")
     from visard.cli.groups import show_groups
     from visard.config import EvaluationSettings
     from visard.data.sources.catalog import DataSettings, open_faces
@@ -103,6 +117,34 @@ def evaluate(
         table(title, ("metric", "value", "95 % interval"), rows)
     for errors in figures.get("groups", {}).values():
         show_groups(errors)
+
+
+def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path, as_json: bool) -> None:
+    """Test a model, by default the run's own, on the people that no client of a run has, with the run's settings."""
+    from visard.inference.model import evaluate as run_tests
+    from visard.report.run_folder import read_run
+    from visard.runs.evaluation import headline, held_out_people, seed_of_test
+
+    settings, views = held_out_people(run)
+    file = model or run / "model.safetensors"
+    if not file.is_file():
+        raise UsageError(f"no model at {file}" + ("" if model else ": the run is not finished, or has no common model"))
+    opened, how = open_model(file), settings.evaluation.model_copy(update={"by": ()})
+    found = {
+        name: run_tests(opened, view, settings=how, seed=seed_of_test(settings, name)) for name, view in views.items()
+    }
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    own = read_run(run).tests
+    for name, figures in found.items():
+        known = {r["figure"]: r["value"] for r in headline(own.get(name, {}))}
+        rows = [
+            (r["figure"], share(r["value"]), r["interval"], share(known.get(r["figure"])))
+            for r in headline(figures)
+            if r["value"] is not None
+        ]
+        table(f"{file.name} on {name} of {run.name}", ("metric", "value", "95 % interval", "model of the run"), rows)
 
 
 def lfw_rows(figures: dict[str, Any]) -> Rows:

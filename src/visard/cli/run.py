@@ -123,6 +123,8 @@ def _sets(given: Sequence[str]) -> list[str]:
 def show(result: Run) -> None:
     """The table at the end of a run."""
     metrics = result.metrics
+    if "change" in metrics:
+        _show_change(result)
     rows = [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
     part = f" (trained from {metrics['trained']['from']})" if "trained" in metrics else ""
     if rows:
@@ -149,6 +151,21 @@ def show(result: Run) -> None:
     for warning in metrics.get("warnings", ()):
         mark("warning", warning)
     say(f"report: {result.report}")
+
+
+def _show_change(result: Run) -> None:
+    """The table of what the run made of the weights that it was given."""
+    from visard.report.change import tests
+
+    rows = [
+        (f"{name}: {key}", share(c.before), share(c.after), c.difference, c.interval, c.verdict[1])
+        for name, found in tests(result).items()
+        for key, c in found.items()
+        if key in {row["figure"] for row in result.metrics["generic"][name]["headline"]}
+    ]
+    if rows:
+        columns = ("metric", "before", "after", "change", "95 % interval, points", "")
+        table("Before and after: the weights that were given, and the final model", columns, rows)
 
 
 def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]:

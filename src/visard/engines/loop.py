@@ -21,6 +21,7 @@ from visard.plugins import Registry
 from visard.text import line
 
 S = TypeVar("S")
+START = "start"  # the stage of what happens before the first round
 
 
 class Watcher(Protocol):
@@ -152,13 +153,24 @@ def run_rounds(
     evaluate_every: int,
     watcher: Watcher,
     stop: Stop | None = None,
+    before: Callable[[S, Network], dict[str, Any]] | None = None,
 ) -> S:
-    """Run what is left of a method, from the last committed round on; returns the final server state."""
+    """Run what is left of a method, from the last committed round on; returns the final server state.
+
+    `before` tests what a run starts from; its evaluation is that of round 0.
+    """
     plan = rounds_of(method)
     if states.committed.step:
         server: S = states.server_state(get_type_hints(type(method).start)["return"])
     else:
         server = method.start(network.world.setup())
+        if before is not None:
+            begun = time.perf_counter()
+            with asking(network, START, 0, events, watcher):
+                found = before(server, network)
+            seconds = time.perf_counter() - begun
+            events.write("evaluation", stage=START, round=0, step=-1, seconds=seconds, **found)
+            watcher.evaluation(found)
     for step in range(states.committed.step, len(plan)):
         stage, round = plan[step]
         if round == 0:

@@ -96,15 +96,15 @@ def value_axis(is_share: bool) -> Json:
     return {"tickformat": ".1~%"} if is_share else {}
 
 
-def round_axis(last: int) -> Json:
-    """The axis of rounds 1 to `last`."""
+def round_axis(last: int, first: int = 1) -> Json:
+    """The axis of rounds `first` to `last`; round 0 is what a run starts from."""
     ticks: Json = {"dtick": 1} if last <= 8 else {"nticks": 9}
-    return {"title": {"text": "Round"}, "range": [0.5, last + 0.5], "tickformat": ",d", **ticks}
+    return {"title": {"text": "Round"}, "range": [first - 0.5, last + 0.5], "tickformat": ",d", **ticks}
 
 
-def by_round(last: int, is_share: bool) -> Json:
+def by_round(last: int, is_share: bool, first: int = 1) -> Json:
     """The layout of curves over the rounds."""
-    layout: Json = {"xaxis": round_axis(last), "yaxis": value_axis(is_share)}
+    layout: Json = {"xaxis": round_axis(last, first), "yaxis": value_axis(is_share)}
     return layout | {"hovermode": "x unified", "showlegend": True}
 
 
@@ -123,6 +123,11 @@ def names_axis(names: Sequence[str], limit: int = 28) -> Json:
 
 def last_round(run: Run) -> int:
     return max([r.step + 1 for r in run.rounds[-1:]] + [e.step + 1 for e in run.evaluations[-1:]], default=1)
+
+
+def first_round(run: Run) -> int:
+    """0 where the weights that a run starts from were tested."""
+    return min([e.step + 1 for e in run.evaluations[:1]] + [1])
 
 
 def marks(run: Run) -> Json:
@@ -182,7 +187,7 @@ def evaluation(run: Run) -> list[Chart]:
     sets = list(dict.fromkeys([*run.tests, *(s for e in run.measured for s in e.generic)]))
     names = sorted(dict.fromkeys(n for e in run.measured for f in e.generic.values() for n in f), key=order)
     metrics = [m for m in map(describe, names) if m.is_share]
-    layout = by_round(last_round(run), True) | marks(run)
+    layout = by_round(last_round(run), True, first_round(run)) | marks(run)
     by_set = []
     for test_set in sets:
         data = _curves(run, [(test_set, m, m.label) for m in metrics if m.higher_is_better])
@@ -221,7 +226,7 @@ def client_evaluation(run: Run) -> list[Chart]:
         data.append(line(mean, "Mean over clients", "@blue", metric.is_share))
         data.append(line(worst, "Worst client", "@orange", metric.is_share, line={"dash": "dot"}))
         alt = f"{metric.label} over clients by round; the mean ends at {metric.text(mean[-1][1])}."
-        layout = by_round(last_round(run), metric.is_share) | marks(run)
+        layout = by_round(last_round(run), metric.is_share, first_round(run)) | marks(run)
         charts.append((metric.label, Chart("clients-by-round", "Clients over the rounds", alt, data, layout)))
     return offer(charts)
 
@@ -308,7 +313,20 @@ def roc_points(record: Json) -> list[tuple[float, float]]:
     return sorted(zip(far, tar, strict=True)) if len(far) == len(tar) else []
 
 
-def roc(tests: Mapping[str, Json], det: bool = False, places: Sequence[int] | None = None) -> list[Chart]:
+def with_before(run: Run, tests: Mapping[str, Json]) -> tuple[dict[str, Json], list[int]]:
+    """The tests and those of the weights that the run was given, each in the colour of its test, dashed; the places."""
+    earlier = mapping(mapping(run.metrics.get("before")).get("generic"))
+    found, places = {}, []
+    for i, (name, record) in enumerate(tests.items()):
+        found[name] = record
+        places.append(i)
+        if before := mapping(mapping(earlier.get(name)).get("verification")):
+            found[f"{name}, before"] = before
+            places.append(i % len(COLOURS) + len(COLOURS))
+    return found, places
+
+
+def roc(tests: Mapping[str, Json], places: Sequence[int] | None = None, det: bool = False) -> list[Chart]:
     """ROC with a logarithmic axis, or DET (both axes logarithmic). Several curves are overlaid."""
     data: list[Json] = []
     lowest, fewest = 1.0, None

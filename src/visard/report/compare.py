@@ -21,12 +21,16 @@ MOST_SETTINGS = 300
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run, no two alike."""
+    """A name for each run, no two alike: that of its folder, with as many folders around it as tell them apart."""
+    folders = [run.folder.resolve().parts for run in runs]
+    depth = 1
+    while len({folder[-depth:] for folder in folders}) < len(set(folders)):
+        depth += 1
     found: list[str] = []
-    for run in runs:
-        name, n = run.name, 2
-        while name in found:
-            name, n = f"{run.name} ({n})", n + 1
+    for folder in folders:
+        name, n = "/".join(folder[-depth:]), 2
+        while name in found:  # one folder twice
+            name, n = f"{'/'.join(folder[-depth:])} ({n})", n + 1
         found.append(name)
     return found
 
@@ -35,13 +39,21 @@ def summary(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Which runs, and whether they used the same data."""
     said = [n if n == run.method else f"{n} ({run.method})" for n, run in zip(names, runs, strict=True)]
     prints = {mapping(run.started.get("data")).get("fingerprint") for run in runs}
-    if None in prints:
-        same = ""
+    if same_tests(runs):
+        same = " All on the same data, tested on the same people. Differences are to the first run."
+    elif None in prints:
+        same = " What they were tested on is not known, so no run is marked as the best."
     elif len(prints) == 1:
-        same = " All on the same data."
+        same = " They used the same data, but were tested on different people of it: no run is marked as the best."
     else:
-        same = " They used different data: compare their metrics with care."
-    return f"{listing(said)}.{same} Differences are to the first run."
+        same = " They used different data: their metrics cannot be compared, and no run is marked as the best."
+    return f"{listing(said)}.{same}"
+
+
+def same_tests(runs: Sequence[Run]) -> bool:
+    """Whether it is known that all runs were tested on the same people."""
+    tested = {run.tested_on for run in runs}
+    return len(tested) == 1 and None not in tested
 
 
 def sections(runs: Sequence[Run], names: Sequence[str]) -> list[Section]:
@@ -71,22 +83,27 @@ def _metrics(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leavin
     for i, (run, leaving) in enumerate(zip(runs, ledgers, strict=True)):
         for card in headline_cards(run, leaving, every_rate=True) + (client_cards(run) if alone else []):
             by_label.setdefault(card.metric.label, [None] * len(runs))[i] = card
-    rows = [[esc(label), *_cells(found)] for label, found in by_label.items()]
+    same = same_tests(runs)
+    rows = [[esc(label), *_cells(found, same)] for label, found in by_label.items()]
     rows.append(["Method", *(esc(run.method, 40) for run in runs)])
     rows.append(["State", *(esc(run.status[1], 80) for run in runs)])
     rows.append(["Rounds", *(count(len(run.rounds)) for run in runs)])
     rows.append(["Wall time", *(duration(run.seconds) for run in runs)])
     body = table(["Metric", *_heads(names)], rows, "Headline metrics", quiet=True)
-    body += '<p class="note">Green: the best of the row.</p>'
+    body += (
+        '<p class="note">Green: the best of the row.</p>'
+        if same
+        else '<p class="note">Not tested on the same people of the same data: none is marked as the best.</p>'
+    )
     return Section("figures", "Headline metrics", body, short="Metrics")
 
 
-def _cells(found: Sequence[Card | None]) -> list[str]:
-    """The cells of a row: value, difference to the first run, flag; the best one marked."""
+def _cells(found: Sequence[Card | None], same: bool) -> list[str]:
+    """The cells of a row: value and flag; with the `same` tests also the difference to the first, the best marked."""
     values = [c.value for c in found if c is not None and c.value is not None]
     known = next(c for c in found if c is not None)
     pick: Callable[..., float] | None = {True: max, False: min, None: None}[known.metric.higher_is_better]
-    best = pick(values) if pick and len(set(values)) > 1 else None
+    best = pick(values) if same and pick and len(set(values)) > 1 else None
     first = found[0].value if found[0] else None
     cells = []
     for i, card in enumerate(found):
@@ -94,7 +111,7 @@ def _cells(found: Sequence[Card | None]) -> list[str]:
             cells.append(NO_VALUE)
             continue
         text = f'<span class="best">{esc(card.text)}</span>' if card.value == best else esc(card.text)
-        if i and first is not None:
+        if i and first is not None and same:
             text += f"<small>{_difference(card.value, first, card.metric.is_share)}</small>"
         cells.append(text + flag(card.flag))
     return cells
@@ -137,7 +154,8 @@ def _overlay(
     data = [
         line(points, name, colour(i), metric.is_share, line={"dash": dash(i)}) for i, name, points in found if points
     ]
-    layout = by_round(max(map(last_round, runs)), metric.is_share)
+    first = min(map(charts.first_round, runs)) if id == "evaluation" else 1
+    layout = by_round(max(map(last_round, runs)), metric.is_share, first)
     label = metric.label + on
     return (label, Chart(id, title, f"{label} by round, {len(data)} runs overlaid.", data, layout)) if data else None
 
@@ -151,7 +169,7 @@ def _recognition(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
         for test_set in dict.fromkeys(s for tests in found for s in tests):
             there = [i for i, tests in enumerate(found) if test_set in tests]
             curves = {names[i]: found[i][test_set] for i in there}
-            of_set += [(test_set, chart) for chart in charts.roc(curves, det, there)]
+            of_set += [(test_set, chart) for chart in charts.roc(curves, there, det)]
         drawn += offer(of_set, "Test set")
     return drawn
 

@@ -12,7 +12,7 @@ from visard.data.sensors import READERS
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe, order, values
 from visard.files import SHARED, mapping, number, whole, write_atomically
-from visard.report import charts, compare
+from visard.report import change, charts, compare
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
 from visard.report.groups import groups_section
@@ -147,6 +147,7 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
     """All sections of the page of one run."""
     heads = headline_cards(run, leaving)
     parts = [
+        change.section(run),
         _headline(run, heads),
         _curves(run),
         _recognition(run),
@@ -184,7 +185,8 @@ def _curves(run: Run) -> Section | None:
 
 def _recognition(run: Run) -> Section | None:
     tests = charts.pair_tests(run)
-    drawn = charts.roc(tests) + charts.histograms(tests) + charts.roc(tests, det=True)
+    overlaid = charts.with_before(run, tests)
+    drawn = charts.roc(*overlaid) + charts.histograms(tests) + charts.roc(*overlaid, det=True)
     return with_charts(
         "recognition", "Recognition of unseen people", "Recognition", drawn, after=recognition_table(run)
     )

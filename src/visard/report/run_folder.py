@@ -5,6 +5,7 @@ The log has one JSON object a line; it is append-only and readable after a kill 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -264,6 +265,14 @@ class Run:
         content = {**groups, "generic": generic}
         return [*found, Evaluation(last.step, None, generic, self.client_summary(), content)]
 
+    @cached_property
+    def tested_on(self) -> str | None:
+        """What tells the pictures that the run was tested on from others; None if it is not known."""
+        if said := mapping(self.started.get("data")).get("tested"):
+            return str(said)
+        kept = _read(self.folder / "partition.json", _object)  # of a run from before it was said
+        return None if kept is None else digest_of_tests(str(kept.get("faces")), mapping(kept.get("unseen")))
+
     @property
     def tests(self) -> dict[str, dict[str, Any]]:
         """The final tests of the generic model: test set -> {"verification": ..., "identification": ...}."""
@@ -351,6 +360,11 @@ class Run:
             reason = last[-1].get("reason")
             return "stopped", f"Stopped {where}" + (f": {reason}" if reason else "")
         return "unfinished", f"Unfinished: the log ends {where}"
+
+
+def digest_of_tests(faces: str, unseen: dict[str, Any]) -> str:
+    """Of the fingerprint of a face set, and of the rows of each test set."""
+    return hashlib.sha256(json.dumps([faces, unseen], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_run(folder: Path | str) -> Run:

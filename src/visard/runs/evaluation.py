@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from visard.config import EvaluationSettings, Settings, load
 from visard.core import Method, Network
+from visard.data.faces import FaceView
+from visard.data.partition import Manifest
+from visard.data.sources.catalog import open_faces
 from visard.engines.world import World, derive
 from visard.errors import UsageError
 from visard.evaluation.groups import DOMAIN, errors_by
 from visard.evaluation.metrics import brief, summarise, values
+from visard.evaluation.paired import Samples, change, change_of_clients, resampled
 from visard.evaluation.protocols import identification, verification
+from visard.files import plain, read_json, write_json
 from visard.learning.features import embed
 from visard.learning.weights import load_weights
 from visard.methods.scoring import ScoreRequest, steps_of
 
-if TYPE_CHECKING:
-    from visard.config import EvaluationSettings, Settings
+CLIENTS = ("clients", "held_out")  # whose own models are tested
 
 
 def metrics_of_round(
@@ -31,21 +38,84 @@ def metrics_of_round(
     return {"generic": generic, **{who: found["summary"] for who, found in tested.items()}}
 
 
-def final_metrics(settings: Settings, method: Method[Any], world: World, server: Any, net: Network) -> dict[str, Any]:
-    """`metrics.json`, but for the traffic that the event log knows."""
+def metrics_before(
+    settings: Settings, method: Method[Any], world: World, file: Path, server: Any, net: Network
+) -> dict[str, Any]:
+    """Test the weights that a run starts from as its final model will be tested, and keep the result in a file.
+
+    Returns the metrics of an `evaluation` event.
+    """
+    samples: dict[str, Samples] = {}
+    found = _tested(settings, method, world, server, net, samples)
+    write_json(file, plain({"metrics": found, "samples": samples}))
+    generic = {name: brief(test) for name, test in found["generic"].items()}
+    return {"generic": generic} | {who: found[who]["summary"] for who in CLIENTS if who in found}
+
+
+def final_metrics(
+    settings: Settings, method: Method[Any], world: World, file: Path, server: Any, net: Network
+) -> dict[str, Any]:
+    """`metrics.json`, but for the traffic that the event log knows; with what `metrics_before` has found."""
+    samples: dict[str, Samples] = {}
+    found = _tested(settings, method, world, server, net, samples)
+    about = {"name": settings.name, "method": method.name, "seed": settings.seed}
+    if world.start_from is None or not file.exists():
+        return about | found
+    kept = read_json(file)
+    changed = _changes(kept["metrics"], found, kept["samples"], samples)
+    return about | found | {"before": kept["metrics"], "change": changed}
+
+
+def _changes(
+    before: dict[str, Any], after: dict[str, Any], was: dict[str, Any], now: dict[str, Samples]
+) -> dict[str, Any]:
+    generic = {
+        name: change(before["generic"][name], test, was.get(name, {}), now.get(name, {}))
+        for name, test in after["generic"].items()
+        if name in before["generic"]
+    }
+    return {"generic": generic} | {
+        who: change_of_clients(before[who]["figures"], after[who]["figures"])
+        for who in CLIENTS
+        if who in before and who in after
+    }
+
+
+def _tested(
+    settings: Settings, method: Method[Any], world: World, server: Any, net: Network, samples: dict[str, Samples]
+) -> dict[str, Any]:
+    """All tests of a model, with confidence intervals; `samples` gets the resamples of each test set."""
     made: dict[str, Any] = {}
     generic = _generic(settings, settings.evaluation, method, world, server, made)
-    for test in generic.values():
+    for name, test in generic.items():
         test["headline"] = headline(test)
+        if world.start_from is not None:  # to be compared with the weights that were given
+            view, seed = world.benchmarks[name], seed_of_test(settings, name)
+            samples[name] = resampled(made[name], view.identity, test["verification"], settings.evaluation, seed)
     groups = _groups(settings, world, made)
     return {
-        "name": settings.name,
-        "method": method.name,
-        "seed": settings.seed,
         "generic": generic,
         **({"groups": groups} if groups else {}),
         **_clients(settings.evaluation, method, world, server, net),
     }
+
+
+def seed_of_test(settings: Settings, test_set: str) -> int:
+    """Of all that is drawn for a test set."""
+    return derive(settings.seed, "test", test_set) % 2**32
+
+
+def held_out_people(folder: Path) -> tuple[Settings, Mapping[str, FaceView]]:
+    """The settings of a run, and the pictures of each of its test sets: people that no client has."""
+    config = folder / "config.toml"
+    if not config.is_file():
+        raise UsageError(f"{folder} holds no run (there is no config.toml)")
+    settings = load(config)
+    faces = open_faces(settings.data)
+    views = Manifest.load(folder / "partition.json").federation(faces).unseen
+    if not views:
+        raise UsageError(f"{folder}: the run set no people aside to test on (partition.test_identities)")
+    return settings, views
 
 
 def check_groups(settings: Settings, world: World) -> None:
@@ -92,7 +162,7 @@ def _generic(
         features = embed(model, view, flip=evaluation.flip)
         if made is not None:
             made[name] = features
-        seed = derive(settings.seed, "test", name) % 2**32
+        seed = seed_of_test(settings, name)
         tests[name] = {
             "verification": verification(features, view.identity, evaluation, seed),
             "identification": identification(features, view.identity, seed),
@@ -110,7 +180,7 @@ def _clients(
     tuning = evaluation.tuning if evaluation.tuning.batches else None
     request = ScoreRequest(method.basis(server), public, tuning)
     found = {}
-    for who, clients in (("clients", net.clients), ("held_out", net.held_out)):
+    for who, clients in zip(CLIENTS, (net.clients, net.held_out), strict=True):
         if not clients and who == "held_out":
             continue
         if tuning is not None:  # a client that took no part has no rows of its own in a global head

@@ -11,6 +11,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from visard.config import Settings, load, parse
 from visard.core import ClientId, Disclosure
 from visard.data.faces import FaceSet, describe
 from visard.data.joined import Joined
-from visard.data.partition import partition
+from visard.data.partition import Manifest, partition
 from visard.data.sources.catalog import open_faces
 from visard.deployment.remote import PartyLink, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
@@ -41,8 +42,8 @@ from visard.numerics import fast_bf16
 from visard.plugins import again, modules_in, named, trust
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
-from visard.report.run_folder import EventLog, Run, read_events, read_run, rounds, warnings_of
-from visard.runs.evaluation import check_groups, final_metrics, metrics_of_round
+from visard.report.run_folder import EventLog, Run, digest_of_tests, read_events, read_run, rounds, warnings_of
+from visard.runs.evaluation import check_groups, final_metrics, metrics_before, metrics_of_round
 from visard.runs.folder import run_folder
 from visard.text import plural
 
@@ -160,6 +161,11 @@ def _open(
             "for example the model of visard run pretrain"
         )
     begun, method = time.perf_counter(), settings.method
+    for module, extra in method.packages().items():
+        if find_spec(module) is None:
+            raise UsageError(
+                f"{method.name} needs the package {module} with these settings: pip install 'visard[{extra}]'"
+            )
     key = Key.load(settings.engine.encrypt_with)
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
@@ -194,7 +200,7 @@ def _open(
         "run_started", name=settings.name, method=method.name, seed=settings.seed, version=version("visard"),
         machine=machine(settings), clients=len(world.training if link else federation.training), classes=world.classes,
         parameters=sum(p.numel() for p in world.network().parameters()), synthetic=faces.synthetic,
-        frozen_norm=settings.frozen_norm, resumed=resumed, data=_about(faces), **trained_part(world),
+        frozen_norm=settings.frozen_norm, resumed=resumed, data=_about(faces, manifest), **trained_part(world),
         stages=[{"name": s.name, "rounds": s.rounds} for s in method.stages()],
     )  # fmt: skip
     job = _Job(settings, folder, watcher, link, run_spec, faces, world, pooled, states, events, ledger, begun, memory)
@@ -205,7 +211,8 @@ def _open(
         job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
     if oracle := method.oracle():
         job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
-    for note in (*notes, *_about_network(settings, world.spec, faces), *_doubts(faces)):
+    own = [settings.note] if settings.note else []
+    for note in (*notes, *own, *_about_network(settings, world.spec, faces), *_doubts(faces)):
         job.warn(note)
     return job
 
@@ -232,15 +239,16 @@ def trained_part(world: World) -> dict[str, Any]:
 def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
     """All rounds that are left; returns the final server state and the metrics of its models."""
     settings, method, world, watcher, events = job.settings, job.settings.method, job.world, job.watcher, job.events
-    network = make_network(job)
+    network, before = make_network(job), job.states.folder / "before.json"
     try:
         with stop_on_interrupt(watcher.problem) as stop:
             server = run_rounds(
                 method, network, job.states, job.ledger, events, partial(metrics_of_round, settings, method, world),
                 settings.evaluation.every, watcher, stop,
+                partial(metrics_before, settings, method, world, before) if world.start_from is not None else None,
             )  # fmt: skip
         with asking(network, "final", 0, events, watcher):
-            metrics = final_metrics(settings, method, world, server, network) | trained_part(world)
+            metrics = final_metrics(settings, method, world, before, server, network) | trained_part(world)
         if isinstance(network, RemoteNetwork) and job.states.remote:
             for client, failure in network.keep(method.basis(server), settings.name).items():
                 watcher.problem(f"{client} did not keep its own model: {failure}")
@@ -315,10 +323,10 @@ def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
     return DeploymentLink(Path(settings.engine.server), settings.engine.wait, say)
 
 
-def _about(faces: FaceSet) -> dict[str, Any]:
+def _about(faces: FaceSet, manifest: Manifest) -> dict[str, Any]:
     """What the event log says of the pictures, without where they are on this machine."""
-    name = faces.path.name
-    found = describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name}
+    name, tested = faces.path.name, digest_of_tests(manifest.content.faces, manifest.content.unseen)
+    found = describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name, "tested": tested}
     if isinstance(faces, Joined):
         kept = ("pictures", "identities", "size", "kind", "fingerprint")
         found["sets"] = [
@@ -333,10 +341,7 @@ def _doubts(faces: FaceSet) -> list[str]:
     """What a reader of the results of several sets should know of them."""
     if not isinstance(faces, Joined):
         return []
-    doubts, cuts = [], {m.name: m.faces.align for m in faces.members}
-    if len(set(cuts.values())) > 1:
-        listed = ", ".join(f"{name} {cut}" for name, cut in cuts.items())
-        doubts.append(f"faces are cut differently ({listed}): import all sets with the same --align")
+    doubts = [doubt for doubt in (faces.cut_differently(),) if doubt]
     if alike := faces.namesakes():
         some = ", ".join(alike[:3]) + (", ..." if len(alike) > 3 else "")
         doubts.append(
