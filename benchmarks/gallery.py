@@ -20,7 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from visard.inference.gallery import Exact, Sketch
+from visard.inference.search import Exact, Sketch
 
 BATCH = 64
 

@@ -4,7 +4,8 @@
 >>> run = visard.run("demo")                                     # doctest: +SKIP
 >>> model = visard.load_model("runs/demo/model.safetensors")     # doctest: +SKIP
 >>> features = visard.embed(model, "data/mine")                  # doctest: +SKIP
->>> figures = visard.evaluate(model, "data/mine")                # doctest: +SKIP
+>>> result = visard.evaluate(model, "data/mine")                 # doctest: +SKIP
+>>> result.verification.auc                                      # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def test_models_give_the_same_features(old: Path, path: str) -> None:
 def test_features_are_those_of_the_model(old: Path, visard_: Callable[..., str]) -> None:
     model = visard.load_model(MODEL)
     assert np.allclose(visard.embed(model, "faces"), np.load("features.npy"), atol=1e-4)
-    assert_close(plain(visard.evaluate(model, "faces")), EXPECTED["evaluate"])
+    assert_close(visard.evaluate(model, "faces").to_dict(), EXPECTED["evaluate"])
     assert_close(json.loads(visard_("eval", "features.npy", "--data", "faces", "--json")), EXPECTED["evaluate"])
     visard_("embed", "faces", "--model", MODEL, "--out", "again.npy")
     before, after = (json.loads(Path(name).read_text()) for name in ("features.json", "again.json"))

@@ -21,7 +21,7 @@ from visard.clustering.finch import Metric, nearest
 from visard.clustering.quality import bcubed, counts, nmi, overlap, pairwise, quality
 from visard.config import load
 from visard.errors import UsageError, VisardError
-from visard.inference.features import Vectors, label, pieces, read_vectors
+from visard.inference.features import Vectors, label, read_vectors
 from visard.inference.model import embed, load_model
 from visard.models import build
 from visard.models.files import save_model
@@ -258,10 +258,10 @@ def test_embedding_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     save_model(tmp_path / "m.safetensors", build("tiny", embedding=8, size=faces.size).state_dict(),
                {"model": "tiny", "embedding": "8", "size": str(faces.size)})  # fmt: skip
     model = load_model(tmp_path / "m.safetensors")
-    monkeypatch.setattr("visard.inference.features.ROWS", 4)
-    heard: list[int] = []
-    found = np.concatenate(list(pieces(model, faces.all(), progress=heard.append)))
-    assert heard == [4, 8, 10]
+    monkeypatch.setattr("visard.inference.model.AT_ONCE", 4)
+    heard: list[tuple[int, int]] = []
+    found = model.embed(faces, progress=lambda done, total: heard.append((done, total))).features
+    assert heard == [(4, 10), (8, 10), (10, 10)]
     np.testing.assert_allclose(found, embed(model, faces), rtol=1e-4, atol=1e-5)
 
 

@@ -13,8 +13,9 @@ from tests.unit.pictures import encode, pixels
 
 from visard.errors import UsageError, VisardError
 from visard.inference import gallery as search_module
-from visard.inference.gallery import PROBES, Exact, Gallery, Sketch, enrol_folder, features_of, person_of
+from visard.inference.gallery import PROBES, Gallery, enrol_folder, features_of, person_of
 from visard.inference.model import load_model
+from visard.inference.search import Exact, Sketch
 from visard.models import build
 from visard.models.files import save_model
 

@@ -63,7 +63,7 @@ def write_pairs(path: Path, count: int, start: int = 0) -> None:
 def test_lfw_of_a_bin(model: FaceModel, tmp_path: Path) -> None:
     write_pairs(tmp_path / "lfw.bin", 40)
     faces = FaceSet.open(import_faces("bin", tmp_path / "lfw.bin", tmp_path / "lfw", size=SIDE).path)
-    found = visard.evaluate(model, faces, protocols=["lfw"], settings=QUICK)["lfw"]
+    found = visard.evaluate(model, faces, protocols=["lfw"], settings=QUICK).to_dict()["lfw"]
     pairs = load_pairs(faces)
     features = visard.embed(model, faces) + visard.embed(model, faces.pixels[:, :, ::-1].copy())
     expected = lfw(features, pairs.first, pairs.second, pairs.same, rates=QUICK.far)
@@ -79,9 +79,9 @@ def test_own_pairs(model: FaceModel, tmp_path: Path) -> None:
     lines = [f"{2 * k},{2 * k + 1},{int(k % 2 == 0)}" for k in range(20)]
     listed.write_text("row_a,row_b,same\n" + "\n".join(lines) + "\n")
     own = visard.evaluate(model, faces, protocols=["lfw", "verification"], settings=QUICK, pairs=listed)
-    assert own["lfw"]["roc"] == visard.evaluate(model, faces, protocols=["lfw"], settings=QUICK)["lfw"]["roc"]
-    assert (own["verification"]["genuine"], own["verification"]["impostors"]) == (10, 10)
-    assert own["verification"]["intervals"]["eer"]["unit"] == "pair"
+    assert own.lfw.roc == visard.evaluate(model, faces, protocols=["lfw"], settings=QUICK).lfw.roc
+    assert (own.verification.genuine, own.verification.impostors) == (10, 10)
+    assert own.verification.intervals["eer"].unit == "pair"
 
 
 def test_groups_of_a_folder_of_bins(model: FaceModel, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_groups_of_a_folder_of_bins(model: FaceModel, tmp_path: Path) -> None:
     for k, race in enumerate(("African", "Asian", "Indian")):
         write_pairs(tmp_path / "bins" / f"{race}_test.bin", 20, 100 * k)
     faces = FaceSet.open(import_faces("rfw", tmp_path / "bins", tmp_path / "rfw", size=SIDE).path)
-    found = visard.evaluate(model, faces, protocols=["rfw"], settings=QUICK)["rfw"]
+    found = visard.evaluate(model, faces, protocols=["rfw"], settings=QUICK).to_dict()["rfw"]
     assert list(found["groups"]) == ["African", "Asian", "Indian"]
     pairs = load_pairs(faces)
     features = visard.embed(model, faces, flip=True)
@@ -138,7 +138,7 @@ def ijbc(tmp_path_factory: pytest.TempPathFactory) -> FaceSet:
 
 @pytest.mark.parametrize("text", ["N1D1F1", "N0D1F0", "N1D0F1", "n0d0f0"])
 def test_ijb_with_its_switches(text: str, ijbc: FaceSet, model: FaceModel) -> None:
-    found = visard.evaluate(model, ijbc, protocols=["ijb"], switches=text)["ijb"]
+    found = visard.evaluate(model, ijbc, protocols=["ijb"], switches=text).to_dict()["ijb"]
     on = Switches.parse(text)
     assert found["switches"] == {"N": on.N, "D": on.D, "F": on.F}
     t = load_templates(ijbc)
@@ -169,9 +169,11 @@ def test_switches() -> None:
 
 
 def test_features_on_disk(ijbc: FaceSet, model: FaceModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visard.inference.features.ROWS", 7)
+    monkeypatch.setattr("visard.inference.model.AT_ONCE", 7)
     view, seen = ijbc.all(), []
-    manifest = write_features(model, view, tmp_path / "f.npy", flip=True, progress=seen.append)
+    manifest = write_features(
+        model, view, tmp_path / "f.npy", flip=True, progress=lambda done, total: seen.append(done)
+    )
     assert seen[-1] == len(ijbc)
     assert manifest == json.loads((tmp_path / "f.json").read_text())
     assert manifest["identity"] == ijbc.identity.tolist()
@@ -180,7 +182,9 @@ def test_features_on_disk(ijbc: FaceSet, model: FaceModel, tmp_path: Path, monke
     assert (manifest["rows"], manifest["dimensions"], manifest["normalisation"]) == (len(ijbc), 8, "none")
     features = read_features(tmp_path / "f.npy", view)
     assert features == pytest.approx(visard.embed(model, ijbc, flip=True), abs=1e-6)
-    found, direct = (visard.evaluate(m, ijbc, protocols=["ijb"])["ijb"] for m in (np.asarray(features), model))
+    found, direct = (
+        visard.evaluate(m, ijbc, protocols=["ijb"]).to_dict()["ijb"] for m in (np.asarray(features), model)
+    )
     assert found["mean"] == pytest.approx(direct["mean"])
     write_features(model, view, tmp_path / "unit.npy", unit=True)
     unit = np.load(tmp_path / "unit.npy")

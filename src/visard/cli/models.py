@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from visard.cli import options
-from visard.cli.console import bar, say, share, table
+from visard.cli.console import bar, list_skipped, mark, say, share, table
 from visard.errors import UsageError
-from visard.evaluation.metrics import FAR
+from visard.evaluation.metrics import FAR, doubts
 from visard.text import size
 
 Rows = list[tuple[str, str, str]]
@@ -100,9 +101,12 @@ def evaluate(
         tested = open_model(model)
         faces = open_faces(DataSettings(size=tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
     protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
-    figures = run_tests(
-        tested, faces, protocols=protocols, settings=settings, seed=seed, pairs=listed, switches=switches
-    )  # fmt: skip
+    with nullcontext() if as_json else bar("embedding", 1) as shown:
+        result = run_tests(
+            tested, faces, protocols=protocols, settings=settings, seed=seed, pairs=listed, switches=switches,
+            progress=shown.progress if shown is not None else None,
+        )  # fmt: skip
+    figures = result.to_dict()
     if as_json:
         print(json.dumps(figures, indent=1))
         return
@@ -117,6 +121,9 @@ def evaluate(
         table(title, ("metric", "value", "95 % interval"), rows)
     for errors in figures.get("groups", {}).values():
         show_groups(errors)
+    for text in (*doubts(figures), str(result.left)):
+        if text:
+            mark("caution", text)
 
 
 def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path, as_json: bool) -> None:
@@ -195,27 +202,47 @@ def _doubt(point: dict[str, Any]) -> str:
 @options.opens_a_model
 def embed(
     open_model: options.OpenModel,
-    data: Annotated[str, typer.Argument(metavar="DATASET", help="a face set: a folder, or a name in the data folder")],
+    source: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DATASET|FOLDER|FILE...",
+            help="a face set (folder or name), a folder or zip of photographs, picture files, or an array (.npy)",
+        ),
+    ],
     model: Annotated[Path, typer.Option(help="a .safetensors, .pth, .pt or .onnx model")],
     out: Annotated[Path, typer.Option(help="the .npy file to write; a .json manifest goes beside it")],
+    align: Annotated[
+        str | None,
+        typer.Option(
+            help="photographs: five (by the landmarks of the face), none (centre) or haar (default: as the model)"
+        ),
+    ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
     unit: Annotated[bool, typer.Option("--unit", help="scale each feature to length one")] = False,
 ) -> None:
-    """Write the features of all pictures of a face set, a row each, in the set's order.
+    """Write the features of pictures, a row each, in the order of the set, of the names in the folder, or as given.
 
-    The manifest has the fingerprints of model and data, the identity of each row and how pictures went in.
+    The manifest has the fingerprint of the model, how pictures went in, and of each row the identity (face sets) or the
+    file (photographs). Photographs without a face and unreadable files are skipped and listed.
 
-    Example: visard embed data/mine --model runs/demo/model.safetensors --out features.npy
+    Examples:
+
+      visard embed data/mine --model runs/demo/model.safetensors --out features.npy
+
+      visard embed photos --model MobileFaceNet.onnx --input imagenet --out features.npy
+
+      visard embed ann.jpg bob.jpg --model runs/demo/model.safetensors --out two.npy
     """
     from visard.inference.features import manifest_path, write_features
-    from visard.inference.model import open_data
 
-    view = open_data(data)
     loaded = open_model(model)
-    with bar("embedding", len(view)) as shown:
-        manifest = write_features(loaded, view, out, flip=flip, unit=unit, progress=shown.update)
-    text = f"{manifest['rows']} x {manifest['dimensions']} features: {out} and {manifest_path(out).name}"
-    say(text)
+    with bar("embedding", 1) as shown:
+        manifest = write_features(
+            loaded, source if len(source) > 1 else source[0], out, align=align, flip=flip, unit=unit, say=say,
+            progress=shown.progress,
+        )  # fmt: skip
+    list_skipped([(file, reason) for file, reason in manifest["data"].get("skipped", ())])
+    say(f"{manifest['rows']} x {manifest['dimensions']} features: {out} and {manifest_path(out).name}")
 
 
 class Between(StrEnum):
@@ -272,15 +299,12 @@ def cluster(
     elif model is None:
         raise UsageError(f"{source} is no .npy file: a face set needs --model")
     else:
-        import numpy as np
-
-        from visard.inference.features import pieces
         from visard.inference.model import open_data
 
         view = open_data(source)
         loaded = open_model(model)
         with bar("embedding", len(view)) as shown:
-            vectors = vectors_of(np.concatenate(list(pieces(loaded, view, progress=shown.update))), view)
+            vectors = vectors_of(loaded.embed(view, progress=shown.progress).features, view)
     found, report = label(vectors, settings)
     beside = write_labels(out, found, vectors, report)
     if as_json:

@@ -129,6 +129,11 @@ def show(result: Run) -> None:
     part = f" (trained from {metrics['trained']['from']})" if "trained" in metrics else ""
     if rows:
         table(f"Generic model on identities that no client has{part}", ("metric", "value", "95 % interval"), rows)
+    from visard.evaluation.metrics import doubts
+
+    for name, test in metrics["generic"].items():
+        for text in doubts(test):
+            mark("caution", f"{name}: {text}")
     if "groups" in metrics:
         from visard.cli.groups import show_groups
 

@@ -179,6 +179,11 @@ class Names(Sequence[str]):
         return self._name(item) if not isinstance(item, slice) else [self[k] for k in range(*item.indices(len(self)))]
 
 
+def printable(name: str) -> str:
+    """A file name as text that JSON can hold, also where its bytes are no UTF-8."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
 def rows_of(kept: Numbers, count: int) -> Numbers:
     """The row of each of `count` items in the finished set, -1 for those that were left out."""
     rows = np.full(count, -1, np.int64)

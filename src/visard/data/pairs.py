@@ -5,7 +5,7 @@ Read from an imported set, or, pairs, from a list that a user wrote.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.faces import FaceSet
-from visard.data.listing import Extras, Numbers, csv_fields, rows_of
+from visard.data.listing import Extras, Numbers, csv_fields, printable, rows_of
 from visard.errors import UsageError, VisardError
-from visard.files import mapping
+from visard.files import mapping, whole
 
 ARRAY = "pairs"  # (P, 4) int64: row, row, same, fold
 FOLDS = 10
+LISTED = 1000  # lost pairs that are named
+MISSING = "a picture that is not there"
 SAME = {"1": 1, "true": 1, "yes": 1, "same": 1, "0": 0, "-1": 0, "false": 0, "no": 0, "different": 0}
 COLUMNS = (("file_a", "file_b"), ("row_a", "row_b"))
 
@@ -32,6 +34,8 @@ class Pairs:
     second: Numbers
     same: npt.NDArray[np.bool_]
     fold: Numbers
+    lost: tuple[tuple[str, str], ...] = ()  # files of pairs that are not here because a picture was skipped; the first
+    lost_count: int = 0
 
     def __len__(self) -> int:
         return len(self.first)
@@ -88,25 +92,38 @@ def load_pairs(faces: FaceSet, file: Path | str | None = None) -> Pairs:
     if not fits or table.min(initial=0) < 0 or table[:, :2].max(initial=0) >= len(faces):
         raise VisardError(f"{faces.path / 'pairs.npy'} is no list of pairs of this set")
     plain = np.array(table)
-    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, plain[:, 3])
+    known = faces.info.get("pairs_lost")
+    entries = known if isinstance(known, list) else []
+    lost = tuple((str(e[0]), str(e[1])) for e in entries if isinstance(e, list) and len(e) == 2)
+    count = whole(faces.info.get("pairs_dropped")) or 0
+    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, plain[:, 3], lost, count)
 
 
 def read_pairs(path: Path, faces: FaceSet) -> Pairs:
     """The pairs of a CSV file with header `file_a,file_b,same` or `row_a,row_b,same`, and perhaps `fold`.
 
     Files are named as the set names them (`FaceSet.file`), rows are numbers from 0, same is 1 or 0. Without a
-    column `fold`, the pairs of each kind go to ten folds in order.
+    column `fold`, the pairs of each kind go to ten folds in order. Pairs with a picture that the import skipped are
+    left out and counted.
     """
     by_rows, lines = read_pair_list(path)
     row_of = {} if by_rows else {faces.file(row): row for row in range(len(faces))}
-    table = []
+    listed = faces.info.get("skipped")
+    entries = listed if isinstance(listed, list) else []
+    skipped = {str(entry[0]) for entry in entries if isinstance(entry, list) and entry}
+    table, lost = [], list[tuple[str, str]]()
     for where, a, b, same, fold in lines:
         rows = [_row(where, name, len(faces)) if by_rows else row_of.get(name, -1) for name in (a, b)]
+        if min(rows) < 0 and all(name in row_of or name in skipped for name in (a, b)):
+            lost.append((a, b))
+            continue
         if min(rows) < 0:
             raise UsageError(f"{where}: {faces.path.name} has no picture {a if rows[0] < 0 else b}")
         table.append((*rows, same, fold))
+    if not table:
+        raise UsageError(f"{path}: not one of its {len(lost)} pairs can be compared, their pictures were skipped")
     plain = np.array(table, np.int64)
-    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, with_folds(plain)[:, 3])
+    return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, with_folds(plain)[:, 3], tuple(lost[:LISTED]), len(lost))
 
 
 def read_pair_list(path: Path) -> tuple[bool, list[tuple[str, str, str, int, int]]]:
@@ -150,17 +167,20 @@ def consecutive_folds(count: int, folds: int = FOLDS) -> Numbers:
     return np.repeat(np.arange(folds), sizes)
 
 
-def pair_extras(table: Numbers, count: int, info: dict[str, Any]) -> Extras:
-    """Saves those pairs (P, 4) of which both items were kept, and says in `info` how many there are.
+def pair_extras(table: Numbers, files: Sequence[str], info: dict[str, Any]) -> Extras:
+    """Saves those pairs (P, 4) of which both items were kept, and says in `info` how many there are, and were lost.
 
-    Pairs are of `count` items; -1 is a picture that is not there.
+    Pairs are of items, which `files` names; -1 is a picture that is not there.
     """
 
     def extras(kept: Numbers) -> dict[str, np.ndarray[Any, Any]]:
-        row_of = np.append(rows_of(kept, count), -1)  # the last is the row of item -1
+        row_of = np.append(rows_of(kept, len(files)), -1)  # the last is the row of item -1
         rows = np.column_stack([row_of[table[:, :2]], table[:, 2:]])
-        found = rows[(rows[:, :2] >= 0).all(1)]
-        info["pairs"], info["pairs_dropped"] = len(found), len(rows) - len(found)
+        there = (rows[:, :2] >= 0).all(1)
+        found, gone = rows[there], table[~there, :2]
+        info["pairs"], info["pairs_dropped"] = len(found), len(gone)
+        names = [[printable(files[item]) if item >= 0 else MISSING for item in two] for two in gone[:LISTED].tolist()]
+        info.update({"pairs_lost": names} if names else {})
         return {ARRAY: found} if len(found) else {}
 
     return extras

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,3 +88,37 @@ class Result:
         """Every field as plain numbers, strings, lists and dicts; None for NaN and infinity."""
         record: dict[str, Any] = plain(self)
         return record
+
+
+def structured(kind: Any, value: Any) -> Any:
+    """A value of a record's type from what `plain` made of it; where it does not fit, the plain value.
+
+    Of types with alternatives (A | B) the smallest one that has all names of the value's keys.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if value is None or kind is Any:
+        return value
+    if origin in (Union, UnionType):
+        records = [k for k in inner if is_dataclass(k)]
+        names = set(value) if isinstance(value, Mapping) else set()
+        fitting = [k for k in records if names <= {f.name for f in fields(k)}]
+        fitting.sort(key=lambda k: len(fields(k)))
+        simple = [k for k in inner if k is not NoneType and not is_dataclass(k)]
+        best = (fitting or records or simple)[:1] if isinstance(value, Mapping) else simple[:1]
+        return structured(best[0], value) if best else value
+    if is_dataclass(kind) and isinstance(value, Mapping):
+        types = get_type_hints(kind)
+        known = {f.name for f in fields(kind)}
+        try:
+            return kind(**{name: structured(types[name], part) for name, part in value.items() if name in known})  # type: ignore[operator]
+        except (TypeError, ValueError):  # a field is missing
+            raise VisardError(
+                f"this is no {getattr(kind, '__name__', 'result')}: {', '.join(list(value)[:8])}"
+            ) from None
+    if origin is tuple and isinstance(value, list):
+        one = inner[0] if inner[1:] == (...,) else None
+        parts = zip(inner if one is None else [one] * len(value), value, strict=False)
+        return tuple(structured(k, part) for k, part in parts)
+    if origin is dict and isinstance(value, Mapping):
+        return {(int(k) if inner[0] is int else k): structured(inner[1], part) for k, part in value.items()}
+    return value

@@ -28,7 +28,7 @@ from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, label
 from visard.evaluation.ijb import Search, Switches, pool, search_galleries, verify_templates
 from visard.evaluation.metrics import FAR, IJB_FAR
 from visard.evaluation.scores import Roc, roc_of
-from visard.evaluation.verification import DISTANCES, consecutive, held_out, verify_pairs
+from visard.evaluation.verification import DISTANCES, Verification, consecutive, held_out, verify_pairs
 
 FLIPPED = ("lfw", "rfw", "ijb")  # features are summed with those of the mirrored picture, unless a switch says no
 FINE = np.arange(0, 4, 0.001)
@@ -263,38 +263,60 @@ def _ratio(errors: np.ndarray[Any, Any]) -> float:
     return float("inf") if high > 0 else float("nan")
 
 
-def lfw_metrics(features: Floats, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
+def pictures_of(protocol: str, faces: FaceSet, listed: Path | None) -> tuple[int, ...] | None:
+    """The rows of a face set whose features a protocol needs; None: all."""
+    if protocol in ("lfw", "rfw") or (protocol == "verification" and listed is not None):
+        pairs = pairs_of(faces, listed)
+        return tuple(np.unique(np.concatenate([pairs.first, pairs.second])).tolist())
+    if protocol == "ijb":
+        rows = [load_templates(faces, split).row for split in splits(faces)]
+        return tuple(np.unique(np.concatenate(rows)).tolist())
+    return None
+
+
+def lfw_metrics(features: Floats, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> TenFolds:
     """Ten folds over the pairs of the set, or over those that the file `listed` names."""
-    pairs = _pairs(faces, listed)
-    return lfw(features, pairs.first, pairs.second, pairs.same, pairs.fold, rates=rates).to_dict()
+    pairs = pairs_of(faces, listed)
+    return lfw(features, pairs.first, pairs.second, pairs.same, pairs.fold, rates=rates)
 
 
 def list_metrics(
     features: Floats, faces: FaceSet, listed: Path, rates: tuple[float, ...], bootstrap: int, seed: int
-) -> dict[str, Any]:
-    """1:1 metrics with confidence intervals over the pairs that a file names."""
-    pairs = _pairs(faces, listed)
+) -> Verification:
+    """1:1 metrics with confidence intervals over the pairs that a file names; features of others are not looked at."""
+    pairs = pairs_of(faces, listed)
     order = np.argsort(pairs.fold, kind="stable")
-    rows = np.stack([pairs.first[order], pairs.second[order]], axis=1)
-    folds = min(10, len(rows))
+    used, rows = np.unique(np.stack([pairs.first[order], pairs.second[order]], axis=1), return_inverse=True)
+    folds = min(10, len(order))
     return verify_pairs(
-        features, rows, pairs.same[order], far=rates, folds=folds, bootstrap=bootstrap, seed=seed
-    ).to_dict()
+        features[used], rows.reshape(-1, 2), pairs.same[order], far=rates, folds=folds, bootstrap=bootstrap, seed=seed
+    )
 
 
-def rfw_metrics(features: Floats, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> dict[str, Any]:
+def rfw_metrics(features: Floats, faces: FaceSet, listed: Path | None, rates: tuple[float, ...]) -> Groups:
     """Each domain of the set (the races of RFW) on its own pairs, and all of them at one threshold."""
-    pairs = _pairs(faces, listed)
+    pairs = pairs_of(faces, listed)
     group = faces.domain[pairs.first].astype(np.int64)
     mixed = group != faces.domain[pairs.second]
     if mixed.any():
         raise VisardError(f"{faces.path.name}: pair {int(np.argmax(mixed))} is of two domains")
-    return rfw(features, pairs.first, pairs.second, pairs.same, group, faces.domains, pairs.fold, fmr=rates).to_dict()
+    return rfw(features, pairs.first, pairs.second, pairs.same, group, faces.domains, pairs.fold, fmr=rates)
+
+
+@dataclass(frozen=True)
+class TemplateTest(Result):
+    """1:1 and 1:N of every split; mean and standard deviation (ddof 1) over splits, None where there is none."""
+
+    switches: dict[str, bool]
+    mean: dict[str, float | None]
+    std: dict[str, float | None]
+    verification: tuple[Roc, ...]
+    identification: tuple[Search, ...]
 
 
 def ijb_metrics(
     features: Floats, faces: FaceSet, switches: Switches, rates: tuple[float, ...] | None = None
-) -> dict[str, Any]:
+) -> TemplateTest:
     """1:1 and 1:N of every split: one of IJB-B and IJB-C, ten of IJB-A with mean and standard deviation over them."""
     one: list[Roc] = []
     many: list[Search] = []
@@ -320,13 +342,13 @@ def ijb_metrics(
             found.setdefault(f"rank{rank}", []).append(share)
         for rate, tpir in search.tpir.items():
             found.setdefault(f"tpir@fpir={rate:g}", []).append(tpir)
-    return {
-        "switches": {"N": switches.N, "D": switches.D, "F": switches.F},
-        "mean": {name: _over_splits(values, np.mean, 1) for name, values in found.items()},
-        "std": {name: _over_splits(values, np.std, 2, ddof=1) for name, values in found.items()},
-        "verification": [roc.to_dict() for roc in one],
-        "identification": [search.to_dict() for search in many],
-    }
+    return TemplateTest(
+        switches={"N": switches.N, "D": switches.D, "F": switches.F},
+        mean={name: _over_splits(values, np.mean, 1) for name, values in found.items()},
+        std={name: _over_splits(values, np.std, 2, ddof=1) for name, values in found.items()},
+        verification=tuple(one),
+        identification=tuple(many),
+    )
 
 
 def _over_splits(values: list[float | None], statistic: Callable[..., Any], least: int, **options: Any) -> float | None:
@@ -335,7 +357,8 @@ def _over_splits(values: list[float | None], statistic: Callable[..., Any], leas
     return float(statistic(known, **options)) if len(known) == len(values) >= least else None
 
 
-def _pairs(faces: FaceSet, listed: Path | None) -> Pairs:
+def pairs_of(faces: FaceSet, listed: Path | None) -> Pairs:
+    """The pairs that came with a set, or that a file lists."""
     if listed is None and not array_path(faces.path, ARRAY).is_file():
         raise UsageError(f"{faces.path.name} carries no pairs: import it with some, or name a list of them (--list)")
     return load_pairs(faces, listed)

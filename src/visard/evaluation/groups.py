@@ -146,8 +146,8 @@ def errors_by_group(
         raise UsageError(f"by {by}: {plural(len(used), 'group')} to compare, needs 2 to {MOST_GROUPS}")
     _, person = np.unique(ids, return_inverse=True)
     (point,) = stream_roc(features, ids, far=(target,)).tar
-    order = np.lexsort((place, person))
-    grid = Grid.build(np.asarray(features)[order], person[order])
+    order = np.argsort(person, kind="stable")  # that of the grid
+    grid = Grid.build(features, person)
     sizes = np.zeros((int(person.max()) + 1, len(used)))  # pictures of each person in each group
     place = np.searchsorted(used, place)
     np.add.at(sizes, (person, place), 1)
@@ -197,7 +197,7 @@ def _accepted(grid: Grid, place: Ints, threshold: float, weights: Doubles, group
 
     Whole numbers throughout, which float64 adds without rounding: the order of threads leaves no trace.
     """
-    key = grid.identity * groups + place  # sorted: a person's pictures of one group are neighbours
+    key = grid.identity * groups + place
 
     def work(corner: Tile) -> tuple[Doubles, Doubles] | None:
         block = grid.block(corner, torch.empty(grid.tile * grid.tile))

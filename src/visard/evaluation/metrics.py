@@ -19,7 +19,7 @@ from visard.errors import VisardError
 from visard.evaluation.arrays import Result
 from visard.files import mapping, number, whole
 from visard.plugins import Registry
-from visard.text import percent, plain, share, visible
+from visard.text import listing, percent, plain, share, visible
 
 FAR = (1e-1, 1e-2, 1e-3)  # false accept rates where nothing else is asked for
 CLIENT_FAR = (1e-1, 1e-2)  # on the test pictures of one client, which are few
@@ -29,6 +29,8 @@ IJB_FAR = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 FPIR = (1e-2, 1e-1)  # false positive identification rates
 RANKS = (1, 5, 10)
 LEVEL = 0.95  # of the confidence intervals that are shown
+CHANCE = 0.6  # area under the ROC below which a model hardly tells people apart
+WIDE = 0.2  # of a 95 % interval
 FEW = 10  # below this many expected false accepts a rate depends on single pairs
 
 
@@ -246,6 +248,23 @@ def names_of(test: str, numbers: Collection[float]) -> list[str]:
 def brief(test: Mapping[str, Any]) -> dict[str, float | None]:
     """The few metrics of a test that a curve or a table shows."""
     return {v.name: v.value for v in values(test) if v.brief}
+
+
+def doubts(test: Mapping[str, Any]) -> list[str]:
+    """Sentences on what the figures of a test do not say: a model that guesses, intervals too wide for a comparison."""
+    found, said = values(test), []
+    area = next((v.value for v in found if v.name == "auc" and v.value is not None), None)
+    if area is not None and area < CHANCE:
+        said.append(
+            f"Near chance: the area under the ROC is {percent(area)}, guessing gives 50 %. Check how pictures go into"
+            " the network (size, order, mean, std) and how they were aligned, or train longer."
+        )
+    wide = [v for v in found if v.brief and not v.doubt and v.low is not None and v.high is not None
+            and v.high - v.low > WIDE]  # fmt: skip
+    if wide:
+        texts = [f"{v.metric.label} is {percent(v.low)} to {percent(v.high)}" for v in wide]
+        said.append(f"Wide intervals: {listing(texts)}. Tests on more people narrow them.")
+    return said
 
 
 @dataclass(frozen=True)

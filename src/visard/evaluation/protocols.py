@@ -8,18 +8,18 @@ Personal: how well a client's own model knows the client's identities among thos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Floats, Ints, Result, labels, matrix, pair_counts, unit_rows
-from visard.evaluation.identification import identify, split_gallery
+from visard.evaluation.identification import Identification, identify, split_gallery
 from visard.evaluation.ijb import Legacy, legacy_rule
 from visard.evaluation.metrics import PERSONAL_FAR, PERSONAL_FPIR, names_of, values
 from visard.evaluation.scores import Limits, Roc, stream_roc
-from visard.evaluation.verification import verify_all, verify_pairs
+from visard.evaluation.verification import Verification, verify_all, verify_pairs
 
 OF_FOLDS = ("accuracy", "accuracy_std", "fold_accuracy", "fold_distance", "best_accuracy", "best_threshold")
 STREAM = Limits(exact_auc_pairs=0)  # TAR at FAR is exact; the area of a personal test comes from the bins
@@ -36,9 +36,17 @@ class Settings(Protocol):
     def bootstrap(self) -> int: ...
 
 
-def verification(features: Floats, identity: Ints, settings: Settings, seed: int = 0) -> dict[str, Any]:
-    """TAR at FAR, EER and AUC over all pairs, and the ten-fold accuracy over balanced pairs, as plain values."""
-    every = verify_all(features, identity, far=settings.far, bootstrap=settings.bootstrap, seed=seed).to_dict()
+@dataclass(frozen=True)
+class SetVerification(Verification):
+    """Verification over all pairs of a set, and accuracies over `fold_pairs` balanced pairs of it in ten folds."""
+
+    fold_pairs: int = 0
+    folds_disjoint: bool = False  # no identity appears in two folds
+
+
+def verify_set(features: Floats, identity: Ints, settings: Settings, seed: int = 0) -> SetVerification:
+    """TAR at FAR, EER and AUC over all pairs, and the ten-fold accuracy over balanced pairs."""
+    every = verify_all(features, identity, far=settings.far, bootstrap=settings.bootstrap, seed=seed)
     genuine, impostors = pair_counts(identity)
     possible = 2 * min(genuine, impostors)
     if possible < 20:
@@ -46,20 +54,27 @@ def verification(features: Floats, identity: Ints, settings: Settings, seed: int
     chosen = make_pairs(identity, min(settings.pairs, possible), seed)
     folds = verify_pairs(
         features, chosen.pairs, chosen.same, identity=identity, bootstrap=settings.bootstrap, seed=seed
-    ).to_dict()  # fmt: skip
-    every |= {name: folds[name] for name in OF_FOLDS}
-    of_folds = {k: v for k, v in (folds["intervals"] or {}).items() if k in ("accuracy", "best")}
-    every["intervals"] = {**(every["intervals"] or {}), **of_folds}
-    return every | {"fold_pairs": len(chosen.pairs), "folds_disjoint": chosen.disjoint}
+    )  # fmt: skip
+    of_folds = {k: v for k, v in (folds.intervals or {}).items() if k in ("accuracy", "best")}
+    given = {field.name: getattr(every, field.name) for field in fields(every)}
+    given |= {name: getattr(folds, name) for name in OF_FOLDS} | {"intervals": {**(every.intervals or {}), **of_folds}}
+    return SetVerification(**given, fold_pairs=len(chosen.pairs), folds_disjoint=chosen.disjoint)
+
+
+def verification(features: Floats, identity: Ints, settings: Settings, seed: int = 0) -> dict[str, Any]:
+    """`verify_set` as plain values."""
+    return verify_set(features, identity, settings, seed).to_dict()
+
+
+def search_set(features: Floats, identity: Ints, seed: int = 0) -> Identification:
+    """Rank-k and TPIR at FPIR: one picture of most identities as gallery, the rest as probes."""
+    parts = split_gallery(identity, seed)
+    return identify(features[parts.gallery], identity[parts.gallery], features[parts.probe], identity[parts.probe])
 
 
 def identification(features: Floats, identity: Ints, seed: int = 0) -> dict[str, Any]:
-    """Rank-k and TPIR at FPIR: one picture of most identities as gallery, the rest as probes, as plain values."""
-    parts = split_gallery(identity, seed)
-    result = identify(
-        features[parts.gallery], identity[parts.gallery], features[parts.probe], identity[parts.probe]
-    )  # fmt: skip
-    return result.to_dict()
+    """`search_set` as plain values."""
+    return search_set(features, identity, seed).to_dict()
 
 
 @dataclass(frozen=True)

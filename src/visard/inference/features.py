@@ -1,4 +1,4 @@
-"""Features of a face set on disk: a `.npy` matrix, and a JSON manifest that says of what and by which model."""
+"""Features of pictures on disk: a `.npy` matrix, and a JSON manifest that says of what and by which model."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import hashlib
 import io
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +19,15 @@ import numpy.typing as npt
 from visard.clustering.cluster import Clustering, Clusters, cluster
 from visard.clustering.quality import counts, quality
 from visard.data.faces import FaceView
+from visard.data.listing import printable
 from visard.data.storage import map_npy
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
-from visard.files import read_json, replacing, write_atomically, write_json
-from visard.inference.model import FaceModel, embed
+from visard.files import mapping, read_json, replacing, write_atomically, write_json
+from visard.inference.model import Data, FaceModel, Pictures, Progress, embed, in_parts, open_pictures
+from visard.inference.photos import Photos, framing
 
 VERSION = 1
-ROWS = 2048  # pictures embedded between two writes
 
 
 def manifest_path(path: Path) -> Path:
@@ -33,44 +35,39 @@ def manifest_path(path: Path) -> Path:
     return path.with_suffix(".json")
 
 
-def pieces(
-    model: FaceModel, view: FaceView, *, flip: bool = False, progress: Callable[[int], None] | None = None
-) -> Iterator[npt.NDArray[np.float32]]:
-    """The features of a view, some rows at a time; `progress` hears how many there are so far."""
-    for start in range(0, len(view), ROWS):
-        end = min(start + ROWS, len(view))
-        yield embed(model, view.take(np.arange(start, end)), flip=flip)
-        if progress is not None:
-            progress(end)
-
-
 def write_features(
     model: FaceModel,
-    view: FaceView,
+    source: Data | Pictures | Sequence[str | Path],
     path: Path,
     *,
+    align: str | None = None,
     flip: bool = False,
     unit: bool = False,
-    progress: Callable[[int], None] | None = None,
+    say: Callable[[str], None] = lambda text: None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Embed a view into `path` and describe it; both files appear when all is done. Returns the manifest.
+    """Embed a face set, an array or photographs (see `FaceModel.embed`) into `path` and describe it beside it.
 
-    `flip` adds the features of the mirrored picture, `unit` scales the sum to length one.
+    Both files appear when all is done. `flip` adds the features of the mirrored picture, `unit` scales the sum to
+    length one. Returns the manifest.
     """
     if path.suffix != ".npy":
         raise UsageError(f"{path}: features are written as .npy")
-    with replacing(path) as beside:
-        with beside.open("wb") as file:
-            for number, found in enumerate(pieces(model, view, flip=flip, progress=progress)):
-                found = unit_rows(found) if unit else np.ascontiguousarray(found, np.float32)
-                if not number:
-                    shape = (len(view), found.shape[1])
-                    head = {"descr": "<f4", "fortran_order": False, "shape": shape}
-                    np.lib.format.write_array_header_1_0(file, head)
-                file.write(found.astype("<f4", copy=False).tobytes())
-        manifest_path(path).unlink(missing_ok=True)  # never an old description of a new file
-        with beside.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    opened = open_pictures(source)
+    data: dict[str, Any] = {"fingerprint": None}
+    identity, names = [], list[str]()
+    if isinstance(opened, FaceView):
+        faces = opened.faces
+        parts = in_parts(model, opened, flip, progress)
+        data = {"name": faces.path.name, "fingerprint": faces.fingerprint(), "pictures": len(faces)}
+        identity, names = opened.identity.tolist(), list(faces.names)
+    elif isinstance(opened, np.ndarray):
+        parts = iter([embed(model, opened, flip=flip)])
+        data |= {"name": Path(str(source)).name if isinstance(source, str | Path) else "array"}
+    else:
+        data |= {"name": opened.name, "align": align or model.align, "files": [], "skipped": []}
+        parts = _of_photos(model, opened, data, flip, say, progress)
+    shape, sha256 = _write(path, parts, unit)
     manifest = {
         "version": VERSION,
         "rows": shape[0],
@@ -83,12 +80,56 @@ def write_features(
             "fingerprint": model.fingerprint,
             **{k: model.spec.get(k) for k in ("model", "embedding", "size", "order", "mean", "std")},
         },
-        "data": {"name": view.faces.path.name, "fingerprint": view.faces.fingerprint(), "pictures": len(view.faces)},
-        "identity": view.identity.tolist(),
-        "names": list(view.faces.names),
+        "data": data,
+        "identity": identity,
+        "names": names,
     }
     write_json(manifest_path(path), manifest)
     return manifest
+
+
+def _of_photos(
+    model: FaceModel,
+    photos: Photos,
+    data: dict[str, Any],
+    flip: bool,
+    say: Callable[[str], None],
+    progress: Progress | None,
+) -> Iterator[npt.NDArray[np.float32]]:
+    """The features of photographs, some at a time; `data` gets their files, and those that were skipped."""
+    with closing(photos):
+        for files, squares, skipped in photos.squares(framing(data["align"], say), model.size, progress):
+            data["files"] += map(printable, files)
+            data["skipped"] += [[printable(file), reason] for file, reason in skipped]
+            yield embed(model, squares, flip=flip)
+    if not data["files"]:
+        file, reason = data["skipped"][0]
+        raise UsageError(f"{photos.name}: not one of {len(data['skipped'])} pictures could be used ({file}: {reason})")
+
+
+def _write(path: Path, parts: Iterator[npt.NDArray[np.float32]], unit: bool) -> tuple[tuple[int, int], str]:
+    """Shape and digest of the file that the parts become; the old description of an older file goes."""
+    rows = width = 0
+    with replacing(path) as beside:
+        with beside.open("wb") as file:
+            for found in parts:
+                if not width:
+                    width = found.shape[1]
+                    _head(file, 0, width)
+                found = unit_rows(found) if unit and len(found) else np.ascontiguousarray(found, np.float32)
+                file.write(found.astype("<f4", copy=False).tobytes())
+                rows += len(found)
+            file.seek(0)
+            _head(file, rows, width)
+        manifest_path(path).unlink(missing_ok=True)  # never an old description of a new file
+        with beside.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+    return (rows, width), sha256
+
+
+def _head(file: IO[bytes], rows: int, width: int) -> None:
+    """The header of a .npy file, of the same length whatever the number of rows: NumPy leaves room for all digits."""
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, width)})
 
 
 def read_features(path: Path, view: FaceView) -> npt.NDArray[np.float32]:
@@ -127,20 +168,22 @@ def read_vectors(path: Path) -> Vectors:
     features = map_npy(path)
     if features.ndim != 2 or features.dtype.kind != "f" or len(features) < 2:
         raise UsageError(f"{path} holds {features.dtype} {features.shape}: needs two rows of numbers or more")
-    return Vectors(np.asarray(features, np.float32), _identities(manifest_path(path), len(features)))
+    return Vectors(np.asarray(features, np.float32), *_described(manifest_path(path), len(features)))
 
 
-def _identities(path: Path, rows: int) -> npt.NDArray[np.int64] | None:
-    """What a manifest says of each row's identity, if there is one and it says something."""
+def _described(path: Path, rows: int) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
+    """What a manifest says of each row's identity and of its file, if there is one and it says something."""
     if not path.is_file():
-        return None
+        return None, ()
     manifest = read_json(path)
     known = manifest.get("identity", []) if isinstance(manifest, dict) else None
     if not isinstance(known, list) or any(type(number) is not int or abs(number) >= 2**62 for number in known):
         raise VisardError(f"{path} is no manifest of features: its identities are not a list of whole numbers")
     if known and len(known) != rows:
         raise VisardError(f"{path} knows {len(known)} rows, the features have {rows}")
-    return np.asarray(known, np.int64) if known else None
+    files = mapping(manifest.get("data")).get("files") if isinstance(manifest, dict) else None
+    named = isinstance(files, list) and len(files) == rows and all(isinstance(file, str) for file in files)
+    return np.asarray(known, np.int64) if known else None, tuple(files) if named and files else ()
 
 
 def vectors_of(features: npt.NDArray[np.float32], view: FaceView) -> Vectors:

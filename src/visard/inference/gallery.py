@@ -1,171 +1,34 @@
 """A gallery of enrolled people, a safetensors file: a template of each, and what is needed to choose a threshold.
 
-Templates are searched by cosine: exactly, or through a sketch of bits that answers in milliseconds for a million. A
-gallery is filled from the pictures of a folder.
+It is filled from the pictures of a folder.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from safetensors import safe_open
 from safetensors.numpy import save, save_file
 
 from visard.at_rest import Key, refuse_encrypted
-from visard.data.detection import FiveFraming, open_detector
-from visard.data.listing import Container
-from visard.data.pictures import Framing, Haar, is_picture, why_not
-from visard.data.sources.importing import printable
+from visard.data.listing import printable
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import unit_rows
-from visard.evaluation.grid import one_thread_each
 from visard.evaluation.roc import allowed
 from visard.files import replacing
-from visard.inference.model import FaceModel, embed, load_model
+from visard.inference.model import FaceModel, load_model
+from visard.inference.photos import ALIGNMENTS, Photos
+from visard.inference.search import Exact, Floats, Index, Ints
 from visard.models.inputs import Inputs
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-Found = tuple[Floats, Ints]  # scores and rows (queries, k), best first
-
-CELLS = 1 << 22  # scores held at a time by a thread
-BITS = 1024  # of a sketch
-CANDIDATES = 1024  # templates whose cosine is computed after the sketch
-ALIGNMENTS = ("five", "none", "haar")
-BATCH = 256  # pictures decoded and embedded at a time
-
-
-class Index(Protocol):
-    """Something to search in."""
-
-    def search(self, queries: Floats, k: int) -> Found:
-        """The k best templates of each unit query (Q, E); fewer where there are fewer."""
-
-
-def faiss() -> Any:
-    """The package faiss, or None where it is not installed."""
-    try:
-        return importlib.import_module("faiss")
-    except ImportError:
-        return None
-
-
-class Exact:
-    """Every template is compared: with faiss, or with a matrix product for one query or where faiss is absent.
-
-    Threads take shards of the templates, each on its own: nobody waits for a slower one after every block, as inside
-    one parallel product. The templates are not copied.
-    """
-
-    def __init__(self, templates: Floats) -> None:
-        self.templates = np.ascontiguousarray(templates, np.float32)
-
-    def search(self, queries: Floats, k: int) -> Found:
-        """The k best templates of each unit query (Q, E); fewer where there are fewer."""
-        queries = np.ascontiguousarray(queries, np.float32)
-        k = min(k, len(self.templates))
-        library = faiss() if len(queries) > 1 else None
-        with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers, _products(library):
-            size = max(k, -(-len(self.templates) // (4 * threads)))
-            starts = range(0, len(self.templates), size)
-            parts = list(workers.map(lambda start: self._shard(library, queries, k, start, size), starts))
-        value, row = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-        return _best(value, row, k)
-
-    def _shard(self, library: Any, queries: Floats, k: int, start: int, size: int) -> Found:
-        shard = self.templates[start : start + size]
-        k = min(k, len(shard))
-        if library is not None:
-            library.omp_set_num_threads(1)  # of this thread
-            value, row = library.knn(queries, shard, k, metric=library.METRIC_INNER_PRODUCT)
-            return value, row.astype(np.int64) + start
-        step, given, table = max(1, CELLS // len(shard)), torch.from_numpy(queries), torch.from_numpy(shard).T
-        parts = [(given[i : i + step] @ table).topk(k, dim=1) for i in range(0, len(given), step)]
-        return torch.cat([p.values for p in parts]).numpy(), torch.cat([p.indices for p in parts]).numpy() + start
-
-
-@contextmanager
-def _products(library: Any) -> Iterator[None]:
-    """faiss turns to matrix products only from hundreds of queries on; they pay from two (up to eight times)."""
-    if library is None:
-        yield
-        return
-    before, library.cvar.distance_compute_blas_threshold = library.cvar.distance_compute_blas_threshold, 2
-    try:
-        yield
-    finally:
-        library.cvar.distance_compute_blas_threshold = before
-
-
-class Sketch:
-    """The signs of BITS random projections are compared first, then the cosines of the CANDIDATES nearest.
-
-    The share of differing signs of two vectors is their angle / π, with a standard deviation below 1 / (2 √BITS). So a
-    template with cosine 0.3 differs in 413 of 1024 bits, 6 standard deviations below strangers (512): among a million
-    of those it is lost in about one search of a thousand; with cosine 0.4 in one of a hundred million.
-    """
-
-    def __init__(self, templates: Floats, seed: int = 0) -> None:
-        library = faiss()
-        if library is None:
-            raise UsageError("fast search needs the package faiss: pip install 'visard[gallery]'")
-        self.templates = np.ascontiguousarray(templates, np.float32)
-        rng = np.random.default_rng(seed)
-        self._projection = torch.from_numpy(rng.standard_normal((templates.shape[1], BITS), dtype=np.float32))
-        bits = np.concatenate([self._bits(templates[i : i + 16384]) for i in range(0, len(templates), 16384)])
-        self._shards = []  # first row, index
-        for rows in np.array_split(np.arange(len(bits)), max(1, min(torch.get_num_threads(), len(bits)))):
-            shard = library.IndexBinaryFlat(BITS)
-            shard.use_heap = False  # counting is faster for many candidates
-            shard.add(bits[rows[0] : rows[-1] + 1])
-            self._shards.append((int(rows[0]), shard))
-
-    def _bits(self, rows: Floats) -> npt.NDArray[np.uint8]:
-        signs = torch.from_numpy(np.ascontiguousarray(rows, np.float32)) @ self._projection > 0
-        return np.packbits(signs.numpy(), axis=1)
-
-    def search(self, queries: Floats, k: int) -> Found:
-        """The k best templates of each unit query (Q, E) among its candidates."""
-        queries = np.ascontiguousarray(queries, np.float32)
-        count, k = min(max(CANDIDATES, k), len(self.templates)), min(k, len(self.templates))
-        bits = self._bits(queries)
-
-        def work(start: int, shard: Any) -> Found:
-            faiss().omp_set_num_threads(1)  # of this thread
-            found: Found = shard.search(bits, min(count, shard.ntotal))
-            return found[0], found[1] + start
-
-        with one_thread_each(), ThreadPoolExecutor(len(self._shards)) as workers:
-            parts = list(workers.map(work, *zip(*self._shards, strict=True)))
-            differing, near = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-            kept = np.argpartition(differing, count - 1, axis=1)[:, :count]
-            near = np.take_along_axis(near, kept, 1)
-            table = torch.from_numpy(self.templates)
-            scores = [
-                torch.mv(table[torch.from_numpy(row)], torch.from_numpy(query)).numpy()
-                for row, query in zip(near, queries, strict=True)
-            ]
-        return _best(np.stack(scores), near, k)
-
-
-def _best(value: Floats, row: Ints, k: int) -> Found:
-    """The k best, best first; of equal scores the first template."""
-    order = np.lexsort((row, -value), axis=1)[:, :k]
-    return np.take_along_axis(value, order, 1), np.take_along_axis(row.astype(np.int64), order, 1)
-
 
 KIND, VERSION = "visard gallery", 1
 PROBES = 4096  # enrolled pictures that are kept for thresholds
@@ -248,7 +111,7 @@ class Gallery:
         )
 
     def index(self, build: Callable[[Floats], Index] = Exact) -> Index:
-        """Something to search the templates with: `visard.inference.gallery.Exact` or `Sketch`."""
+        """Something to search the templates with: `visard.inference.search.Exact` or `Sketch`."""
         return build(self.templates)
 
     def identify(self, features: Any, k: int = 5, index: Index | None = None) -> list[list[Match]]:
@@ -442,15 +305,6 @@ def person_of(name: str) -> str:
     return re.sub(r"[_ ]\(?\d+\)?$", "", stem) or stem
 
 
-def framing(align: str, say: Callable[[str], None] = lambda text: None) -> Framing | FiveFraming:
-    """How pictures are cut: the centre square, by five landmarks, or around the face that a Haar cascade finds."""
-    if align not in ALIGNMENTS:
-        raise UsageError(f"alignment {align!r}: must be one of {', '.join(ALIGNMENTS)}")
-    if align == "five":
-        return FiveFraming(open_detector(say=say))
-    return Framing(align=align, detect=Haar() if align == "haar" else None)
-
-
 def enrol_folder(
     folder: Path,
     model: FaceModel,
@@ -466,55 +320,20 @@ def enrol_folder(
     aligned as the model wants it, unless `align` says otherwise.
     """
     align = align or model.align
-    cut = framing(align, say)
-    people: list[str] = []
-    parts: list[npt.NDArray[np.float32]] = []
-    skipped: list[tuple[str, str]] = []
-    with closing(Container(folder)) as container, ThreadPoolExecutor(None, "visard-decode") as threads:
-        names = [name for name in container.names() if is_picture(name)]
-        if not names:
-            raise UsageError(f"{folder} holds no pictures")
-        square_of = partial(_square, container.read, cut=cut, size=model.size)
-        for start in range(0, len(names), BATCH):
-            some, good = names[start : start + BATCH], []
-            for name, square in zip(some, threads.map(square_of, some), strict=True):
-                if isinstance(square, str):
-                    skipped.append((printable(name), square))
-                else:
-                    good.append(square)
-                    people.append(printable(person_of(name)))
-            if good:
-                parts.append(embed(model, np.stack(good), flip=flip))
-            if progress is not None:
-                progress(min(start + BATCH, len(names)), len(names))
-    if not people:
-        file, reason = skipped[0]
-        raise UsageError(f"{folder}: not one of {len(skipped)} pictures could be used ({file}: {reason})")
+    found = model.embed(Photos(folder), align=align, flip=flip, say=say, progress=progress)
+    if not found.files:
+        file, reason = found.skipped[0]
+        raise UsageError(f"{folder}: not one of {len(found.skipped)} pictures could be used ({file}: {reason})")
     about = {key: model.spec[key] for key in ("order", "mean", "std", "size")}
     about |= {"model": model.fingerprint, "model_file": str(model.path.absolute()) if model.path else ""}
     about |= {"align": align, "flip": str(int(flip))}
-    return Gallery.enrol(people, np.concatenate(parts), about), skipped
+    people = [printable(person_of(name)) for name in found.files]
+    return Gallery.enrol(people, found.features, about), [(printable(file), reason) for file, reason in found.skipped]
 
 
-def features_of(
-    files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False
-) -> npt.NDArray[np.float32]:
+def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False) -> Floats:
     """Features (n, E) of picture files, cut as the model wants; one that cannot be read is an error that names it."""
-    cut, squares = framing(align or model.align), []
-    for file in files:
-        square = _square(lambda name: Path(name).read_bytes(), str(file), cut, model.size)
-        if isinstance(square, str):
-            raise (UsageError if not file.is_file() else VisardError)(f"{file}: {square}")
-        squares.append(square)
-    return embed(model, np.stack(squares), flip=flip)
-
-
-def _square(
-    read: Callable[[str], bytes], name: str, cut: Framing | FiveFraming, size: int
-) -> npt.NDArray[np.uint8] | str:
-    """The square that goes into the network, or why not."""
-    try:
-        data = read(name)
-        return cut(data, 0, size)[0].square if data else "the file is empty"
-    except Exception as error:  # decoders fail in every way there is on damaged data
-        return why_not(error)
+    found = model.embed(Photos(list(files)), align=align, flip=flip)
+    for file, reason in found.skipped:
+        raise (VisardError if Path(file).is_file() else UsageError)(f"{file}: {reason}")
+    return found.features

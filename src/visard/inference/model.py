@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,20 +16,42 @@ from torch import nn
 
 from visard.config import EvaluationSettings
 from visard.data.faces import FaceSet, FaceView
+from visard.data.pictures import is_picture
 from visard.data.sources.catalog import find_set
-from visard.data.storage import digest
+from visard.data.storage import HEADER, digest, map_npy
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation import benchmarks as tests
 from visard.evaluation.groups import errors_by
 from visard.evaluation.ijb import Switches
-from visard.evaluation.protocols import identification, verification
+from visard.evaluation.protocols import search_set, verify_set
+from visard.evaluation.results import Evaluated, left_out
+from visard.inference.photos import Photos, framing
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
 from visard.models.files import open_model
 from visard.models.inputs import Inputs
 
 Data = FaceSet | FaceView | str | Path
+Pictures = npt.NDArray[np.uint8]  # (n, size, size, 3)
+Progress = Callable[[int, int], None]
+AT_ONCE = 256  # pictures of a view between two words about progress
 PROTOCOLS = ("verification", "identification", "lfw", "rfw", "ijb")
+
+
+@dataclass(frozen=True, eq=False)
+class Embedded:
+    """Features (n, E) of pictures, not normalised; of photographs also the file of each row, and what was skipped."""
+
+    features: npt.NDArray[np.float32]
+    files: tuple[str, ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()  # file, reason
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __repr__(self) -> str:
+        n, width = self.features.shape
+        return f"Embedded({n} x {width} features, {len(self.skipped)} pictures skipped)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +79,36 @@ class FaceModel:
         these were aligned; public ones do not say it, and nearly all of them were trained on five landmarks.
         """
         return self.spec.get("align") or ("none" if "visard" in self.spec else "five")
+
+    def embed(
+        self,
+        source: Data | Pictures | Photos | Sequence[str | Path],
+        *,
+        align: str | None = None,
+        flip: bool = False,
+        say: Callable[[str], None] = lambda text: None,
+        progress: Progress | None = None,
+    ) -> Embedded:
+        """Features of a face set, of an array of pictures, or of photographs: a folder, a zip file or a list of files.
+
+        Photographs are cut as the model wants it (`align`: five, none or haar), and those that cannot be used are
+        skipped and listed. `progress(done, total)` follows, and `say` gets lines for people.
+        """
+        opened = open_pictures(source)
+        if isinstance(opened, np.ndarray):
+            return Embedded(embed(self, opened, flip=flip))
+        if isinstance(opened, FaceView):
+            features = np.concatenate(
+                [embed(self, opened.take([]), flip=flip), *in_parts(self, opened, flip, progress)]
+            )
+            return Embedded(features, tuple(opened.faces.file(int(row)) for row in opened.index))
+        files, skipped, parts = list[str](), list[tuple[str, str]](), []
+        with closing(opened):
+            for names, squares, failed in opened.squares(framing(align or self.align, say), self.size, progress):
+                files += names
+                skipped += failed
+                parts.append(embed(self, squares, flip=flip))
+        return Embedded(np.concatenate(parts), tuple(files), tuple(skipped))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -95,6 +148,34 @@ def open_data(data: Data) -> FaceView:
     return data.all() if isinstance(data, FaceSet) else FaceSet.open(find_set(str(data))).all()
 
 
+def open_pictures(source: Data | Pictures | Photos | Sequence[str | Path]) -> FaceView | Pictures | Photos:
+    """A face set (itself, a view, its folder or name), pictures in an array or a .npy file, or photographs."""
+    if isinstance(source, np.ndarray | Photos):
+        return source
+    if isinstance(source, FaceSet | FaceView):
+        return open_data(source)
+    if not isinstance(source, str | Path):
+        paths = [Path(one) for one in source]
+        return open_pictures(paths[0]) if len(paths) == 1 else Photos(paths)
+    path = Path(source)
+    if path.suffix == ".npy" and path.is_file():
+        return np.asarray(map_npy(path))
+    if (path.is_dir() and not (path / HEADER).is_file()) or is_picture(path.name) or path.suffix.lower() == ".zip":
+        return Photos(path)
+    return open_data(source)
+
+
+def in_parts(
+    model: FaceModel, view: FaceView, flip: bool, progress: Progress | None = None
+) -> Iterator[npt.NDArray[np.float32]]:  # fmt: skip
+    """The features of a view, some rows at a time; `progress(done, total)` hears of each."""
+    for start in range(0, max(1, len(view)), AT_ONCE):
+        end = min(start + AT_ONCE, len(view))
+        yield embed(model, view.take(np.arange(start, end)), flip=flip)
+        if progress is not None:
+            progress(end, len(view))
+
+
 def embed(model: FaceModel, data: Data | npt.NDArray[np.uint8], *, flip: bool = False) -> npt.NDArray[np.float32]:
     """Features (n, E), not normalised, of a face set or of pictures (n, size, size, 3) uint8."""
     if isinstance(data, np.ndarray):
@@ -122,13 +203,18 @@ def evaluate(
     seed: int = 0,
     pairs: str | Path | None = None,
     switches: str = "N1D1F1",
-) -> dict[str, Any]:
-    """Figures of a model (or of features of all pictures) on a face set, by protocol, as plain values.
+    progress: Progress | None = None,
+) -> Evaluated:
+    """Test a model (or features of all pictures) on a face set, by these protocols.
 
     verification, identification: any set. lfw: ten folds over the set's own pairs, or over those that the file `pairs`
     names (which verification takes too). rfw: the same for each domain. ijb: templates, with the N, D, F `switches`.
     lfw, rfw and ijb sum features with those of mirrored pictures, as their tables do (ijb: unless F is off).
-    Where `settings.by` names domain or attributes, "groups" has the errors of each group at one threshold for all.
+    Where `settings.by` names domain or attributes, `groups` has the errors of each group at one threshold for all.
+    Only the pictures that the protocols need are embedded; `progress(done, total)` follows.
+
+    >>> result = visard.evaluate(model, "data/mine")   # doctest: +SKIP
+    >>> result.verification.auc                        # doctest: +SKIP
     """
     settings = settings or EvaluationSettings()
     view = open_data(data)
@@ -136,37 +222,63 @@ def evaluate(
         if name not in PROTOCOLS:
             raise UsageError(f"no protocol {name!r}{did_you_mean(name, PROTOCOLS)}")
     chosen = Switches.parse(switches)
-    made: dict[bool, npt.NDArray[Any]] = {}
-
-    def features(flip: bool) -> npt.NDArray[Any]:
-        if isinstance(model, np.ndarray):
-            return model
-        if flip not in made:
-            made[flip] = embed(model, view, flip=flip)
-        return made[flip]
-
     if isinstance(model, np.ndarray) and (model.ndim != 2 or len(model) != len(view)):
         raise UsageError(f"features of shape {model.shape} do not fit the {len(view)} pictures")
     faces, listed, far = view.faces, None if pairs is None else Path(pairs), settings.far
     if len(view) != len(faces) and (listed or set(protocols) & set(tests.FLIPPED)):
         raise UsageError("pairs and templates are of whole face sets, not of views of some pictures")
-    run: dict[str, Callable[[], dict[str, Any]]] = {
+    flips = {"lfw": True, "rfw": True, "ijb": chosen.F}
+    asked = {(flips.get(name, settings.flip), tests.pictures_of(name, faces, listed)) for name in protocols}
+    asked |= {(settings.flip, None)} if settings.by else set()
+    made = _features(model, view, asked, progress)
+    run: dict[str, Callable[[], Any]] = {
         "verification": lambda: (
-            verification(features(settings.flip), view.identity, settings, seed)
+            verify_set(made[settings.flip], view.identity, settings, seed)
             if listed is None
-            else tests.list_metrics(features(settings.flip), faces, listed, far, settings.bootstrap, seed)
+            else tests.list_metrics(made[settings.flip], faces, listed, far, settings.bootstrap, seed)
         ),
-        "identification": lambda: identification(features(settings.flip), view.identity, seed),
-        "lfw": lambda: tests.lfw_metrics(features(True), faces, listed, far),
-        "rfw": lambda: tests.rfw_metrics(features(True), faces, listed, far),
-        "ijb": lambda: tests.ijb_metrics(features(chosen.F), faces, chosen),
+        "identification": lambda: search_set(made[settings.flip], view.identity, seed),
+        "lfw": lambda: tests.lfw_metrics(made[True], faces, listed, far),
+        "rfw": lambda: tests.rfw_metrics(made[True], faces, listed, far),
+        "ijb": lambda: tests.ijb_metrics(made[chosen.F], faces, chosen),
     }
     found = {name: run[name]() for name in protocols}
-    if settings.by:
-        rate, draws = settings.fmr, settings.bootstrap
-        groups = {
-            by: errors_by([features(settings.flip)], [view], by, fmr=rate, bootstrap=draws, seed=seed).to_dict()
-            for by in settings.by
-        }
-        found["groups"] = groups
-    return found
+    rate, draws = settings.fmr, settings.bootstrap
+    groups = {
+        by: errors_by([made[settings.flip]], [view], by, fmr=rate, bootstrap=draws, seed=seed)
+        for by in settings.by or ()
+    }
+    if listed is None and not {"lfw", "rfw"} & set(protocols):
+        return Evaluated(**found, groups=groups)
+    given = tests.pairs_of(faces, listed)
+    return Evaluated(**found, groups=groups, left=left_out(faces, given.lost, given.lost_count))
+
+
+def _features(
+    model: FaceModel | npt.NDArray[Any],
+    view: FaceView,
+    asked: set[tuple[bool, tuple[int, ...] | None]],
+    progress: Progress | None,
+) -> dict[bool, npt.NDArray[Any]]:
+    """Features of all rows of a view, with and without mirror images as asked; rows that are not needed are zero."""
+    if isinstance(model, np.ndarray):
+        return {True: model, False: model}
+    rows = {}
+    for flip in {flip for flip, _ in asked}:
+        needed = [some for mirrored, some in asked if mirrored == flip]
+        every = any(some is None for some in needed)
+        some = np.unique([row for part in needed for row in part or ()]).astype(np.int64)
+        rows[flip] = np.arange(len(view)) if every else some
+    total, done, made = sum(len(r) for r in rows.values()), 0, {}
+    for flip, some in sorted(rows.items()):
+        part = view if len(some) == len(view) else view.take(some)
+        start = done
+        watched = None if progress is None else (lambda n, _, start=start: progress(start + n, total))
+        found = np.concatenate(list(in_parts(model, part, flip, watched)))
+        done += len(some)
+        if len(found) < len(view):
+            whole = np.zeros((len(view), found.shape[1]), np.float32)
+            whole[some] = found
+            found = whole
+        made[flip] = found
+    return made

@@ -10,7 +10,7 @@ from typing import Any
 
 from visard.data.sensors import READERS
 from visard.errors import UsageError, VisardError
-from visard.evaluation.metrics import describe, order, values
+from visard.evaluation.metrics import describe, doubts, order, values
 from visard.files import SHARED, mapping, number, whole, write_atomically
 from visard.report import change, charts, compare
 from visard.report.cards import Card, headline_cards
@@ -167,6 +167,10 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
 def _headline(run: Run, heads: Sequence[Card]) -> Section:
     cards = "".join(card.html(i) for i, card in enumerate(heads))
     body = f'<ul class="cards">{cards}</ul>' if heads else '<p class="empty">The run has no metrics yet.</p>'
+    doubtful = [f"{name}: {text}" for name, test in run.tests.items() for text in doubts(test)]
+    if doubtful:
+        items = "".join(f"<li>{esc(text, 400)}</li>" for text in doubtful[:20])
+        body += notice("caution", "Read these figures with care", f"<ul>{items}</ul>")
     warnings = Counter([str(e.get("text", "")) for e in run.of("warning")] + warnings_of(run.events))
     if warnings:
         items = "".join(

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from visard.errors import UsageError, VisardError, one_line
-from visard.evaluation.metrics import brief
+from visard.evaluation.arrays import structured
+from visard.evaluation.groups import GroupErrors
+from visard.evaluation.metrics import brief, describe
+from visard.evaluation.results import Evaluated
 from visard.files import mapping, number, parse_toml, plain, whole
 from visard.text import plural
 
@@ -222,7 +225,7 @@ def numbers(value: Any) -> dict[str, float | None]:
     return {k: number(v) for k, v in mapping(value).items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One run folder. What the run did not write is empty."""
 
@@ -231,6 +234,14 @@ class Run:
     metrics: dict[str, Any]
     config: dict[str, Any]
     config_text: str
+
+    def __repr__(self) -> str:
+        done = plural(len(self.rounds), "round")
+        lines = [f"Run {self.name} ({self.method}) in {self.folder}: {self.status[1]}, {done}"]
+        for name, test in self.tests.items():
+            found = [(describe(key), value) for key, value in brief(test).items()]
+            lines.append(f"  {name}: " + ", ".join(f"{m.label} {m.text(v)}" for m, v in found if v is not None))
+        return "\n".join(lines)
 
     @cached_property
     def started(self) -> dict[str, Any]:
@@ -277,6 +288,17 @@ class Run:
     def tests(self) -> dict[str, dict[str, Any]]:
         """The final tests of the generic model: test set -> {"verification": ..., "identification": ...}."""
         return {name: mapping(test) for name, test in mapping(self.metrics.get("generic")).items()}
+
+    @cached_property
+    def results(self) -> dict[str, Evaluated]:
+        """The final tests of the generic model as typed results: `run.results["test"].verification.auc`."""
+        return {name: Evaluated.from_dict(test) for name, test in self.tests.items()}
+
+    @cached_property
+    def groups(self) -> dict[str, GroupErrors]:
+        """Errors by group over the people of all test sets, by domain or attribute."""
+        known = mapping(self.metrics.get("groups"))
+        return {by: structured(GroupErrors, record) for by, record in known.items() if mapping(record).get("groups")}
 
     def client_metrics(self, who: str = "clients") -> dict[str, dict[str, float | None]]:
         """metric -> client -> value, of the clients that trained or of those that were `held_out`."""

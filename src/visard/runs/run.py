@@ -66,7 +66,7 @@ def run(
 
     >>> import visard
     >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
-    >>> result.metrics["generic"]["test"]["verification"]   # doctest: +SKIP
+    >>> result.results["test"].verification.auc             # doctest: +SKIP
     """
     if isinstance(source, dict):
         source = parse(source)

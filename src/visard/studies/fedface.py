@@ -41,7 +41,8 @@ def on(data: str, protocol: str, metric: str) -> Callable[[Path], float | None]:
                 find_set(data)
             except UsageError:
                 return None
-            write_json(kept, evaluate(load_model(folder / "model.safetensors"), data, protocols=(protocol,)))
+            tested = evaluate(load_model(folder / "model.safetensors"), data, protocols=(protocol,))
+            write_json(kept, tested.to_dict())
         return look_up(read_json(kept), metric)
 
     return value

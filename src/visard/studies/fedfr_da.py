@@ -60,7 +60,7 @@ def tested(folder: Path) -> dict[str, Any]:
 
 def rfw_metrics(features: Floats, view: FaceView) -> dict[str, dict[str, float | None]]:
     """From the features of all pictures of the set."""
-    groups = evaluate(features, view, protocols=("rfw",))["rfw"]["groups"]
+    groups = evaluate(features, view, protocols=("rfw",)).to_dict()["rfw"]["groups"]
     found = {}
     for domain, pairs in groups.items():
         rows = np.flatnonzero(view.faces.domain == view.faces.domains.index(domain))

@@ -43,7 +43,7 @@ def read(source: Path) -> Listing:
         domains += [name] * len(encoded)
         pictures += encoded
     info: dict[str, Any] = {"identities": "unknown"}
-    extras = pair_extras(np.concatenate(tables), len(files), info)
+    extras = pair_extras(np.concatenate(tables), files, info)
     return Listing(_InMemory(pictures), files, *number(owners), domains=domains, size=112, extras=extras, info=info)
 
 

@@ -127,4 +127,4 @@ def _pairs(path: Path, files: list[str], info: dict[str, Any]) -> Extras:
         if a not in item_of or b not in item_of:
             raise UsageError(f"{where}: no picture {b if a in item_of else a}")
         table.append((item_of[a], item_of[b], same, fold))
-    return pair_extras(with_folds(np.array(table, np.int64)), len(files), info)
+    return pair_extras(with_folds(np.array(table, np.int64)), files, info)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from visard.data import faces as sets
 from visard.data.detection import QUALITY, FiveFraming, open_detector
 from visard.data.faces import FaceSetWriter
-from visard.data.listing import Listing, Stream, check_length
+from visard.data.listing import Listing, Stream, check_length, printable
 from visard.data.pictures import (
     ALIGNMENTS,
     LANDMARKS,
@@ -240,11 +240,6 @@ class _Keeper:
         names = [printable(name) for name, there in zip(self.listing.names, left, strict=True) if there]
         count = int(keep.sum())
         return ImportReport(self.writer.close(count, names), count, len(names), self.skipped)
-
-
-def printable(name: str) -> str:
-    """A file name as text that JSON can hold, also where its bytes are no UTF-8."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _decode_all(

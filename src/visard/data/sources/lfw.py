@@ -37,7 +37,7 @@ def read(
     info: dict[str, Any] = {"crop": crop or CROP}
     item_of = {Path(file).stem: item for item, file in enumerate(listing.files)}
     known = [(item_of.get(a, -1), item_of.get(b, -1), same, k) for a, b, same, k in lines]
-    extras = pair_extras(np.array(known, np.int64).reshape(-1, 4), len(listing.files), info)
+    extras = pair_extras(np.array(known, np.int64).reshape(-1, 4), listing.files, info)
     return replace(listing, crop=Crop(crop or CROP, OFFICIAL_SIZE), extras=extras, info=info)
 
 
@@ -73,7 +73,7 @@ def read_rfw(source: Path) -> Listing:
         Files(container, files), files, *number(name for _, name in places), domains=races, size=112, info=info,
         align="landmarks" if known else "five",
         landmarks=points if known else None,
-        extras=pair_extras(np.array(table, np.int64).reshape(-1, 4), len(files), info),
+        extras=pair_extras(np.array(table, np.int64).reshape(-1, 4), files, info),
     )  # fmt: skip
 
 
