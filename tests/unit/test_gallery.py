@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from tests.unit.pictures import encode, pixels
 
 from visard.errors import UsageError, VisardError
-from visard.inference import gallery as search_module
+from visard.inference import search as search_module
 from visard.inference.gallery import PROBES, Gallery, enrol_folder, features_of, person_of
 from visard.inference.model import load_model
 from visard.inference.search import Exact, Sketch

@@ -117,7 +117,8 @@ def embed_pictures(
     taken = inputs or Inputs(size=pictures.shape[1])
     parts = []
     for start in range(0, len(pictures), batch):
-        x = taken.tensor(resized(pictures[start : start + batch], taken.size))
+        some = np.array(pictures[start : start + batch])  # a copy: mapped files cannot be written to
+        x = taken.tensor(resized(some, taken.size))
         parts += _features(model, [(x, partial(x.flip, 3))], flip)
     return _joined(model, parts, lambda: torch.zeros(2, 3, taken.size, taken.size))
 
