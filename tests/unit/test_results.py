@@ -19,7 +19,7 @@ from visard.evaluation.metrics import doubts
 from visard.evaluation.results import Evaluated
 from visard.inference import model as module
 from visard.inference.features import read_vectors, write_features
-from visard.inference.gallery import features_of
+from visard.inference.gallery import enrol_folder, features_of
 from visard.inference.model import FaceModel, evaluate, load_model, open_pictures
 from visard.models import build
 from visard.models.files import save_model
@@ -153,6 +153,15 @@ def test_features_of_photographs_on_disk(tmp_path: Path, model: FaceModel, photo
     manifest = write_features(model, photos, tmp_path / "f.npy", align="none", unit=True)
     assert (manifest["rows"], manifest["dimensions"]) == np.load(tmp_path / "f.npy").shape == (23, 8)
     assert manifest["data"]["skipped"] == [["p2/p2_0003.png", "not a picture that can be read"]]
+    whole = model.embed(photos, align="none")
+    np.testing.assert_allclose(manifest["norm"], whole.norm, atol=1e-3)
+    np.testing.assert_allclose(whole.norm, np.sqrt((whole.features.astype(float) ** 2).sum(1)), rtol=1e-5)
+    limit = float(np.sort(whole.norm)[3]) - 1e-4
+    gallery, skipped = enrol_folder(photos, model, align="none", min_norm=limit)
+    assert int(gallery.pictures.sum()) == 20
+    assert sum("its feature has length" in reason for _, reason in skipped) == 3
+    with pytest.raises(UsageError, match="not one of 24 pictures could be used"):
+        enrol_folder(photos, model, align="none", min_norm=1e9)
     vectors = read_vectors(tmp_path / "f.npy")
     assert vectors.identity is None
     assert vectors.files == model.embed(photos, align="none").files

@@ -36,11 +36,18 @@ def enroll(
         ),
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
+    min_norm: Annotated[
+        float, typer.Option(help="leave out pictures whose feature is shorter: the network sees little in them")
+    ] = 0.0,
     encrypt_with: options.EncryptWith = None,
 ) -> None:
     """Enrol the people of a folder in a gallery, to find them later. Unreadable pictures are skipped and listed.
 
-    Example: visard enroll photos --model runs/demo/model.safetensors --gallery staff.gallery
+    Examples:
+
+      visard enroll photos --model runs/demo/model.safetensors --gallery staff.gallery
+
+      visard enroll photos --model MobileFaceNet.onnx --input imagenet --gallery staff.gallery --min-norm 13
     """
     from visard.at_rest import Key
     from visard.inference.gallery import Gallery, enrol_folder
@@ -54,7 +61,9 @@ def enroll(
         raise UsageError(f"no gallery at {gallery} to add people to")
     loaded = open_model(model)
     with bar("enrolling", 1) as shown:
-        made, skipped = enrol_folder(folder, loaded, align=align, flip=flip, say=say, progress=shown.progress)
+        made, skipped = enrol_folder(
+            folder, loaded, align=align, flip=flip, min_norm=min_norm, say=say, progress=shown.progress
+        )
     whole = before.with_more(made) if add else made
     whole.save(gallery, key)
     list_skipped(skipped)

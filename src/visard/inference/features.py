@@ -49,7 +49,7 @@ def write_features(
     """Embed a face set, an array or photographs (see `FaceModel.embed`) into `path` and describe it beside it.
 
     Both files appear when all is done. `flip` adds the features of the mirrored picture, `unit` scales the sum to
-    length one. Returns the manifest.
+    length one. Returns the manifest, which has the length of each feature before that (`norm`).
     """
     if path.suffix != ".npy":
         raise UsageError(f"{path}: features are written as .npy")
@@ -67,7 +67,8 @@ def write_features(
     else:
         data |= {"name": opened.name, "align": align or model.align, "files": [], "skipped": []}
         parts = _of_photos(model, opened, data, flip, say, progress)
-    shape, sha256 = _write(path, parts, unit)
+    norm: list[float] = []
+    shape, sha256 = _write(path, parts, unit, norm)
     manifest = {
         "version": VERSION,
         "rows": shape[0],
@@ -83,6 +84,7 @@ def write_features(
         "data": data,
         "identity": identity,
         "names": names,
+        "norm": norm,
     }
     write_json(manifest_path(path), manifest)
     return manifest
@@ -107,8 +109,10 @@ def _of_photos(
         raise UsageError(f"{photos.name}: not one of {len(data['skipped'])} pictures could be used ({file}: {reason})")
 
 
-def _write(path: Path, parts: Iterator[npt.NDArray[np.float32]], unit: bool) -> tuple[tuple[int, int], str]:
-    """Shape and digest of the file that the parts become; the old description of an older file goes."""
+def _write(
+    path: Path, parts: Iterator[npt.NDArray[np.float32]], unit: bool, norm: list[float]
+) -> tuple[tuple[int, int], str]:
+    """Shape and digest of the file that the parts become, lengths go to `norm`; an old description of the file goes."""
     rows = width = 0
     with replacing(path) as beside:
         with beside.open("wb") as file:
@@ -116,6 +120,7 @@ def _write(path: Path, parts: Iterator[npt.NDArray[np.float32]], unit: bool) -> 
                 if not width:
                     width = found.shape[1]
                     _head(file, 0, width)
+                norm += np.linalg.norm(found, axis=1).round(4).tolist()
                 found = unit_rows(found) if unit and len(found) else np.ascontiguousarray(found, np.float32)
                 file.write(found.astype("<f4", copy=False).tobytes())
                 rows += len(found)

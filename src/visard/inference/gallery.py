@@ -311,24 +311,32 @@ def enrol_folder(
     *,
     align: str | None = None,
     flip: bool = False,
+    min_norm: float = 0.0,
     say: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Gallery, list[tuple[str, str]]]:
     """A gallery of the people in a folder (or zip), and the pictures that could not be used with the reason.
 
     Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg. They are
-    aligned as the model wants it, unless `align` says otherwise.
+    aligned as the model wants it, unless `align` says otherwise. Those whose features are shorter than `min_norm` are left
+    out: the network recognises little in them.
     """
     align = align or model.align
     found = model.embed(Photos(folder), align=align, flip=flip, say=say, progress=progress)
-    if not found.files:
-        file, reason = found.skipped[0]
-        raise UsageError(f"{folder}: not one of {len(found.skipped)} pictures could be used ({file}: {reason})")
+    norm = found.norm
+    if len(norm):
+        say(f"length of the features: {norm.min():.1f} to {norm.max():.1f}, median {np.median(norm):.1f}")
+    good = norm >= min_norm
+    skipped = [*found.skipped, *((found.files[k], f"its feature has length {norm[k]:.1f}, below {min_norm:g}")
+                                 for k in np.flatnonzero(~good))]  # fmt: skip
+    if not good.any():
+        file, reason = skipped[0]
+        raise UsageError(f"{folder}: not one of {len(skipped)} pictures could be used ({file}: {reason})")
     about = {key: model.spec[key] for key in ("order", "mean", "std", "size")}
     about |= {"model": model.fingerprint, "model_file": str(model.path.absolute()) if model.path else ""}
     about |= {"align": align, "flip": str(int(flip))}
-    people = [printable(person_of(name)) for name in found.files]
-    return Gallery.enrol(people, found.features, about), [(printable(file), reason) for file, reason in found.skipped]
+    people = [printable(person_of(found.files[k])) for k in np.flatnonzero(good)]
+    return Gallery.enrol(people, found.features[good], about), [(printable(file), reason) for file, reason in skipped]
 
 
 def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False) -> Floats:

@@ -49,6 +49,11 @@ class Embedded:
     def __len__(self) -> int:
         return len(self.features)
 
+    @property
+    def norm(self) -> npt.NDArray[np.float32]:
+        """The length of each feature (n,): of a picture quality, small where the network recognises little in it."""
+        return np.linalg.norm(self.features, axis=1)
+
     def __repr__(self) -> str:
         n, width = self.features.shape
         return f"Embedded({n} x {width} features, {len(self.skipped)} pictures skipped)"
