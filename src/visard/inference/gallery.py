@@ -318,7 +318,7 @@ def enrol_folder(
     """A gallery of the people in a folder (or zip), and the pictures that could not be used with the reason.
 
     Either a folder for each person, or pictures named by person: anna.jpg, or anna_1.jpg and anna_2.jpg. They are
-    aligned as the model wants it, unless `align` says otherwise. Those whose features are shorter than `min_norm` are left
+    aligned as the model wants it, unless `align` says otherwise. Those with features shorter than `min_norm` are left
     out: the network recognises little in them.
     """
     align = align or model.align
