@@ -52,7 +52,8 @@ class Embedded:
     @property
     def norm(self) -> npt.NDArray[np.float32]:
         """The length of each feature (n,): of a picture quality, small where the network recognises little in it."""
-        return np.linalg.norm(self.features, axis=1)
+        lengths: npt.NDArray[np.float32] = np.linalg.norm(self.features, axis=1)
+        return lengths
 
     def __repr__(self) -> str:
         n, width = self.features.shape
