@@ -15,6 +15,7 @@ from visard.cli import main
 from visard.data import faces as sets
 from visard.data.detection import FiveFraming
 from visard.data.faces import FaceSet, FaceSetWriter, FaceView
+from visard.data.joined import Joined, Member
 from visard.data.sources import importing
 from visard.data.sources.importing import import_faces
 from visard.data.synthetic.render import SyntheticSpec
@@ -36,6 +37,7 @@ def face_set(path: Path, skipped: list[tuple[int, int, int, int]] | None, info: 
     with writer:
         rng = np.random.default_rng(0)
         pixels = rng.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+        pixels[0, 0, 0, 0] = len(path.name) + ord(path.name[0])  # no two sets are the same
         marks = np.array([[1], [-1], [0]], np.int8)[np.tile([0, 0, 1], 8)]
         marks[-1] = 0
         writer.write(0, pixels, people.astype(np.int32), people % 2, marks, [f"{k}.png" for k in range(24)])
@@ -104,6 +106,24 @@ def test_people_of_two_sets_are_different_people(tmp_path: Path) -> None:
     found = errors_by([features(one), features(two, 1), features(one)], [one, two, one], "domain", bootstrap=0)
     assert [g.name for g in found.groups] == ["one: a", "one: b", "two: a", "two: b"]
     assert (found.everyone.people, found.everyone.pictures) == (16, 48)
+
+
+def test_skipped_pictures_of_sites_in_one_run(tmp_path: Path) -> None:
+    """Person 8 of either set has no picture left: two people, beyond the sixteen who have."""
+    one = face_set(tmp_path / "one", [(1, 1, sets.NO_FACE, 1), (8, 0, sets.NO_FACE, -1)])
+    two = face_set(tmp_path / "two", [(8, 1, sets.LOW_QUALITY, 0), (2, 0, sets.UNREADABLE, 1)])
+    both = Joined([Member("one", one), Member("two", two)])
+    skipped = both.skipped()
+    assert skipped is not None
+    assert skipped.identity.tolist() == [1, 16, 17, 10]
+    assert [both.domains[k] for k in skipped.domain] == ["one/b", "one/a", "two/b", "two/a"]
+    assert skipped.reason.tolist() == [sets.NO_FACE, sets.NO_FACE, sets.LOW_QUALITY, sets.UNREADABLE]
+    assert skipped.attributes[:, 0].tolist() == [1, -1, 0, 1]
+    found = errors_by([features(both.all())], [both.all()], "domain", bootstrap=0)
+    assert found.everyone.enrolment is not None
+    assert (found.everyone.enrolment.failure.errors, found.everyone.enrolment.people) == (3, 2)
+    old = face_set(tmp_path / "old", None, {"kind": "folder", "skipped_count": 3})
+    assert Joined([Member("one", one), Member("old", old)]).skipped() is None
 
 
 def test_the_importer_keeps_whose_pictures_it_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
