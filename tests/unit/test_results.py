@@ -178,8 +178,8 @@ def test_what_says_little_is_said() -> None:
     record = {"verification": {"auc": 0.53, "impostors": 10**5, "tar": [{"far": 0.01, "tar": 0.45}],
                                "intervals": {"tar/0.01": spread}}}  # fmt: skip
     chance, wide = doubts(record)
-    assert chance.startswith("Near chance: the area under the ROC is 53.0")
-    assert wide.startswith("Wide intervals: TAR at FAR 1")
+    assert chance.startswith("Near chance: the area under the ROC is 53.0 %")
+    assert wide.startswith("Wide intervals: TAR at FAR 1 % is 30.0 % to 60.0 %.")
     record["verification"] |= {"auc": 0.61, "intervals": {"tar/0.01": spread | {"high": 0.5}}}
     assert doubts(record) == []
 

@@ -19,7 +19,7 @@ from visard.errors import VisardError
 from visard.evaluation.arrays import Result
 from visard.files import mapping, number, whole
 from visard.plugins import Registry
-from visard.text import listing, percent, plain, share, visible
+from visard.text import NBSP, listing, percent, plain, share, visible
 
 FAR = (1e-1, 1e-2, 1e-3)  # false accept rates where nothing else is asked for
 CLIENT_FAR = (1e-1, 1e-2)  # on the test pictures of one client, which are few
@@ -264,7 +264,7 @@ def doubts(test: Mapping[str, Any]) -> list[str]:
     if wide:
         texts = [f"{v.metric.label} is {percent(v.low)} to {percent(v.high)}" for v in wide]
         said.append(f"Wide intervals: {listing(texts)}. Tests on more people narrow them.")
-    return said
+    return [text.replace(NBSP, " ") for text in said]  # terminals show them too
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from visard.evaluation.metrics import doubts, values
 from visard.evaluation.protocols import SetVerification
 from visard.evaluation.verification import Verification
 from visard.files import plain, whole
-from visard.text import plural
+from visard.text import NBSP, plural
 
 NAMED = 3  # pairs that a sentence names
 
@@ -81,6 +81,7 @@ class Evaluated(Result):
         if self.ijb is not None:
             lines += [f"  ijb: {name} {value:.4f}" for name, value in self.ijb.mean.items() if value is not None]
         lines += [repr(errors) for errors in self.groups.values()]
+        lines = [line.replace(NBSP, " ") for line in lines]
         return "\n".join(["Evaluated", *lines, *doubts(self.to_dict()), *([str(self.left)] if str(self.left) else [])])
 
 

@@ -21,7 +21,7 @@ from visard.evaluation.groups import GroupErrors
 from visard.evaluation.metrics import brief, describe
 from visard.evaluation.results import Evaluated
 from visard.files import mapping, number, parse_toml, plain, whole
-from visard.text import plural
+from visard.text import NBSP, plural
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -241,7 +241,7 @@ class Run:
         for name, test in self.tests.items():
             found = [(describe(key), value) for key, value in brief(test).items()]
             lines.append(f"  {name}: " + ", ".join(f"{m.label} {m.text(v)}" for m, v in found if v is not None))
-        return "\n".join(lines)
+        return "\n".join(lines).replace(NBSP, " ")
 
     @cached_property
     def started(self) -> dict[str, Any]:
