@@ -1,5 +1,7 @@
 """An aggregation rule of one's own: the median of each coordinate (Yin et al. 2018, Algorithm 1).
 
+visard has it as `median`, which reads the replies piece by piece; this one is as short as a rule can be.
+
 visard run --plugin examples/median.py fedavg --set aggregation.rule=coordinate-median
 """
 

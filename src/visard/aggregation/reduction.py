@@ -1,4 +1,5 @@
-"""Fields of many replies on their way to one value: taken in one by one, and held back where the run has limits."""
+"""Fields of many replies on their way to one value: taken in one by one, and held back where the run has limits or its
+rule needs all of them at once."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import dataclasses
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor
 
 from visard.aggregation import limits
-from visard.aggregation.rules import Gathered, Rule, Weighing
+from visard.aggregation.rules import Gathered, Rule, RuleOfAll, Weighing
 from visard.core import ClientId, Weights
 from visard.errors import VisardError
 from visard.text import plural
 
 IN_MEMORY = 2**28  # bytes of held replies; more of them go to a file without a name
+PIECE = 2**22  # bytes of all replies together that a rule has in memory at once
 
 Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
@@ -70,7 +72,8 @@ class Reduction:
 
     Without limits a value is added as it comes, so memory does not grow with the clients. With limits no share and no
     median is known before the last reply: values are kept until then, in memory up to 256 MB and beyond in an unnamed
-    file of `folder`, and read again one at a time. Which replies are far from the others is found either way.
+    file of `folder`, and read again one at a time; a rule that needs all of them at once reads them by pieces. Which
+    replies are far from the others is found either way.
     """
 
     def __init__(
@@ -79,7 +82,10 @@ class Reduction:
         self.fields, self.rule, self._by = fields, rule, by
         self.remarks: list[Remark] = []
         self.left_out: dict[ClientId, tuple[str, str]] = {}  # replies that cannot count, by field and reason
-        self._gathered: dict[str, Gathered] = {f: rule.begin(_as_weights(getattr(sent, f, None))) for f in fields}
+        self._first = {f: _as_weights(getattr(sent, f, None)) for f in fields}
+        self._gathered: dict[str, Gathered] = {}
+        if not isinstance(rule, RuleOfAll):
+            self._gathered = {f: rule.begin(self._first[f]) for f in fields}
         self._entries: dict[str, list[_Entry]] = {f: [] for f in fields}
         self._last: dict[str, Any] = {}  # the value as it came
         self._sent: dict[int, _Sent] = {}  # most clients are sent the same object
@@ -131,15 +137,17 @@ class Reduction:
             if self._store is None:
                 self._flush(name)
             entries = [e for e in self._entries[name] if e.clients[0] not in self.left_out]
+            weights = [e.weight for e in entries]
             if self._store is not None:
-                self._add_limited(name, entries, self._store)
+                weights = limits.capped(weights, self.rule.max_weight or 1.0)
+                self._shorten(name, entries, self._store)
             self._name_far(name, entries)
             if not self._entries[name]:
                 found[name] = None
                 continue
             if not entries:
                 raise VisardError(f"no reply can count in the average of {name}: {self._why()}")
-            value = self._gathered[name].result()
+            value = self._combined(name, entries, weights)
             self._check_finite(name, value, entries)
             found[name] = value[""] if name in self._tensors else value
         return found
@@ -179,19 +187,34 @@ class Reduction:
             if frozenset(entry.layout) != usual[0][0]:
                 self.left_out[entry.clients[0]] = name, "has other entries or shapes than most replies"
 
-    def _add_limited(self, name: str, entries: list[_Entry], store: _Store) -> None:
-        """Shares within `max_weight`, updates within `bound`, then the rule."""
-        weights = limits.capped([e.weight for e in entries], self.rule.max_weight or 1.0)
+    def _combined(self, name: str, entries: list[_Entry], weights: list[float]) -> Weights:
+        """What the rule makes of values within the limits; one line where there are fewer than it needs."""
+        if reason := self.rule.too_few(len(entries)):
+            raise VisardError(f"the average of {name}: {reason}")
+        if isinstance(self.rule, RuleOfAll):
+            assert self._store is not None
+            order = sorted(range(len(entries)), key=lambda i: entries[i].name)
+            held = _Held(self._store, [entries[i] for i in order], [weights[i] for i in order], self._first[name])
+            return self.rule.combine(held)
+        if self._store is not None:
+            for entry, weight in zip(entries, weights, strict=True):
+                self._gathered[name].add(self._store.get(entry.place, entry.layout), weight)
+        return self._gathered[name].result()
+
+    def _shorten(self, name: str, entries: list[_Entry], store: _Store) -> None:
+        """Bring updates within `bound`: a longer one is held in its shorter form from here on."""
+        if not self.rule.bound:
+            return
         found = {part: [e.lengths[part] for e in entries] for part in (entries[0].lengths if entries else ())}
-        for entry, weight in zip(entries, weights, strict=True):
-            value = store.get(entry.place, entry.layout)
-            if self.rule.bound:
-                allowed = {p: limits.longest(found[p], self.rule.bound, entry.sent.lengths.get(p, 0.0)) for p in found}
+        for entry in entries:
+            allowed = {p: limits.longest(found[p], self.rule.bound, entry.sent.lengths.get(p, 0.0)) for p in found}
+            if long := [p for p in allowed if entry.lengths[p] > allowed[p]]:
+                value = store.get(entry.place, entry.layout)
                 value = limits.shortened(value, entry.sent.weights, allowed, entry.lengths)
-                for part in (p for p in allowed if entry.lengths[p] > allowed[p]):
-                    by = f"{entry.lengths[part] / allowed[part]:.3g} times" if allowed[part] else "longer than"
-                    self._remark(entry, name, part, f"was {by} the longest that is allowed, and is shortened to that")
-            self._gathered[name].add(value, weight)
+                entry.place = store.put(value)
+            for part in long:
+                by = f"{entry.lengths[part] / allowed[part]:.3g} times" if allowed[part] else "longer than"
+                self._remark(entry, name, part, f"was {by} the longest that is allowed, and is shortened to that")
 
     def _name_far(self, name: str, entries: list[_Entry]) -> None:
         for part in entries[0].lengths if entries else ():
@@ -242,8 +265,39 @@ class _Store:
             found[key] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
         return found
 
+    def read(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
+        """So many numbers from a place on."""
+        self._file.seek(place)
+        return torch.frombuffer(bytearray(self._file.read(count * dtype.itemsize)), dtype=dtype)
+
     def close(self) -> None:
         self._file.close()
+
+
+class _Held:
+    """The values of a field for a rule that needs all of them (see `rules.Held`)."""
+
+    def __init__(self, store: _Store, entries: list[_Entry], weights: list[float], sent: Weights | None) -> None:
+        self.weights, self._store, self._places = weights, store, [_places(e) for e in entries]
+        self.like = {key: torch.empty(shape, dtype=dtype, device="meta") for key, dtype, shape in entries[0].layout}
+        self.sent = sent if sent is not None and sent.keys() == self.like.keys() else None
+
+    def pieces(self, key: str) -> Iterator[tuple[slice, Tensor]]:
+        like, places = self.like[key], [there[key] for there in self._places]
+        step = max(1, PIECE // (len(places) * like.element_size()))
+        for start in range(0, like.numel(), step):
+            stop = min(start + step, like.numel())
+            at = start * like.element_size()
+            yield slice(start, stop), torch.stack([self._store.read(p + at, stop - start, like.dtype) for p in places])
+
+
+def _places(entry: _Entry) -> dict[str, int]:
+    """Where each entry of a held value begins."""
+    found, place = {}, entry.place
+    for key, dtype, shape in entry.layout:
+        found[key] = place
+        place += math.prod(shape) * dtype.itemsize
+    return found
 
 
 def _as_weights(value: Any) -> Weights | None:

@@ -6,7 +6,8 @@ settings; it works on one field at a time and knows nothing of methods:
     [aggregation]
     rule = "mean"
 
-Every rule has the two settings of `limits`, which hold before it: it is given weights and values within them.
+Every rule has the two settings of `limits`, which hold before it: it is given weights and values within them. Rules for
+rounds with hostile clients are in `robust`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from visard.aggregation.limits import BOUND, MAX_WEIGHT
 from visard.core import Weights
@@ -38,6 +40,17 @@ class Gathered(Protocol):
         """What the values of all clients become."""
 
 
+class Held(Protocol):
+    """One field of all replies, in the order of the clients' names, read piece by piece."""
+
+    weights: Sequence[float]  # one for each reply
+    like: Weights  # entries of the right types and shapes in the order of the first reply, without content (meta)
+    sent: Weights | None  # what the clients were sent under the same name, if anything
+
+    def pieces(self, key: str) -> Iterator[tuple[slice, Tensor]]:
+        """An entry of all replies: (places in the flat entry, (replies, places) in the type that it has)."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
     """How the values of many clients become one."""
@@ -55,6 +68,10 @@ class Rule(ABC):
     def begin(self, sent: Weights | None) -> Gathered:
         """Start with one field of one ask; `sent` is what the clients were sent under the same name, if anything."""
 
+    def too_few(self, replies: int) -> str | None:
+        """Why the rule can make nothing of so few replies; None where it can."""
+        return None
+
     @property
     def limited(self) -> bool:
         """Whether all replies must be there before the first of them counts."""
@@ -65,6 +82,21 @@ class Rule(ABC):
         bound = BOUND if self.bound is None else self.bound
         most = MAX_WEIGHT if self.max_weight is None else self.max_weight
         return dataclasses.replace(self, bound=bound, max_weight=most)
+
+
+class RuleOfAll(Rule):
+    """A rule that needs all replies at once: they are held until the last one is there."""
+
+    @abstractmethod
+    def combine(self, replies: Held) -> Weights:
+        """What one field of all replies becomes."""
+
+    def begin(self, sent: Weights | None) -> Gathered:
+        raise TypeError(f"{self.name} takes all replies at once, by `combine`")
+
+    @property
+    def limited(self) -> bool:
+        return True
 
 
 class RunningMean:
@@ -116,9 +148,16 @@ class Mean(Rule):
         return RunningMean()
 
 
+ROBUST = {
+    "median": "Median",
+    "trimmed-mean": "TrimmedMean",
+    "geometric-median": "GeometricMedian",
+    "krum": "Krum",
+    "multi-krum": "MultiKrum",
+}
 RULES: Registry[type[Rule]] = Registry(
     "aggregations",
-    {"mean": Mean},
+    {"mean": Mean} | {name: f"visard.aggregation.robust:{kind}" for name, kind in ROBUST.items()},
     lambda value: isinstance(value, type) and issubclass(value, Rule),
     "aggregation rule",
 )
