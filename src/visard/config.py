@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from visard import plugins
+from visard.aggregation.optimisers import OPTIMISERS
 from visard.aggregation.outgoing import POSTPROCESSORS, Postprocessor
 from visard.aggregation.rules import RULES, Mean, Rule
 from visard.core import Method
@@ -191,6 +192,8 @@ class Settings(Section):
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
+            if (optimiser := self.aggregation.optimiser) is not None:
+                plain["aggregation"]["optimiser"]["name"] = OPTIMISERS.name_of(optimiser)
         if self.outgoing:
             plain["outgoing"] = [{"name": POSTPROCESSORS.name_of(p), **dataclasses.asdict(p)} for p in self.outgoing]
         for name in ("plugins", "parties"):
@@ -263,7 +266,7 @@ def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     tree = {**tree, "plugins": plugins.load(_plugins(tree, where))}
     method = _chosen(METHODS, tree, "method", "name", None, where)
     _check_keys(Settings, {k: v for k, v in tree.items() if k not in CHOSEN}, "", where)
-    rule = _chosen(RULES, tree, "aggregation", "rule", Mean.name, where)
+    rule = _aggregation(tree.get("aggregation", {}), where)
     outgoing = _outgoing(tree.get("outgoing", []), where)
     try:
         found = Settings.model_validate({**tree, "method": method, "aggregation": rule, "outgoing": outgoing})
@@ -301,12 +304,29 @@ def checked(kind: Any, fields: dict[str, Any], path: str, where: str) -> Any:
         raise UsageError(f"{where}: {path}.{error}" if path and inside in names else str(error)) from None
 
 
+def _aggregation(section: Any, where: str) -> Rule:
+    """The rule that a section names, with an optimiser that is a name, or a table with a name and settings."""
+    named = section.get("optimiser") if isinstance(section, dict) else None
+    optimiser = None
+    if named is not None:
+        section = {k: v for k, v in section.items() if k != "optimiser"}
+        tree = {"aggregation.optimiser": {"name": named} if isinstance(named, str) else named}
+        optimiser = _chosen(OPTIMISERS, tree, "aggregation.optimiser", "name", None, where)
+    rule: Rule = _chosen(RULES, {"aggregation": section}, "aggregation", "rule", Mean.name, where)
+    return dataclasses.replace(rule, optimiser=optimiser)
+
+
 def _outgoing(listed: Any, where: str) -> tuple[Postprocessor, ...]:
     """The postprocessors that a list of names, or of tables with a name and settings, asks for."""
     if not isinstance(listed, list):
         raise UsageError(f"{where}: outgoing = {str(listed)[:60]}: must be a list, for example [[outgoing]]")
     entries = [{"name": entry} if isinstance(entry, str) else entry for entry in listed]
-    return tuple(_chosen(POSTPROCESSORS, {"outgoing": entry}, "outgoing", "name", None, where) for entry in entries)
+    found = [_chosen(POSTPROCESSORS, {"outgoing": entry}, "outgoing", "name", None, where) for entry in entries]
+    if early := [p for p in found[:-1] if p.last]:
+        raise UsageError(
+            f"{where}: outgoing: {early[0].name} must be the last: nothing after it can read what it sends"
+        )
+    return tuple(found)
 
 
 def _read(source: str) -> tuple[str, str]:

@@ -33,7 +33,7 @@ V = TypeVar("V")
 
 KINDS = (
     "methods", "backbones", "heads", "partitions", "importers", "clusterings", "aggregations", "metrics",
-    "postprocessors", "watchers",
+    "optimisers", "postprocessors", "watchers",
 )  # fmt: skip
 BUILT_IN = "built in"
 

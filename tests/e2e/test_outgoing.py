@@ -1,4 +1,4 @@
-"""Postprocessors of replies in whole runs: the same bits on every engine, and the ledger declares them."""
+"""Postprocessors, rules and server optimisers in whole runs: the same bits on every engine, true sizes on record."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from tests.e2e.smoke import SMOKE
 from torch import Tensor
 
@@ -30,3 +31,48 @@ def test_the_same_bits_on_every_engine_and_the_ledger_says_so() -> None:
     assert "outgoing" not in json.loads((c / "ledger.json").read_text())
     moved = norm({k: v.double() - weights(a)[k].double() for k, v in weights(c).items() if v.is_floating_point()})
     assert moved > 0.1, "or clipping would not show"
+
+
+PROTECTED = {
+    "median": ['outgoing=[{name="compress", to="fp16"}]', "aggregation.optimiser=sgd"],
+    "trimmed-mean": ["aggregation.optimiser=yogi"],
+    "geometric-median": ["aggregation.bound=1.0", "aggregation.max_weight=0.4"],
+    "multi-krum": ['outgoing=["clip", "compress"]', "aggregation.optimiser=adam", "partition.clients=5"],
+}
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("rule", PROTECTED)
+def test_rules_optimisers_and_compression_give_the_same_bits_on_every_engine(rule: str) -> None:
+    settings = [*SMOKE, "evaluation.every=0", *PROTECTED[rule], f"aggregation.rule={rule}"]
+    for engine in ("local", "pool"):
+        visard.run("fedavg", out=engine, overrides=[*settings, f"engine.kind={engine}", "engine.workers=2"])
+    for file in ("model.safetensors", "ledger.json", "metrics.json"):
+        assert (Path("local") / file).read_bytes() == (Path("pool") / file).read_bytes(), file
+    assert all(bool(torch.isfinite(v).all()) for v in weights(Path("local")).values())
+
+
+@pytest.mark.flower
+@pytest.mark.usefixtures("here")
+def test_and_on_flower() -> None:
+    settings = [*SMOKE, "evaluation.every=0", *PROTECTED["multi-krum"], "aggregation.rule=multi-krum"]
+    for engine in ("local", "flower"):
+        visard.run("fedavg", out=engine, overrides=[*settings, f"engine.kind={engine}", "engine.workers=2"])
+    for file in ("model.safetensors", "ledger.json", "metrics.json"):
+        assert (Path("local") / file).read_bytes() == (Path("flower") / file).read_bytes(), file
+
+
+@pytest.mark.usefixtures("here")
+def test_compressed_replies_are_smaller_and_train_nearly_the_same() -> None:
+    settings = [*SMOKE, "evaluation.every=0", "method.rounds=3"]
+    up = {}
+    for name, outgoing in (("plain", "[]"), ("int8", '["compress"]')):
+        visard.run("fedavg", out=name, overrides=[*settings, f"outgoing={outgoing}"])
+        up[name] = json.loads((Path(name) / "metrics.json").read_text())["communication"]["bytes_up"]
+        ledger = json.loads((Path(name) / "ledger.json").read_text())
+        assert sum(row[6] for row in ledger["rows"] if row[0] == "federate") == up[name]
+    assert up["int8"] < 0.45 * up["plain"], "the tiny network has many short entries, whose names count too"
+    plain, small = weights(Path("plain")), weights(Path("int8"))
+    trained = [k for k, v in plain.items() if v.is_floating_point() and "running" not in k]
+    apart = norm({k: plain[k].double() - small[k].double() for k in trained})
+    assert 0 < apart < 0.1 * norm({k: plain[k].double() for k in trained})

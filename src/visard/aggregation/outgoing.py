@@ -7,8 +7,9 @@ The run's settings list them, for every method, and every engine applies them in
     norm = 1.0
 
 A postprocessor is a frozen dataclass whose fields are its settings. It gives a reply of the same type, and passes on
-replies without the fields that it works on. The ledger of a run declares the list. Data that are centralised have left
-already: what is computed on them is not changed.
+replies without the fields that it works on. What it sends in another form the server turns back before anything else
+looks at it (`received`); ledgers say what was sent. The ledger of a run declares the list. Data that are centralised
+have left already: what is computed on them is not changed.
 """
 
 from __future__ import annotations
@@ -31,10 +32,15 @@ class Postprocessor(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line for people
+    last: ClassVar[bool] = False  # whether it sends another form, which no postprocessor after it could read
 
     @abstractmethod
     def __call__(self, client: Client, message: Any, reply: R) -> R:
         """The reply that leaves the client in place of `reply`, which answers `message`; neither is changed."""
+
+    def received(self, message: Any, reply: R) -> R:
+        """At the server: the reply that stands for what came; a ValueError says what is wrong with that."""
+        return reply
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,6 @@ def norm(weights: Weights) -> float:
 
 POSTPROCESSORS: Registry[type[Postprocessor]] = Registry(
     "postprocessors",
-    {"clip": Clip},
+    {"clip": Clip, "compress": "visard.aggregation.compression:Compress"},
     lambda found: isinstance(found, type) and issubclass(found, Postprocessor),
 )

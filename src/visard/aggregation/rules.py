@@ -7,7 +7,7 @@ settings; it works on one field at a time and knows nothing of methods:
     rule = "mean"
 
 Every rule has the two settings of `limits`, which hold before it: it is given weights and values within them. Rules for
-rounds with hostile clients are in `robust`.
+rounds with hostile clients are in `robust`. What the server does with the result of any rule is up to its optimiser.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
@@ -23,6 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from visard.aggregation.limits import BOUND, MAX_WEIGHT
+from visard.aggregation.optimisers import Optimiser
 from visard.core import Weights
 from visard.errors import VisardError
 from visard.plugins import Registry
@@ -43,7 +44,7 @@ class Gathered(Protocol):
 class Held(Protocol):
     """One field of all replies, in the order of the clients' names, read piece by piece."""
 
-    weights: Sequence[float]  # one for each reply
+    weights: list[float]  # one for each reply
     like: Weights  # entries of the right types and shapes in the order of the first reply, without content (meta)
     sent: Weights | None  # what the clients were sent under the same name, if anything
 
@@ -63,6 +64,7 @@ class Rule(ABC):
     # simulation, the values of `limits` between real parties
     bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
+    optimiser: Optimiser | None = None  # None: the server takes what the rule gives
 
     @abstractmethod
     def begin(self, sent: Weights | None) -> Gathered:

@@ -31,6 +31,7 @@ REGISTRIES = (
     "visard.data.sources:SOURCES",
     "visard.clustering.cluster:CLUSTERINGS",
     "visard.aggregation.rules:RULES",
+    "visard.aggregation.optimisers:OPTIMISERS",
     "visard.aggregation.outgoing:POSTPROCESSORS",
     "visard.evaluation.metrics:METRICS",
     "visard.engines.loop:WATCHERS",

@@ -5,6 +5,7 @@ checkpoint/
   chain.jsonl          a digest for each round, of the round's states, ledger and the digest before: a manifest that was
                        changed, or replaced by an older one, does not fit to it and is refused
   server-000012.bin    server state after step 12
+  memory-000012.bin    what the aggregation remembers, such as the momentum of a server optimiser; where there is such
   clients/000009-*     packs of client states (see `Packs`), each state written only when it changed
   ledger.jsonl         rows of the ledger; the manifest says how many bytes of it count
 """
@@ -207,6 +208,8 @@ class Position:
     digest: str = ""  # of the server's file
     ledger_digest: str = ""  # of as many bytes of the ledger
     clients: dict[ClientId, StateFile] = field(default_factory=dict)
+    memory: str = ""  # the file of what the aggregation remembers
+    memory_digest: str = ""
 
 
 class Checkpoint:
@@ -246,7 +249,8 @@ class Checkpoint:
             if version in (VERSION, UNCHAINED):
                 clients = {client: StateFile(*place) for client, place in manifest["clients"].items()}
                 values = {name: manifest[name] for name in ("step", "ledger_bytes", "server", "digest")}
-                position = Position(**values, ledger_digest=manifest.get("ledger_digest", ""), clients=clients)
+                values |= {name: manifest.get(name, "") for name in ("ledger_digest", "memory", "memory_digest")}
+                position = Position(**values, clients=clients)
                 _check(position)
         except (KeyError, TypeError, AttributeError, ValueError):
             raise VisardError(f"{self.folder / 'manifest.json'} is not a checkpoint of visard") from None
@@ -271,7 +275,8 @@ class Checkpoint:
         """All that a round's place in the chain stands for."""
         states = sorted((client, file.digest) for client, file in position.clients.items())
         ledger = [position.ledger_bytes, position.ledger_digest]
-        return json.dumps([self.run_hash, self.remote, position.step, ledger, position.digest, states])
+        memory = [position.memory_digest] if position.memory else []
+        return json.dumps([self.run_hash, self.remote, position.step, ledger, position.digest, states, *memory])
 
     def _read_ledger(self, position: Position) -> Any:
         """The running digest of the committed rows, which must be there as they were."""
@@ -284,6 +289,15 @@ class Checkpoint:
         """The server state of the last committed round."""
         data = read_checked(self.folder / self.committed.server, self.committed.digest, self.key)
         return decode(data, kind, MAX_HEADER_OF_FILES)
+
+    def memory(self) -> State:
+        """What the aggregation remembered after the last committed round."""
+        position = self.committed
+        if not position.memory:
+            return {}
+        data = read_checked(self.folder / position.memory, position.memory_digest, self.key)
+        found: State = decode(data, dict, MAX_HEADER_OF_FILES)
+        return found
 
     def state_file(self, client: ClientId) -> StateFile | None:
         """Where a client's present state is; None before its first step."""
@@ -311,12 +325,11 @@ class Checkpoint:
         """Take a written state as the client's; it counts once the round is committed."""
         self._changed[client] = state
 
-    def commit(self, server: Any, ledger_bytes: int) -> None:
+    def commit(self, server: Any, ledger_bytes: int, memory: State | None = None) -> None:
         """Make this round the one that `resume` finds: states first, then one rename of the manifest."""
         step = self.committed.step + 1
-        data = encode(server)
-        name = f"server-{step:06d}.bin"
-        write_durably(self.folder / name, data if self.key is None else self.key.encrypt(data, _server_state(name)))
+        name, digest = self._write(f"server-{step:06d}.bin", server)
+        kept = self._write(f"memory-{step:06d}.bin", memory) if memory else ("", "")
         clients = {**self.committed.clients, **self._changed}
         if self._changed and not self.remote:
             clients = self.packs.compact(clients, self.new_pack)
@@ -325,8 +338,7 @@ class Checkpoint:
                 flush_to_disk(self.folder / pack)
             flush_to_disk(self.folder / "clients")
         self._rows.update(read_start(self.ledger, ledger_bytes, self.committed.ledger_bytes))
-        digest, rows = digest_of(data, self.key), self._rows.hexdigest()
-        position = Position(step, ledger_bytes, name, digest, rows, clients)
+        position = Position(step, ledger_bytes, name, digest, self._rows.hexdigest(), clients, *kept)
         self.chain.append(step, self._content(position))
         self._write_manifest(position)
         self.committed = position
@@ -334,8 +346,16 @@ class Checkpoint:
         self._names = 0
         self._sweep()
 
+    def _write(self, name: str, state: Any) -> tuple[str, str]:
+        """Write a state of the server durably; returns name and digest."""
+        data = encode(state)
+        write_durably(self.folder / name, data if self.key is None else self.key.encrypt(data, _server_state(name)))
+        return name, digest_of(data, self.key)
+
     def _write_manifest(self, position: Position) -> None:
         fields = {"version": VERSION, "run": self.run_hash, "remote": self.remote, **vars(position)}
+        if not position.memory:  # older versions of visard go on with such a run
+            del fields["memory"], fields["memory_digest"]
         if self.key is not None:
             fields["encrypted"] = self.key.id.hex()
         write_atomically(self.folder / "manifest.json", json.dumps(fields, separators=(",", ":")))
@@ -343,8 +363,9 @@ class Checkpoint:
     def _sweep(self) -> None:
         """Remove what the manifest does not name: older rounds, refused states, debris of a kill."""
         self.packs.close()
-        named = {self.committed.server, *(file.name for file in self.committed.clients.values())}
-        for path in (*self.folder.glob("server-*.bin"), *(self.folder / "clients").iterdir()):
+        named = {self.committed.server, self.committed.memory, *(file.name for file in self.committed.clients.values())}
+        written = [path for kind in ("server", "memory") for path in self.folder.glob(f"{kind}-*.bin")]
+        for path in (*written, *(self.folder / "clients").iterdir()):
             if str(path.relative_to(self.folder)) not in named:
                 path.unlink(missing_ok=True)
 
@@ -352,10 +373,11 @@ class Checkpoint:
 def _check(position: Position) -> None:
     """Refuse what no checkpoint says, with a ValueError: places outside its folder, and what is no number."""
     server, clients = re.fullmatch(r"server-\d{6,9}\.bin", position.server), position.clients.values()
+    memory = re.fullmatch(r"(memory-\d{6,9}\.bin)?", position.memory)
     named = all(PACK_NAME.fullmatch(file.name) or STATE_NAME.fullmatch(file.name) for file in clients)
     numbers = [position.step, position.ledger_bytes, *(n for file in clients for n in (file.offset, file.length))]
-    texts = [position.digest, position.ledger_digest, *(file.digest for file in clients)]
-    if not server or not named or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
+    texts = [position.digest, position.ledger_digest, position.memory_digest, *(file.digest for file in clients)]
+    if not server or not memory or not named or not all(type(n) is int and 0 <= n < 2**62 for n in numbers):
         raise ValueError("not a checkpoint")
     if not all(isinstance(text, str) for text in texts):
         raise ValueError("not a checkpoint")

@@ -162,6 +162,7 @@ def run_rounds(
     plan = rounds_of(method)
     if states.committed.step:
         server: S = states.server_state(get_type_hints(type(method).start)["return"])
+        network.remembered = states.memory()
     else:
         server = method.start(network.world.setup())
         if before is not None:
@@ -193,7 +194,7 @@ def run_rounds(
             seconds = time.perf_counter() - begun
             events.write("evaluation", stage=stage.name, round=round, step=step, seconds=seconds, **found)
             watcher.evaluation(found)
-        states.commit(server, ledger.flush())
+        states.commit(server, ledger.flush(), network.remembered)
         if stop is not None:
             stop.check()
     return server

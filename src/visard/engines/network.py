@@ -14,9 +14,10 @@ from typing import Any, cast, get_args, get_type_hints
 import torch
 from torch import Tensor
 
+from visard.aggregation.optimisers import FIELD
 from visard.aggregation.reduction import Reduction, Remark
 from visard.aggregation.rules import Weighing
-from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, declared_kinds
+from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, State, declared_kinds
 from visard.disclosure import LONGEST_NAME, declared_names, is_statistic
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import sizes_of
@@ -240,6 +241,7 @@ class EngineNetwork(ABC):
         self.clients, self.held_out = world.training, world.held_out
         self.states = states
         self.ledger = ledger
+        self.remembered: State = {}  # what the aggregation remembers from round to round; checkpoints hold it
         self._streaming = False
         self._far: dict[ClientId, None] = {}  # clients that were named because of an update, in their order
         self.begin("start", 0)
@@ -329,7 +331,28 @@ class EngineNetwork(ABC):
                 for client, (name, reason) in reduction.left_out.items():
                     self._refuse(client, rest.pop(client), name, reason, missing)
         self._check_enough(len(rest), messages, min_replies, missing)
-        return means, Replies(rest, missing)
+        return self._stepped(step, messages, means), Replies(rest, missing)
+
+    def _stepped(
+        self, step: BoundStep[Any, Any], messages: Mapping[ClientId, Any], means: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What the server's optimiser makes of the rule's result, where the run has one."""
+        optimiser = self.world.aggregation.optimiser
+        if optimiser is None:
+            return means
+        sent = [getattr(message, FIELD, None) for message in messages.values()]
+        if not isinstance(means.get(FIELD), dict) or not isinstance(sent[0], dict):
+            raise VisardError(
+                f"aggregation.optimiser = {optimiser.name}: {step.name} of {step.owner.name} does not average the "
+                f"weights {FIELD} that it sends, which is what an optimiser works on"
+            )
+        if any(other is not sent[0] for other in sent):
+            raise VisardError(
+                f"aggregation.optimiser = {optimiser.name}: {step.name} of {step.owner.name} sends the clients "
+                "different weights, and an optimiser needs one place to go on from"
+            )
+        state = self.remembered.setdefault("optimiser", {}).setdefault(step.name, {})
+        return means | {FIELD: optimiser.apply(sent[0], means[FIELD], state, self.world.statistics)}
 
     def _replies(
         self,
@@ -361,11 +384,13 @@ class EngineNetwork(ABC):
                     missing[client] = plain(failure)
                     self._problem("missing", client, reason=failure, traceback=reply.traceback)
                     continue
-                checked = reduction.known(value) if reduction else ()
+                opened, wrong = self._opened(messages[client], value)
+                checked = reduction.known(opened) if reduction else ()
                 pictures, rows, statistics = self.world.pictures(client), self.world.rows(client), self.world.statistics
-                if wrong := refusal(
-                    step, messages[client], value, pictures, self.world.embedding, checked, statistics, rows
-                ):
+                wrong = wrong or refusal(
+                    step, messages[client], opened, pictures, self.world.embedding, checked, statistics, rows
+                )
+                if wrong:
                     self._refuse(client, value, *wrong, missing)
                     self._not_accepted("refused", reply, " ".join(wrong).strip())
                     continue
@@ -378,8 +403,19 @@ class EngineNetwork(ABC):
                 self.traffic.replied += 1
                 self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + reply.seconds
                 good += 1
-                yield client, self._stated(client, value)
+                yield client, self._stated(client, opened)
         self._check_enough(good, messages, min_replies, missing)
+
+    def _opened(self, message: Any, value: Any) -> tuple[Any, tuple[str, str] | None]:
+        """A reply in the form that the step gave it, whatever form it was sent in; or what is wrong with it."""
+        try:
+            for postprocess in reversed(self.world.outgoing):
+                value = postprocess.received(message, value)
+        except ValueError as error:
+            return value, ("", str(error))
+        except Exception as error:  # nothing that a client sends may end the run
+            return value, ("", f"cannot be read: {type(error).__name__}")
+        return value, None
 
     def _needed(self, messages: Mapping[ClientId, Any], min_replies: int | None) -> int:
         return self.world.replies_needed(len(messages)) if min_replies is None else min_replies
