@@ -319,7 +319,7 @@ class EngineNetwork(ABC):
         fields = (mean,) if isinstance(mean, str) else mean
         first = next(iter(messages.values()), None)
         if messages and (reason := self.world.aggregation.too_few(len(messages))):
-            raise VisardError(f"{self.stage} round {self.round}: {reason} (asked for)")
+            raise VisardError(f"{self.stage} round {self.round}: {reason}")
         with closing(Reduction(self.world.aggregation, fields, by, first, self.states.folder)) as reduction:
             replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
             rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
