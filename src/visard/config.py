@@ -25,8 +25,9 @@ from pydantic import (
 
 from visard import plugins
 from visard.aggregation.optimisers import OPTIMISERS
-from visard.aggregation.outgoing import POSTPROCESSORS, Postprocessor
-from visard.aggregation.rules import RULES, Mean, Rule
+from visard.aggregation.outgoing import Postprocessor
+from visard.aggregation.registries import POSTPROCESSORS, RULES
+from visard.aggregation.rules import Mean, Rule
 from visard.core import Method
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.sources.catalog import DataSettings

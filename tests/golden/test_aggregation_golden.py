@@ -12,7 +12,8 @@ from tests.toys import Toy, ToyDown, toy_engine, toy_world
 from torch import Tensor
 
 from visard.aggregation.reduction import Reduction
-from visard.aggregation.rules import RULES, Gathered, Mean, Rule
+from visard.aggregation.registries import RULES
+from visard.aggregation.rules import Gathered, Mean, Rule
 from visard.config import load
 from visard.core import Client, Disclosure, Weights, client_step
 from visard.errors import UsageError

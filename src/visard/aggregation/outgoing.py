@@ -23,7 +23,6 @@ from pydantic import Field
 from torch import Tensor
 
 from visard.core import Client, R, Weights
-from visard.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -72,10 +71,3 @@ def norm(weights: Weights) -> float:
     """The L2 norm of all entries together, in float64."""
     squares: list[Tensor] = [v.double().square().sum() for v in weights.values()]
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
-
-
-POSTPROCESSORS: Registry[type[Postprocessor]] = Registry(
-    "postprocessors",
-    {"clip": Clip, "compress": "visard.aggregation.compression:Compress"},
-    lambda found: isinstance(found, type) and issubclass(found, Postprocessor),
-)

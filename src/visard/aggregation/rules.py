@@ -26,7 +26,6 @@ from visard.aggregation.limits import BOUND, MAX_WEIGHT
 from visard.aggregation.optimisers import Optimiser
 from visard.core import Weights
 from visard.errors import VisardError
-from visard.plugins import Registry
 
 Weighing = str | Callable[[Any], float] | None  # a field of the reply, a function of the reply, or all alike
 
@@ -148,21 +147,6 @@ class Mean(Rule):
 
     def begin(self, sent: Weights | None) -> Gathered:
         return RunningMean()
-
-
-ROBUST = {
-    "median": "Median",
-    "trimmed-mean": "TrimmedMean",
-    "geometric-median": "GeometricMedian",
-    "krum": "Krum",
-    "multi-krum": "MultiKrum",
-}
-RULES: Registry[type[Rule]] = Registry(
-    "aggregations",
-    {"mean": Mean} | {name: f"visard.aggregation.robust:{kind}" for name, kind in ROBUST.items()},
-    lambda value: isinstance(value, type) and issubclass(value, Rule),
-    "aggregation rule",
-)
 
 
 def weighted_mean(parts: Iterable[tuple[Weights, float]]) -> Weights:

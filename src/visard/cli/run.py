@@ -30,9 +30,9 @@ REGISTRIES = (
     "visard.data.partition_kinds:PARTITIONS",
     "visard.data.sources:SOURCES",
     "visard.clustering.cluster:CLUSTERINGS",
-    "visard.aggregation.rules:RULES",
+    "visard.aggregation.registries:RULES",
     "visard.aggregation.optimisers:OPTIMISERS",
-    "visard.aggregation.outgoing:POSTPROCESSORS",
+    "visard.aggregation.registries:POSTPROCESSORS",
     "visard.evaluation.metrics:METRICS",
     "visard.engines.loop:WATCHERS",
 )
