@@ -57,7 +57,7 @@ class ModelSettings(Section):
     embedding: int | None = Field(default=None, ge=2, le=4096)  # None: the network's own default
     weights: str | None = None  # a model file to start from
     class_vectors: str | None = None  # a file of class vectors of the public identities, which a run leaves behind
-    train: str = "all"  # or the last part: tail (by a rule), last:K layers, from:LAYER; the rest is frozen
+    train: str = "all"  # or the last part: tail (by a rule), last:K layers, from:LAYER; or factors of rank R: lora:R
     cache: Literal["fp32", "fp16", "off"] = (
         "fp32"  # how the frozen part's activations are kept; off: computed each time
     )
@@ -68,18 +68,26 @@ class ModelSettings(Section):
     @classmethod
     def _says_what_trains(cls, how: str) -> str:
         if not HOW.fullmatch(how):
-            raise ValueError("must be all, tail, last:K or from:LAYER (visard models cuts NAME lists the layers)")
+            raise ValueError(
+                "must be all, tail, last:K, from:LAYER (visard models cuts NAME lists the layers) or lora:R"
+            )
         return how
 
     @property
     def is_cut(self) -> bool:
-        """Whether a part of the network is frozen."""
+        """Whether a part of the network is frozen, or all of it with factors beside it."""
         return self.train != "all"
+
+    @property
+    def rank(self) -> int:
+        """Of the factors that train (LoRA); 0: parts of the network train."""
+        kind, _, value = self.train.partition(":")
+        return int(value) if kind == "lora" else 0
 
     @property
     def stored_in(self) -> Literal["disk", "memory"] | None:
         """Where the frozen part's activations are kept; None: nowhere."""
-        return self.cache_in if self.is_cut and self.cache != "off" else None
+        return self.cache_in if self.is_cut and not self.rank and self.cache != "off" else None
 
 
 class EngineSettings(Section):
@@ -152,6 +160,10 @@ class Settings(Section):
                 "a key (--encrypt-with) does not protect activations on disk, which are as personal as pictures: "
                 "set model.cache_in=memory or model.cache=off"
             )
+        if self.model.rank and self.model.frozen_norm is False:
+            raise ValueError(f"model.frozen_norm = false: batch norm does not train with {self.model.train}")
+        if self.model.rank and self.method.trains_norm():
+            raise ValueError(f"method.batch_norm is about batch norm, which does not train with {self.model.train}")
         return self
 
     _note: str = PrivateAttr(default="")  # what a reader should know of how these settings came about
@@ -177,6 +189,8 @@ class Settings(Section):
 
         Not of itself where the method has settings that are about these statistics, such as FedBN's.
         """
+        if self.model.rank:
+            return True
         asked = self.model.frozen_norm
         return asked if asked is not None else self.model.weights is not None and not self.method.trains_norm()
 
@@ -188,8 +202,10 @@ class Settings(Section):
             plain["model"]["frozen_norm"] = self.frozen_norm
         else:
             del plain["model"]["frozen_norm"]
-        if not self.model.is_cut:  # all of it trains: that goes without saying
-            plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("train", "cache", "cache_in")}
+        unsaid: tuple[str, ...] = () if self.model.is_cut else ("train",)  # all of it trains: that goes without saying
+        if not self.model.is_cut or self.model.rank:
+            unsaid += ("cache", "cache_in")  # there are no activations to keep
+        plain["model"] = {k: v for k, v in plain["model"].items() if k not in unsaid}
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}

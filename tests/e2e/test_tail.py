@@ -22,6 +22,7 @@ from visard.config import load, parse
 from visard.engines.loop import Watcher
 from visard.errors import UsageError, VisardError
 from visard.methods import METHODS
+from visard.models.files import save_model
 from visard.report.run_folder import Run
 
 TAIL = ("layer3", "fc", "features")
@@ -46,22 +47,76 @@ def trained(start: Path, file: Path) -> set[str]:
     return {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
 
 
-MORE = {"fedfr-da": ["method.pretrain_rounds=0", "method.source_head=random"], "finetune": ["method.pretrain_rounds=0"]}
+MORE = {
+    "fedfr-da": ["method.source_head=random"],
+    "fedface": ["model.name=tiny"],
+    "central-mmd": ["model.train=from:layers.5"],
+}
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("central-mmd", "fedface")])
-def test_every_method_trains_the_tail_alone(method: str, start: Path, here: Path) -> None:
-    run = tail_run("run", start, *MORE.get(method, []), method=method)
-    files = [*run.folder.glob("model.safetensors"), *run.folder.glob("clients/*.safetensors")]
-    assert files
-    assert {*TAIL[:2]} in [trained(start, file) for file in files]
-    assert all(trained(start, file) <= {*TAIL} for file in files)
-    for file in files:
+def models_of(run: Run) -> list[Path]:
+    found = [*run.folder.glob("model.safetensors"), *run.folder.glob("clients/*.safetensors")]
+    assert found
+    return found
+
+
+def assert_labelled(run: Run, how: str, said: str) -> None:
+    """Files, metrics and report say what was trained."""
+    kind, _, value = how.partition(":")
+    for file in models_of(run):
         with safe_open(file, "pt") as content:
-            assert content.metadata()["trained"] == "from:layer3"
-        assert visard.embed(visard.load_model(file), torch.zeros(1, 32, 32, 3).byte().numpy()).shape == (1, 16)
-    assert run.metrics["trained"]["from"] == run.started["trained"]["from"] == "layer3"
-    assert "from layer3" in (run.folder / "report.html").read_text()
+            assert content.metadata()["trained"] == how
+        assert visard.load_model(file)
+    assert run.metrics["trained"][kind] == run.started["trained"][kind] == value
+    assert said in (run.folder / "report.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def sensors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network for the readings of central-mmd."""
+    file = tmp_path_factory.mktemp("sensors") / "start.safetensors"
+    torch.manual_seed(0)
+    network = visard.models.build("mlp", embedding=16, size=32)
+    save_model(file, network.state_dict(), {"model": "mlp", "embedding": "16", "size": "32"})
+    return file
+
+
+@pytest.mark.parametrize("method", METHODS.built_in)
+def test_every_method_trains_the_tail_alone(method: str, start: Path, sensors: Path, here: Path) -> None:
+    first, tail = (sensors, {"layers"}) if method == "central-mmd" else (start, {*TAIL[:2]})
+    run = tail_run("run", first, *MORE.get(method, []), method=method)
+    files = models_of(run)
+    assert tail in [trained(first, file) for file in files]
+    assert all(trained(first, file) <= {*tail, *TAIL} for file in files)
+    assert_labelled(run, "from:layers.5" if first is sensors else "from:layer3", "from layer")
+
+
+@pytest.mark.parametrize("method", METHODS.built_in)
+def test_every_method_trains_factors_alone(method: str, start: Path, sensors: Path, here: Path) -> None:
+    first = sensors if method == "central-mmd" else start
+    run = tail_run(
+        "run",
+        first,
+        *MORE.get(method, []),
+        "model.train=lora:2",
+        "method.rounds=1",
+        "evaluation.every=0",
+        method=method,
+    )
+    before, changed = load_file(first), set()
+    for file in models_of(run):
+        after = load_file(file)
+        moved = {name for name in before if not torch.equal(before[name], after[name])}
+        assert all(before[name].ndim > 1 for name in moved), "no bias, no batch norm"
+        for name in moved:
+            assert torch.linalg.matrix_rank((after[name] - before[name]).flatten(1), rtol=1e-4) <= 2, name
+        assert before.keys() <= after.keys()
+        assert not any("lora" in name for name in after), "the factors are merged"
+        changed |= moved
+    assert changed == {
+        name for name, value in before.items() if value.ndim > 1 and 2 * (len(value) + value[0].numel()) < value.numel()
+    }
+    assert_labelled(run, "lora:2", "LoRA of rank 2")
 
 
 def test_only_the_tail_leaves_and_is_checkpointed(start: Path, here: Path) -> None:
@@ -144,7 +199,7 @@ def test_a_stopped_run_goes_on_with_the_same_trunk_alone(
     before = Path("stopped/events.jsonl").read_text()
     other = load_file(own)
     other["conv.weight"] += 1
-    visard.models.files.save_model(own, other, {"model": "tiny", "embedding": "16", "size": "32"})  # type: ignore[attr-defined]
+    save_model(own, other, {"model": "tiny", "embedding": "16", "size": "32"})
     with pytest.raises(VisardError, match="other settings"):
         visard.resume("stopped")
     own.write_bytes(start.read_bytes())
@@ -204,3 +259,64 @@ def test_settings_without_a_cut_are_as_before() -> None:
     assert parse(tomllib.loads(cut.to_toml())).fingerprint() == cut.fingerprint() != plain.fingerprint()
     memory = load("fedavg", ["model.train=tail", "model.weights=w.safetensors", "model.cache_in=memory"])
     assert memory.fingerprint() == cut.fingerprint(), "where activations are changes nothing"
+
+
+@pytest.mark.parametrize("how", ["lora:2", "from:layer3"])
+def test_pool_and_resume_give_the_same_bits(start: Path, here: Path, how: str) -> None:
+    settings = [*smoke("fedavg"), f"model.weights={start}", f"model.train={how}"]
+    visard.run("fedavg", out="local", overrides=settings)
+    visard.run("fedavg", out="pool", overrides=[*settings, "engine.kind=pool", "engine.workers=2"])
+    with pytest.raises(VisardError, match="continue with"):
+        visard.run("fedavg", out="stopped", overrides=settings, watcher=Impatient())
+    visard.resume("stopped")
+    for other in ("pool", "stopped"):
+        assert_same_results(Path("local"), Path(other))
+
+
+def test_factors_are_all_that_leaves_and_is_checkpointed(start: Path, here: Path) -> None:
+    tail_run("run", start, "model.train=lora:2", "method.rounds=1", "evaluation.every=0")
+    before = load_file(start)
+    size = sum(
+        4 * 2 * (len(v) + v[0].numel())
+        for v in before.values()
+        if v.ndim > 1 and 2 * (len(v) + v[0].numel()) < v.numel()
+    )
+    rows = json.loads(Path("run/ledger.json").read_text())["rows"]
+    for client in {row[2] for row in rows}:
+        left = sum(row[6] for row in rows if row[2] == client and row[4].startswith("theta"))
+        assert size <= left < size + 5000
+        assert "statistic" not in {row[5] for row in rows}
+    server = next(Path("run/checkpoint").glob("server-*.bin"))
+    assert size < server.stat().st_size < size + 10_000 < sum(v.nbytes for v in before.values()) / 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["model.train=lora:0"], "must be all, tail, last:K, from:LAYER .* or lora:R"),
+        (["model.train=lora:999"], "model.train = lora:999: Tiny has no linear layer or convolution"),
+        (
+            ["model.train=lora:2", "model.frozen_norm=false"],
+            "model.frozen_norm = false: batch norm does not train with lora:2",
+        ),
+        (
+            ["model.train=lora:2", "method.batch_norm=local"],
+            "method.batch_norm is about batch norm, which does not train",
+        ),
+    ],
+)
+def test_what_factors_do_not_go_with_is_one_line(start: Path, here: Path, changes: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        tail_run("run", start, *changes)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match="model.train = lora:2: what stays frozen must have been trained"):
+        visard.run("fedavg", out="run", overrides=[*smoke("fedavg"), "model.train=lora:2"])
+
+
+def test_settings_of_factors_are_complete_without_a_cache() -> None:
+    settings = load("fedavg", ["model.train=lora:2", "model.weights=w.safetensors", "engine.encrypt_with=k"])
+    assert settings.to_dict()["model"].keys() & {"train", "cache", "cache_in", "frozen_norm"} == {
+        "train",
+        "frozen_norm",
+    }
+    assert parse(tomllib.loads(settings.to_toml())).fingerprint() == settings.fingerprint()

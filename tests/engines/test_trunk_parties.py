@@ -25,9 +25,10 @@ from visard.data.activations import entries
 from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import Basis, OwnStates, Party
+from visard.deployment.policy import Policy, Start
 from visard.engines.codec import encode, size_of
 from visard.engines.request import LACKS, Reply, Request, WireError, check_names, pack, unpack
-from visard.errors import PublicError
+from visard.errors import PublicError, VisardError
 from visard.models.cut import digest_of
 from visard.models.files import save_model
 
@@ -66,11 +67,14 @@ def go(tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch) -> Go:
     for seed, name in enumerate((*HOUSES, "public")):
         noise_faces(tmp_path / "homes" / name, 12, 8, seed)
 
-    def run(method: str, *more: str, name: str = "run") -> tuple[Path, Counted, dict[str, Party]]:
+    def run(
+        method: str, *more: str, name: str = "run", trunk: Path | None = None, policy: Policy = ANYTHING
+    ) -> tuple[Path, Counted, dict[str, Party]]:
+        file = str(trunk) if trunk else None
         at = {
             role: Party(
-                partial(world_of_party, data=str(tmp_path / "homes" / role), file=None, clients=[role]),
-                OwnStates(tmp_path / role / "states"), Guard(tmp_path / role, ANYTHING),
+                partial(world_of_party, data=str(tmp_path / "homes" / role), file=None, clients=[role], trunk=file),
+                OwnStates(tmp_path / role / "states"), Guard(tmp_path / role, policy),
                 models=tmp_path / role / "models", trunks=tmp_path / role / "trunks",
             )
             for role in HOUSES
@@ -147,6 +151,61 @@ def test_a_model_that_a_party_keeps_is_whole(go: Go, tmp_path: Path, start: Path
         changed = {k.split(".")[0] for k in before if not torch.equal(before[k], after[k])}
         assert changed == {"layer3", "fc"}
         assert visard.load_model(file).spec["trained"] == "from:layer3"
+
+
+def test_factors_alone_travel_and_merge_at_the_party_too(go: Go, tmp_path: Path, start: Path) -> None:
+    out, link, _ = go("local", "evaluation.client_benchmarks=false", "model.train=lora:2", "method.rounds=1")
+    assert all(len(sizes) == 2 for sizes in link.asked.values()), "the network is asked for and sent once"
+    before = load_file(start)
+    for house in HOUSES:
+        assert (tmp_path / house / "trunks" / f"{digest_of(before)}.bin").is_file()
+        (file,) = (tmp_path / house / "models").iterdir()
+        after = load_file(file)
+        assert after.keys() == before.keys()
+        changed = {k for k in before if not torch.equal(before[k], after[k])}
+        assert changed
+        assert all(before[k].ndim > 1 for k in changed)
+        assert visard.load_model(file).spec["trained"] == "lora:2"
+    out, link, _ = go("fedavg", "model.train=lora:2", "method.rounds=1", name="second")
+    assert all(len(sizes) == 1 for sizes in link.asked.values()), "the next run finds it there"
+    rows = json.loads((out / "ledger.json").read_text())["rows"]
+    sizes = [2 * 4 * (len(v) + v[0].numel()) for v in before.values() if v.ndim > 1]
+    for house in HOUSES:
+        left = sum(r[6] for r in rows if r[2] == house and r[4].startswith("theta"))
+        assert 0 < left < sum(sizes) + 5000 < sum(v.nbytes for v in before.values()) / 4, "factors alone"
+        assert "statistic" not in {r[5] for r in rows if r[2] == house}
+
+
+@pytest.mark.parametrize("how", ["from:layer3", "lora:2"])
+def test_a_party_takes_the_trunk_from_its_own_file(
+    go: Go, tmp_path: Path, start: Path, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = (f"model.train={how}", "method.rounds=1")
+    mine = tmp_path / "mine.safetensors"
+    mine.write_bytes(start.read_bytes())
+    out, link, _ = go("fedavg", *settings, trunk=mine)
+    assert all(len(sizes) == 1 for sizes in link.asked.values()), "nothing was sent"
+    assert not any((tmp_path / house / "trunks").exists() for house in HOUSES)
+    other = load_file(start)
+    other["conv.weight"] += 1
+    save_model(mine, other, SPEC)
+    capfd.readouterr()
+    again, link, _ = go("fedavg", *settings, trunk=mine, name="again")
+    assert all(len(sizes) == 2 for sizes in link.asked.values()), "another network is no use"
+    assert "mine.safetensors is not what the run freezes" in capfd.readouterr().err
+    assert (out / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
+    save_model(mine, {"w": torch.zeros(2)}, SPEC)
+    _, link, _ = go("fedavg", *settings, trunk=mine, name="third")
+    assert all(len(sizes) == 1 for sizes in link.asked.values()), "the server's is here now"
+
+
+@pytest.mark.parametrize("how", ["from:layer3", "lora:2"])
+def test_pinned_weights_are_those_of_the_whole_network(go: Go, start: Path, how: str) -> None:
+    pinned = ANYTHING.model_copy(update={"weights": Start(start=(digest_of(load_file(start)),))})
+    go("fedavg", f"model.train={how}", "method.rounds=1", policy=pinned)
+    other = ANYTHING.model_copy(update={"weights": Start(start=("0" * 64,))})
+    with pytest.raises(VisardError, match="has not pinned"):
+        go("fedavg", f"model.train={how}", "method.rounds=1", policy=other, name="other")
 
 
 def test_a_damaged_trunk_is_sent_again(go: Go, tmp_path: Path) -> None:

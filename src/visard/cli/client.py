@@ -39,6 +39,12 @@ def serve(
     policy: Annotated[
         Path | None, typer.Option(help="a TOML file of what this party allows (visard client policy writes one)")
     ] = None,
+    trunk: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="MODEL", help="a model file it has: what a run freezes of it (model.train) is not fetched"
+        ),
+    ] = None,
     require: Annotated[Path | None, typer.Option(hidden=True)] = None,
     poll: Annotated[float, typer.Option(min=0.05, max=600, help="seconds between looks for work when idle")] = 1.0,
     encrypt_with: options.EncryptWith = None,
@@ -48,6 +54,7 @@ def serve(
     Without --policy it shows at the terminal what a new run asks for, and waits for a yes.
 
     Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
+    --trunk mobilefacenet.safetensors
     """
     if context.invoked_subcommand is not None:
         return
@@ -80,8 +87,11 @@ def serve(
         from visard.deployment.front import HOW
 
         raise UsageError(f"there is no policy and no terminal to ask at: {HOW}")
-    key = {"encrypt_with": str(encrypt_with)} if encrypt_with else {}
-    recipe = Recipe("visard.deployment.join:world_of_party", {"data": data, "file": file, "clients": role} | key)
+    if trunk is not None and not trunk.is_file():
+        raise UsageError(f"--trunk {trunk}: there is no such file")
+    files = {"encrypt_with": encrypt_with, "trunk": trunk}
+    own = {name: str(path.absolute()) for name, path in files.items() if path}
+    recipe = Recipe("visard.deployment.join:world_of_party", {"data": data, "file": file, "clients": role} | own)
     take_part(server, keys, node, recipe, home, poll, allowed, ask, encrypt_with)
 
 

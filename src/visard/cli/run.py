@@ -127,7 +127,8 @@ def show(result: Run) -> None:
     if "change" in metrics:
         _show_change(result)
     rows = [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
-    part = f" (trained from {metrics['trained']['from']})" if "trained" in metrics else ""
+    how = metrics.get("trained", {})
+    part = f" (trained from {how['from']})" if "from" in how else f" (LoRA of rank {how['lora']})" if how else ""
     if rows:
         table(f"Generic model on identities that no client has{part}", ("metric", "value", "95 % interval"), rows)
     from visard.evaluation.metrics import doubts

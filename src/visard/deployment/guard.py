@@ -164,13 +164,17 @@ class Watch:
         self.guard.remember(self.request, networks if before else found)
 
     def _pinned(self, networks: Seen) -> None:
-        """The first weights of a run are those that the policy names, in one field of the message or in several."""
+        """The first weights of a run are those that the policy names, in one field of the message or in several.
+
+        Where only a part of the network travels, they are with the part that is here.
+        """
         merged: Weights = {}
         for part in networks.values():
             if any(not torch.equal(merged[k], v) for k, v in part.items() if k in merged):
                 raise PublicError("the run begins with two networks in one request")
             merged |= part
-        if self.policy.weights.start and (digest := digest_of(merged)) not in self.policy.weights.start:
+        pinned = self.policy.weights.start
+        if pinned and (digest := digest_of(self.world.whole(merged))) not in pinned:
             raise PublicError(f"the run begins with weights of digest {digest}, which this party has not pinned")
 
     def _frozen(self, weights: Weights) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from visard import plugins
 from visard.config import Settings, Stated, parse
-from visard.core import ClientId, Disclosure, Method
+from visard.core import ClientId, Disclosure, Method, Weights
 from visard.data.faces import FaceSet, Federation
 from visard.data.partition import Manifest, partition
 from visard.data.partition_kinds import PartitionSettings
@@ -25,8 +27,8 @@ from visard.engines.world import World, centralised, make_world, refuse_unlabell
 from visard.errors import PublicError, UsageError, VisardError, one_line
 from visard.files import mapping, read_json, write_json
 from visard.models import SENSORS
-from visard.models.cut import HOW
-from visard.models.files import DESCRIBES
+from visard.models.cut import HOW, Trunk, digest_of
+from visard.models.files import DESCRIBES, start
 from visard.models.inputs import Inputs
 
 SYNTHETIC = "synthetic"
@@ -150,10 +152,12 @@ def world_of_party(
     file: str | None,
     clients: list[str],
     encrypt_with: str | None = None,
+    trunk: str | None = None,
 ) -> tuple[World, Method[Any]]:
     """The world of a run at a party: its clients, on its own pictures, if the settings are as its policy says.
 
-    A party with a key does nothing that would leave on disk what the key does not protect.
+    A party with a key does nothing that would leave on disk what the key does not protect. `trunk` is a model file
+    that it has: where the run freezes a part of this network, the server need not send it.
     """
     settings = settings_of(run, policy, encrypt_with)
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
@@ -176,6 +180,8 @@ def world_of_party(
     if not here:
         raise PublicError(f"the run has no client {clients[0]!r}")
     world = replace(world, clients=here)
+    if world.trunk is not None and trunk is not None:
+        world.trunk.load = partial(own_trunk, world.trunk, trunk, world.spec)
     want(world, settings)
     return world, settings.method
 
@@ -194,13 +200,27 @@ def network_spec(run: dict[str, Any], settings: Settings) -> dict[str, str]:
     return spec
 
 
+def own_trunk(trunk: Trunk, file: str, spec: Mapping[str, str]) -> Weights:
+    """The frozen part in a party's own file; nothing, and a line in its log, where it is another network."""
+    try:
+        held = start(file, spec["model"], int(spec["embedding"]), int(spec["size"]), check=False)[1]
+        found = trunk.of_trunk(held) if held.keys() >= trunk.build().state_dict().keys() else {}
+    except VisardError as error:
+        print(f"{error}: the server is asked for the frozen part of the network", file=sys.stderr, flush=True)
+        return {}
+    if digest_of(found) != trunk.digest:
+        print(f"{file} is not what the run freezes: the server is asked for it", file=sys.stderr, flush=True)
+    return found
+
+
 def frozen_part(run: dict[str, Any], settings: Settings) -> tuple[str, str] | None:
     """Layer and digest of the frozen part that the run says it has; its weights come later, once."""
     if not settings.model.is_cut:
         return None
     told = mapping(run.get("trunk"))
     layer, digest = str(told.get("layer")), str(told.get("digest"))
-    if not HOW.fullmatch(f"from:{layer}") or not DIGEST.fullmatch(digest):
+    known = not layer if settings.model.rank else HOW.fullmatch(f"from:{layer}")
+    if not known or not DIGEST.fullmatch(digest):
         raise PublicError("the run freezes a part of the network and does not say which")
     return layer, digest
 

@@ -193,7 +193,7 @@ class Party:
             self.worlds = {key: self.make_world(settings, policy)}
             trunk = self.worlds[key][0].trunk
             if trunk is not None and self.trunks is not None:
-                trunk.load = partial(self.trunk, trunk.digest)
+                trunk.load = partial(self.trunk, trunk.digest, trunk.load)
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 
@@ -214,14 +214,19 @@ class Party:
         self.carried = {"message": type(reply.value).__name__, "parts": parts_of(reply.value, world.statistics)}
         return pack(reply), encode(reply.value)
 
-    def trunk(self, digest: str) -> dict[str, torch.Tensor]:
-        """The frozen part with this digest; one line that the server understands where it is not here, or damaged."""
+    def trunk(self, digest: str, own: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """The frozen part with this digest, as a server sent it before or from the party's `own` file.
+
+        One line that the server understands where it is not here, or damaged.
+        """
         assert self.trunks is not None
         try:
             held = decode((self.trunks / f"{digest}.bin").read_bytes(), Basis, MAX_HEADER_OF_FILES).theta
         except (OSError, CodecError):
             held = None
         if held is None or digest_of(held) != digest:
+            held = own()
+        if digest_of(held) != digest:
             raise PublicError(LACKS)
         return held
 
@@ -231,7 +236,7 @@ class Party:
             raise PublicError("this run has no such frozen part")
         sent = decode(payload, Basis).theta
         if sent is None:
-            self.trunk(request.trunk)
+            world.trunk.load()  # raises where it is not here
             return request.reply()
         # refuses another digest, and what does not fit the network
         replace(world.trunk, load=lambda: sent, _weights=None).network()
@@ -255,7 +260,7 @@ class Party:
             told = request.settings["spec"]
             spec = {key: str(told[key]) for key in DESCRIBES if key in told}
             if world.trunk is not None:
-                spec["trained"] = f"from:{world.trunk.layer}"
+                spec["trained"] = world.trunk.trained
             path, earlier = self._new_model(request)
             save_model(path, world.whole(own), spec)
             if any(path.read_bytes() == other.read_bytes() for other in earlier):  # resumed after its end

@@ -33,6 +33,7 @@ from visard.models.cut import Trunk, activation_shape, choose
 from visard.models.files import read_model, start
 from visard.models.frozen import keep_statistics
 from visard.models.inputs import Inputs
+from visard.models.lora import LowRank
 from visard.numerics import Numerics
 
 CLASS_VECTORS, BIASES = "class_vectors", "biases"  # entries of a file of class vectors
@@ -108,7 +109,7 @@ class World:
         network = self._network
         if network is None:  # a server that trains nothing needs the names alone
             with torch.random.fork_rng(devices=[]):
-                network = self.build()
+                network = self.build() if self.trunk is None else self.trunk.outline()
         return frozenset(network.state_dict()) - {name for name, _ in network.named_parameters(remove_duplicate=False)}
 
     def whole(self, weights: Weights) -> Weights:
@@ -202,9 +203,7 @@ def make_world(
     embedding = int(spec["embedding"])
     build = partial(models.build_spec, spec, faces.size)
     vectors, biases = _class_vectors(settings.model.class_vectors, embedding, settings.engine.encrypt_with)
-    trunk = None
-    if settings.model.is_cut:
-        trunk = trunk_of(settings, build, input_shape(faces), first) if frozen is None else Trunk(build, *frozen)
+    trunk = trunk_of(settings, build, input_shape(faces), first, frozen) if settings.model.is_cut else None
     world = World(
         seed=settings.seed,
         clients=clients_of(federation),
@@ -228,7 +227,11 @@ def make_world(
         start_from=first,
         spec=spec,
     )
-    return world if trunk is None else behind(world, trunk, settings, faces, memory)
+    if trunk is None:
+        return world
+    tail = None if first is None else trunk.start(first, derive(settings.seed, "weights"))
+    world = replace(world, build=trunk.tail, trunk=trunk, start_from=tail)
+    return world if settings.model.rank else behind(world, trunk, settings, faces, memory)
 
 
 def network_of(settings: Settings, side: int, check: bool = False) -> tuple[dict[str, str], Weights | None]:
@@ -259,21 +262,30 @@ def input_shape(faces: FaceSet) -> tuple[int, ...]:
 
 
 def trunk_of(
-    settings: Settings, build: Callable[[], nn.Module], shape: tuple[int, ...], start: Weights | None
+    settings: Settings,
+    build: Callable[[], nn.Module],
+    shape: tuple[int, ...],
+    start: Weights | None,
+    frozen: tuple[str, str] | None,
 ) -> Trunk:
     """The part of the network that the settings freeze."""
+    rank = settings.model.rank
+    if frozen is not None:
+        return LowRank(build, *frozen, rank=rank) if rank else Trunk(build, *frozen)
     if start is None:
         raise UsageError(
             f"model.train = {settings.model.train}: what stays frozen must have been trained: give model.weights, "
             "for example the model of visard run pretrain"
         )
+    if rank:
+        return LowRank.beside(build, rank, start)
     with torch.random.fork_rng(devices=[]):
         layer = choose(build(), settings.model.train, shape)
     return Trunk.of(build, layer, start)
 
 
 def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memory: Path | None) -> World:
-    """The world in which clients train the tail alone, and views give what the trunk makes of their pictures."""
+    """The world in which views give what the trunk makes of their pictures."""
     store = None
     if settings.model.cache != "off":
         for path, how in augments(settings.method):
@@ -285,8 +297,7 @@ def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memor
     see = activations.behind
     world = replace(
         world,
-        build=trunk.tail, trunk=trunk, activations=activations,
-        start_from=None if world.start_from is None else trunk.of_tail(world.start_from),
+        activations=activations,
         clients={client: seen(data, activations) for client, data in world.clients.items()},
         benchmarks={name: see(view) for name, view in world.benchmarks.items()},
         public=None if world.public is None else see(world.public),

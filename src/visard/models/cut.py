@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from visard.errors import UsageError, VisardError, did_you_mean
 SHARE = 0.25  # of the parameters: what a tail that no layer names has at least
 NUMBERS = 8192  # of one picture's activation, 16 kB in fp16: what it takes at most, where a network allows that
 Weights = dict[str, Tensor]
-HOW = re.compile(r"all|tail|last:[1-9]\d{0,3}|from:[\w.]{1,200}")
+HOW = re.compile(r"all|tail|last:[1-9]\d{0,3}|from:[\w.]{1,200}|lora:[1-9]\d{0,3}")
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,14 @@ class Trunk:
     @classmethod
     def of(cls, build: Callable[[], nn.Module], layer: str, whole: Weights) -> Trunk:
         """The trunk of a network with these weights."""
-        weights = {name: whole[name] for name in _untouched(build, layer)[0].network.state_dict()}
-        return cls(build, layer, digest_of(weights), lambda: weights)
+        trunk = cls(build, layer, "")
+        weights = trunk.of_trunk(whole)
+        return replace(trunk, digest=digest_of(weights), load=lambda: weights)
+
+    @property
+    def trained(self) -> str:
+        """What trains instead of it, as `model.train` says it."""
+        return f"from:{self.layer}"
 
     @property
     def weights(self) -> Weights:
@@ -218,6 +224,18 @@ class Trunk:
     def tail(self) -> nn.Module:
         """A new tail; its weights are fresh."""
         return split(self.build(), self.layer)[1]
+
+    def outline(self) -> nn.Module:
+        """A tail of which only names and shapes count: it needs no weights of the trunk."""
+        return self.tail()
+
+    def start(self, whole: Weights, seed: int) -> Weights:
+        """The tail with which a run that is given a whole network's weights begins."""
+        return self.of_tail(whole)
+
+    def of_trunk(self, whole: Weights) -> Weights:
+        """The trunk's entries of a whole network's weights."""
+        return {name: whole[name] for name in _untouched(self.build, self.layer)[0].network.state_dict()}
 
     def of_tail(self, whole: Weights) -> Weights:
         """The tail's entries of a whole network's weights."""

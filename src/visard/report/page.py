@@ -118,8 +118,10 @@ def trained_part(about: dict[str, Any]) -> str:
     """Which part of the network a run trained, in words; nothing where it was all of it."""
     part = mapping(about.get("trained"))
     tail, frozen = whole(part.get("parameters")), whole(part.get("frozen"))
-    if not part.get("from") or not tail or frozen is None:
+    if not tail or frozen is None or not (part.get("from") or part.get("lora")):
         return ""
+    if part.get("lora"):
+        return f"LoRA of rank {part['lora']}: {count(tail)} parameters beside {count(frozen)} frozen ones"
     return f"from {part['from']}: {percent(tail / (tail + frozen))} of the parameters, the rest is frozen"
 
 

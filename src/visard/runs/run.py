@@ -155,7 +155,7 @@ def _open(
     """Data, clients, checkpoint and logs of a run; its beginning is written into the event log."""
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
-    if settings.frozen_norm and settings.model.weights is None:
+    if settings.model.frozen_norm and settings.model.weights is None:
         raise UsageError(
             "model.frozen_norm: statistics of an untrained network fit no picture: give model.weights, "
             "for example the model of visard run pretrain"
@@ -233,7 +233,8 @@ def trained_part(world: World) -> dict[str, Any]:
     if world.trunk is None:
         return {}
     tail, trunk = (sum(p.numel() for p in part.parameters()) for part in (world.network(), world.trunk.network()))
-    return {"trained": {"from": world.trunk.layer, "parameters": tail, "frozen": trunk, "trunk": world.trunk.digest}}
+    how, _, value = world.trunk.trained.partition(":")
+    return {"trained": {how: value, "parameters": tail, "frozen": trunk, "trunk": world.trunk.digest}}
 
 
 def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
@@ -377,7 +378,7 @@ def _save_models(job: _Job, server: Any) -> None:
     if job.faces.align != "none":
         spec["align"] = job.faces.align
     if job.world.trunk is not None:
-        spec["trained"] = f"from:{job.world.trunk.layer}"
+        spec["trained"] = job.world.trunk.trained
     generic = method.backbone(server)
     if generic is not None:
         save_model(folder / "model.safetensors", job.world.whole(generic), spec, SHARED)
