@@ -99,7 +99,6 @@ def test_every_method_trains_factors_alone(method: str, start: Path, sensors: Pa
         first,
         *MORE.get(method, []),
         "model.train=lora:2",
-        "method.rounds=1",
         "evaluation.every=0",
         method=method,
     )
@@ -214,7 +213,7 @@ def test_a_stopped_run_goes_on_with_the_same_trunk_alone(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["model.train=tails"], "must be all, tail, last:K or from:LAYER"),
+        (["model.train=tails"], "must be all, tail, last:K, from:LAYER"),
         (["model.train=last:0"], "must be all, tail"),
         (["model.train=from:layer9"], "no layer to begin with"),
         (["method.training.augment.shift=2"], r"method.training.augment.shift = 2.*model.cache = off"),

@@ -1,6 +1,8 @@
 """Runs on Flower's simulation, in a process of their own because Ray leaves warnings behind.
 
 python -m tests.engines.simulated FOLDER METHODS SETTING...
+
+Of a method `fedavg@lora:2@start.safetensors` only that is trained, from these weights.
 """
 
 from __future__ import annotations
@@ -79,8 +81,10 @@ def main(where: str, methods: str, *overrides: str) -> None:
     torch.set_num_threads(1)
     toy(Path(where))
     with one_ray():
-        for method in methods.split(","):
-            visard.run(method, out=Path(where) / method, overrides=overrides)
+        for entry in methods.split(","):
+            method, *part = entry.split("@")
+            more = [f"model.train={part[0]}", f"model.weights={part[1]}"] if part else []
+            visard.run(method, out=Path(where) / "@".join([method, *part[:1]]), overrides=[*overrides, *more])
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from tests.engines.simulated import FAULTS
 from tests.toys import Toy, ToyServer, toy_engine, toy_world
 
 import visard
+from visard import models
 from visard.cli import main
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.flower.driver import DeploymentLink
@@ -50,6 +51,7 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.loop import Watcher
 from visard.errors import VisardError
+from visard.models.files import save_model
 from visard.runs.run import run_id
 
 pytestmark = [
@@ -58,6 +60,7 @@ pytestmark = [
 ]
 
 METHODS = ("central", "local", "fedavg")
+PARTS = ("from:layer3", "lora:2")
 TOYS = ("client-000", "client-001", "client-002")
 
 
@@ -95,15 +98,32 @@ def assert_same_run(a: Path, b: Path, personal: bool = True) -> None:
             assert (a / "clients" / name).read_bytes() == (b / "clients" / name).read_bytes()
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network of which a part is frozen; its statistics are those of some pictures."""
+    torch.manual_seed(0)
+    network = models.build("tiny", embedding=16, size=32).train()
+    for _ in range(20):
+        network(torch.randn(16, 3, 32, 32) / 2)
+    file = tmp_path_factory.mktemp("start") / "start.safetensors"
+    save_model(file, network.state_dict(), {"model": "tiny", "embedding": "16", "size": "32"})
+    return file
+
+
+def part_of(start: Path, how: str) -> tuple[str, ...]:
+    return f"model.weights={start}", f"model.train={how}"
+
+
 # Simulation
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def simulated(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
     """A folder with the runs of all methods on Flower's simulation, and a run with toys."""
     folder = tmp_path_factory.mktemp("simulated")
     settings = (*SMOKE, "evaluation.every=0", "engine.kind=flower", "engine.workers=2")
-    command = [sys.executable, "-m", "tests.engines.simulated", str(folder), ",".join(METHODS), *settings]
+    wanted = ",".join([*METHODS, *(f"fedavg@{how}@{start}" for how in PARTS)])
+    command = [sys.executable, "-m", "tests.engines.simulated", str(folder), wanted, *settings]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     return folder
@@ -125,18 +145,26 @@ def test_simulation_gives_the_bits_of_local(simulated: Path, runs: Callable[[str
     assert_same_run(runs(method), simulated / method)
 
 
+@pytest.mark.parametrize("how", PARTS)
+def test_simulation_trains_a_part_with_the_bits_of_local(
+    tmp_path: Path, simulated: Path, start: Path, how: str
+) -> None:
+    run("fedavg", tmp_path / "near", *part_of(start, how))
+    assert_same_run(tmp_path / "near", simulated / f"fedavg@{how}")
+
+
 # Deployment
 
 
 @pytest.fixture(scope="module")
-def deployed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A server and three nodes with synthetic faces, all separate processes."""
+def deployed(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Iterator[Deployment]:
+    """A server and three nodes with synthetic faces, all separate processes; the third has a network already."""
     roles = ["1=client-000", "1=pool", "2=client-001", "3=client-002"]
     there = Deployment(tmp_path_factory.mktemp("far"), 6, roles)
     try:
         there.start_node(1, ["client-000", "pool"])
         there.start_node(2, ["client-001"])
-        there.start_node(3, ["client-002"])
+        there.start_node(3, ["client-002"], "synthetic", "--trunk", str(start))
         there.wait_server()
         there.wait_connected(*(f"node-{i}" for i in range(1, 4)))
         yield there
@@ -180,6 +208,27 @@ def test_deployment_gives_the_bits_of_local(
                 f"local-*-client-00{number - 1}.safetensors"
             )
             assert kept.read_bytes() == (runs("local") / "clients" / f"client-00{number - 1}.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("how", PARTS)
+def test_parties_train_a_part_with_the_bits_of_local(
+    tmp_path: Path, deployed: Deployment, start: Path, how: str
+) -> None:
+    settings = ("partition.clients=3", *part_of(start, how))
+    run("fedavg", tmp_path / "near", *settings)
+    run("fedavg", tmp_path / "far", *settings, *far(deployed))
+    run("fedavg", tmp_path / "again", *settings, *far(deployed))
+    assert_same_run(tmp_path / "near", tmp_path / "again", personal=False)
+    near, first = (json.loads((tmp_path / f / "metrics.json").read_text()) for f in ("near", "far"))
+    sent = first["communication"].pop("bytes_down") - near["communication"].pop("bytes_down")
+    assert near == first
+    for name in ("model.safetensors", "ledger.json"):
+        assert (tmp_path / "near" / name).read_bytes() == (tmp_path / "far" / name).read_bytes()
+    kept = {number: [*(deployed.folder / f"party-{number}").glob("trunks/*.bin")] for number in (1, 2, 3)}
+    assert not kept[3], "the third party has a file of its own"
+    latest = [max(kept[number], key=lambda p: p.stat().st_mtime_ns) for number in (1, 2)]
+    assert latest[0].name == latest[1].name
+    assert sent == pytest.approx(sum(p.stat().st_size for p in latest), rel=0.02), "the two others got it once"
 
 
 def test_parties_postprocess_what_leaves_them(tmp_path: Path, deployed: Deployment) -> None:

@@ -32,6 +32,7 @@ from visard.errors import PublicError, VisardError
 from visard.models.cut import digest_of
 from visard.models.files import save_model
 
+SLOW = "method.training.lr=0.02"  # two parties alone are warned of where an update is longer than all factors
 SPEC = {"model": "tiny", "embedding": "16", "size": "32"}
 
 
@@ -153,8 +154,20 @@ def test_a_model_that_a_party_keeps_is_whole(go: Go, tmp_path: Path, start: Path
         assert visard.load_model(file).spec["trained"] == "from:layer3"
 
 
+def test_factors_are_measured_by_what_they_make_of_the_network(go: Go) -> None:
+    """They begin at 0: by their own length a round of honest training is far."""
+
+    def within(distance: float) -> Policy:
+        return ANYTHING.model_copy(update={"bounds": ANYTHING.bounds.model_copy(update={"distance": distance})})
+
+    settings = ("model.train=lora:2", "method.training.lr=0.05")
+    go("fedavg", *settings, policy=within(0.2))
+    with pytest.raises(VisardError, match="bounds.distance"):
+        go("fedavg", *settings, policy=within(0.001), name="near")
+
+
 def test_factors_alone_travel_and_merge_at_the_party_too(go: Go, tmp_path: Path, start: Path) -> None:
-    out, link, _ = go("local", "evaluation.client_benchmarks=false", "model.train=lora:2", "method.rounds=1")
+    out, link, _ = go("local", "evaluation.client_benchmarks=false", "model.train=lora:2", "method.rounds=1", SLOW)
     assert all(len(sizes) == 2 for sizes in link.asked.values()), "the network is asked for and sent once"
     before = load_file(start)
     for house in HOUSES:
@@ -166,7 +179,7 @@ def test_factors_alone_travel_and_merge_at_the_party_too(go: Go, tmp_path: Path,
         assert changed
         assert all(before[k].ndim > 1 for k in changed)
         assert visard.load_model(file).spec["trained"] == "lora:2"
-    out, link, _ = go("fedavg", "model.train=lora:2", "method.rounds=1", name="second")
+    out, link, _ = go("fedavg", "model.train=lora:2", "method.rounds=1", SLOW, name="second")
     assert all(len(sizes) == 1 for sizes in link.asked.values()), "the next run finds it there"
     rows = json.loads((out / "ledger.json").read_text())["rows"]
     sizes = [2 * 4 * (len(v) + v[0].numel()) for v in before.values() if v.ndim > 1]
@@ -180,7 +193,7 @@ def test_factors_alone_travel_and_merge_at_the_party_too(go: Go, tmp_path: Path,
 def test_a_party_takes_the_trunk_from_its_own_file(
     go: Go, tmp_path: Path, start: Path, how: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = (f"model.train={how}", "method.rounds=1")
+    settings = (f"model.train={how}", "method.rounds=1", SLOW)
     mine = tmp_path / "mine.safetensors"
     mine.write_bytes(start.read_bytes())
     out, link, _ = go("fedavg", *settings, trunk=mine)
@@ -202,10 +215,10 @@ def test_a_party_takes_the_trunk_from_its_own_file(
 @pytest.mark.parametrize("how", ["from:layer3", "lora:2"])
 def test_pinned_weights_are_those_of_the_whole_network(go: Go, start: Path, how: str) -> None:
     pinned = ANYTHING.model_copy(update={"weights": Start(start=(digest_of(load_file(start)),))})
-    go("fedavg", f"model.train={how}", "method.rounds=1", policy=pinned)
+    go("fedavg", f"model.train={how}", "method.rounds=1", SLOW, policy=pinned)
     other = ANYTHING.model_copy(update={"weights": Start(start=("0" * 64,))})
     with pytest.raises(VisardError, match="has not pinned"):
-        go("fedavg", f"model.train={how}", "method.rounds=1", policy=other, name="other")
+        go("fedavg", f"model.train={how}", "method.rounds=1", SLOW, policy=other, name="other")
 
 
 def test_a_damaged_trunk_is_sent_again(go: Go, tmp_path: Path) -> None:

@@ -195,6 +195,8 @@ class Watch:
         known = {k: v for part in (*others, before.get(path, {})) for k, v in part.items() if k in weights}
         if any(v.shape != known[k].shape for k, v in weights.items() if k in known):
             raise PublicError("the weights have other shapes than before")
+        if self.world.trunk is not None:  # factors are measured by what they make of the network
+            known, weights = (self.world.trunk.effective(part) for part in (known, weights))
         shared = [k for k in known if k in weights and k not in self.world.statistics and known[k].is_floating_point()]
         moved = math.sqrt(sum(float((weights[k].double() - known[k].double()).square().sum()) for k in shared))
         length = math.sqrt(sum(float(known[k].double().square().sum()) for k in shared))

@@ -241,6 +241,10 @@ class Trunk:
         """The tail's entries of a whole network's weights."""
         return {name: value for name, value in whole.items() if name not in self.weights}
 
+    def effective(self, tail: Weights) -> Weights:
+        """The entries by which two tails are compared."""
+        return tail
+
     def whole(self, tail: Weights) -> Weights:
         """The weights of the whole network with this tail."""
         return {**self.weights, **tail}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 from torch.nn.modules.batchnorm import _NormBase
 
-from visard.errors import UsageError
+from visard.errors import PublicError, UsageError
 from visard.models.cut import Frozen, Trunk, Weights, digest_of
 
 SCALE = 2.0  # a step of SGD then moves W, within the rows of A, by about as much as a step on W itself (4/3)
@@ -129,13 +129,16 @@ class LowRank(Trunk):
 
     def whole(self, tail: Weights) -> Weights:
         """The weights of the network with its factors merged into it."""
-        found = dict(self.weights)
-        for name, value in tail.items():
-            if name.endswith(B):
-                layer = name.removesuffix(B)
-                weight = found[f"{layer}weight"]
-                both = merged(weight, tail[f"{layer}{A}"], value)
-                found[f"{layer}weight"] = torch.where(both == weight, weight, both)  # -0.0 stays what it is
-            elif not name.endswith(A):
-                found[name] = value
+        others = {name: value for name, value in tail.items() if not name.endswith((A, B))}
+        return {**self.weights, **others, **self.effective(tail)}
+
+    def effective(self, tail: Weights) -> Weights:
+        """The merged weights of the layers that have factors."""
+        found = {}
+        for layer in dict.fromkeys(name[: -len(A)] for name in tail if name.endswith((A, B))):
+            if not {f"{layer}{A}", f"{layer}{B}"} <= tail.keys():
+                raise PublicError(f"of the factors of {layer.rstrip('.')} one is missing")
+            weight = self.weights[f"{layer}weight"]
+            both = merged(weight, tail[f"{layer}{A}"], tail[f"{layer}{B}"])
+            found[f"{layer}weight"] = torch.where(both == weight, weight, both)  # -0.0 stays what it is
         return found
