@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
+
 from visard import plugins
 from visard.config import Settings, Stated, parse
 from visard.core import ClientId, Disclosure, Method, Weights
@@ -203,10 +205,12 @@ def network_spec(run: dict[str, Any], settings: Settings) -> dict[str, str]:
 def own_trunk(trunk: Trunk, file: str, spec: Mapping[str, str]) -> Weights:
     """The frozen part in a party's own file; nothing, and a line in its log, where it is another network."""
     try:
-        held = start(file, spec["model"], int(spec["embedding"]), int(spec["size"]), check=False)[1]
-        found = trunk.of_trunk(held) if held.keys() >= trunk.build().state_dict().keys() else {}
-    except VisardError as error:
-        print(f"{error}: the server is asked for the frozen part of the network", file=sys.stderr, flush=True)
+        with torch.random.fork_rng(devices=[]):  # this may be in the middle of a step
+            found = trunk.of_trunk(
+                start(file, spec["model"], int(spec["embedding"]), int(spec["size"]), check=False)[1]
+            )
+    except (VisardError, KeyError) as error:
+        print(f"--trunk {file}: {one_line(error)}: the server is asked instead", file=sys.stderr, flush=True)
         return {}
     if digest_of(found) != trunk.digest:
         print(f"{file} is not what the run freezes: the server is asked for it", file=sys.stderr, flush=True)

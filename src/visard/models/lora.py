@@ -28,6 +28,7 @@ from visard.models.cut import Frozen, Trunk, Weights, digest_of
 
 SCALE = 2.0  # a step of SGD then moves W, within the rows of A, by about as much as a step on W itself (4/3)
 KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+FORWARD = {kind.forward for kind in KINDS}  # a layer with one of its own computes something else
 A, B = "lora_A", "lora_B"
 
 
@@ -42,7 +43,9 @@ def _adapted(kind: type[Any]) -> type[Any]:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         weight = merged(self.weight, self.lora_A, self.lora_B)
-        found: Tensor = linear(x, weight, self.bias) if kind is nn.Linear else self._conv_forward(x, weight, self.bias)
+        if issubclass(kind, nn.Linear):
+            return linear(x, weight, self.bias)
+        found: Tensor = self._conv_forward(x, weight, self.bias)
         return found
 
     return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
@@ -52,7 +55,8 @@ def layers(network: nn.Module, rank: int) -> Iterator[tuple[str, Any]]:
     """Names and layers of a network that get factors of this rank."""
     used = Counter(id(module.weight) for module in network.modules() if isinstance(module, KINDS))
     for name, module in network.named_modules():
-        if type(module) in KINDS and used[id(module.weight)] == 1:
+        plain = isinstance(module, KINDS) and type(module).forward in FORWARD
+        if plain and used[id(module.weight)] == 1:
             rows, columns = len(module.weight), math.prod(module.weight.shape[1:])
             if rank * (rows + columns) < rows * columns:
                 yield name, module
