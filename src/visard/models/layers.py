@@ -44,5 +44,6 @@ class MapConv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if not self.training or input.shape[2:] != weight.shape[2:] or bias is not None:
-            return super()._conv_forward(input, weight, bias)
+            found: Tensor = super()._conv_forward(input, weight, bias)
+            return found
         return (input * weight.transpose(0, 1)).sum((2, 3), keepdim=True)
