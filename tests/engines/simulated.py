@@ -84,7 +84,9 @@ def main(where: str, methods: str, *overrides: str) -> None:
         for entry in methods.split(","):
             method, *part = entry.split("@")
             more = [f"model.train={part[0]}", f"model.weights={part[1]}"] if part else []
-            visard.run(method, out=Path(where) / "@".join([method, *part[:1]]), overrides=[*overrides, *more])
+            visard.run(
+                method, out=Path(where) / "-".join([method, *part[:1]]).replace(":", "-"), overrides=[*overrides, *more]
+            )
 
 
 if __name__ == "__main__":

@@ -150,7 +150,7 @@ def test_simulation_trains_a_part_with_the_bits_of_local(
     tmp_path: Path, simulated: Path, start: Path, how: str
 ) -> None:
     run("fedavg", tmp_path / "near", *part_of(start, how))
-    assert_same_run(tmp_path / "near", simulated / f"fedavg@{how}")
+    assert_same_run(tmp_path / "near", simulated / f"fedavg-{how.replace(':', '-')}")
 
 
 # Deployment
