@@ -51,6 +51,18 @@ class Disclosure(Enum):
         "Nothing but its length and time, as long as the server does not hold the key.",
         ("bytes", "list", "tuple", "dict"),
     )
+    masked = (
+        "masked",
+        "weights and metrics behind masks, of which the server learns the sum over all clients alone",
+        "Nothing by itself. The sum over the clients of a round says what an average says of them all.",
+        ("dict",),
+    )
+    share = (
+        "share",
+        "shares of the secrets behind masks, given away when a secure sum is opened",
+        "Nothing but the sum that it opens, as long as too few clients work with the server.",
+        ("dict",),
+    )
     metric = (
         "metric",
         "figures such as a loss or an accuracy",
@@ -75,6 +87,7 @@ class Disclosure(Enum):
     pictures = ("pictures", "pictures of faces", "Everything.", (), True)
 
 
+MASKED = "masked"  # the one entry of a field of weights that is behind masks
 MOST_NAMES = 1024  # that a field may have
 LONGEST_NAME = 100
 
@@ -153,6 +166,9 @@ def pieces(reply: Any, statistics: Collection[str]) -> Iterator[tuple[str, Discl
     """
     for name, kind in declared_kinds(type(reply)).items():
         value = getattr(reply, name)
+        if isinstance(value, dict) and value.keys() == {MASKED}:
+            yield name, Disclosure.masked, value
+            continue
         if kind is Disclosure.weights and isinstance(value, dict):
             gathered = {k: v for k, v in value.items() if is_statistic(k, statistics)}
             if gathered:

@@ -145,6 +145,22 @@ class Mean(Rule):
     title = "the mean, each client by its weight"
     of_groups = True
 
+    secure: bool = False  # the server sees sums alone (`aggregation.secure`); the other settings are about that
+    threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3  # share of the holders of a secret that can open it
+    neighbours: Annotated[int, Field(ge=2, le=4095)] = 100  # clients that each client has masks with, at most
+    range: Annotated[float, Field(gt=0, le=1e6)] = 4.0  # largest change of one number in one round
+
+    def __post_init__(self) -> None:
+        if self.secure and self.bound:
+            raise ValueError("bound needs the single replies, which secure = true hides ([[outgoing]] has clip)")
+
+    @property
+    def limited(self) -> bool:
+        return super().limited and not self.secure
+
+    def between_parties(self) -> Self:
+        return super().between_parties() if not self.secure else dataclasses.replace(self, bound=0.0)
+
     def begin(self, sent: Weights | None) -> Gathered:
         return RunningMean()
 

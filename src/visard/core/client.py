@@ -35,6 +35,7 @@ class Client:
     benchmarks: Mapping[str, FaceView] = field(default_factory=dict)  # public test sets that every client has
     public: FaceView | None = None  # training pictures that every client has
     others: FaceView | None = None  # for tests alone: the test pictures of all clients, its own among them
+    secret: bytes = field(default=b"", repr=False)  # of this client alone; in a simulation it comes from the run's seed
 
 
 M = TypeVar("M")

@@ -9,6 +9,8 @@ weights that a run begins with does not bind later rounds; `bounds.distance` doe
 from __future__ import annotations
 
 import fnmatch
+import hashlib
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
@@ -19,6 +21,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
+from visard.aggregation.secure import Opening, Plan
 from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
 from visard.deployment.memory import Memory, Record
 from visard.deployment.policy import Policy, digest_of
@@ -29,6 +32,7 @@ from visard.engines.world import World
 from visard.errors import PublicError
 from visard.files import PRIVATE, write_atomically
 
+MODEL = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.statistic})
 Seen = dict[str, Weights]  # by the field of a message: entries of the network
 
 
@@ -138,6 +142,12 @@ class Watch:
                 raise PublicError(f"{step.name} has batches of fewer than {bounds.batch} pictures (bounds.batch)")
         self.policy.check_kinds(certain_kinds(step.types[1]), f"{step.name} would send")
         self.look(message)
+        if isinstance(message, Opening):
+            self._opens(Plan.parse(message.plan), message)
+        elif self.request.secure:
+            self._masks(Plan.parse(self.request.secure), message)
+        elif self.policy.protect.secure_aggregation and MODEL & frozenset(declared_kinds(step.types[1]).values()):
+            raise PublicError("this party requires secure aggregation: it sends no weights in the clear (protect)")
 
     def look(self, message: Any) -> None:
         """Refuse class vectors and weights that the policy does not allow."""
@@ -162,6 +172,42 @@ class Watch:
             if before:
                 self._near(path, part, before)
         self.guard.remember(self.request, networks if before else found)
+
+    def _masks(self, plan: Plan, message: Any) -> None:
+        """One sum, one reply: two different ones behind the same masks would give away their difference."""
+        place = self.request
+        if plan.context != f"{place.run} {place.stage} {place.round} {place.ask}":
+            raise PublicError("the plan of a secure sum belongs to another place of the run")
+        self._enough(len(plan.members))
+        digest = hashlib.sha256(plan.asked(message) + encode(message)).hexdigest()
+        self._once(plan.context, "masked", digest, "this party has masked another reply for the same secure sum")
+        self._once(plan.context, "plan", digest_of_text(place.secure), "this secure sum had another plan")
+
+    def _opens(self, plan: Plan, message: Opening) -> None:
+        """A sum is opened once, for one set of clients: two sums that differ by one client would give it away."""
+        known = self.record.sums.get(f"{plan.context} {self.request.client}", {})
+        if known.get("plan") != digest_of_text(message.plan):
+            raise PublicError("this party has masked nothing for this secure sum")
+        arrived = frozenset(message.arrived)
+        if self.request.client not in arrived or not arrived <= plan.members.keys():
+            raise PublicError("the clients of a secure sum are not those that it began with")
+        self._enough(len(arrived))
+        digest = digest_of_text(json.dumps(sorted(arrived)))
+        self._once(plan.context, "opened", digest, "this party has opened the same secure sum for other clients")
+
+    def _enough(self, clients: int) -> None:
+        fewest = self.policy.bounds.parties
+        if clients < fewest:
+            raise PublicError(f"this party wants {fewest} parties in a sum, at least (bounds.parties)")
+
+    def _once(self, context: str, what: str, digest: str, refusal: str) -> None:
+        """Note a digest for good, before anything leaves; another one for the same thing is refused."""
+        known = self.record.sums.setdefault(f"{context} {self.request.client}", {})
+        if known.get(what, digest) != digest:
+            raise PublicError(refusal)
+        if what not in known:
+            known[what] = digest
+            self.guard.memory.write(self.request.run, self.record)
 
     def _pinned(self, networks: Seen) -> None:
         """The first weights of a run are those that the policy names, in one field of the message or in several.
@@ -220,6 +266,10 @@ class Watch:
                     norm = {k: v for k, v in value.items() if k.rpartition(".")[0] in layers}
                     if changed(message, norm):
                         raise PublicError("the reply holds batch norm, which this party keeps at home (protect)")
+
+
+def digest_of_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaving(method: Method[Any], world: World) -> frozenset[Disclosure]:

@@ -37,6 +37,7 @@ class Record:
     requests: int = 0
     frozen: dict[str, dict[str, str]] = field(default_factory=dict)  # client -> digests of entries that stay
     forgotten: float = 0.0  # when; 0: it is not
+    sums: dict[str, dict[str, str]] = field(default_factory=dict)  # secure sum -> digests of what was masked and opened
 
     @classmethod
     def read(cls, path: Path) -> Record:
@@ -45,6 +46,7 @@ class Record:
             str(tree.get("method", "")), str(tree.get("settings", "")), number(tree.get("begun")) or 0.0,
             number(tree.get("used")) or 0.0, whole(tree.get("requests")) or 0,
             {str(k): mapping(v) for k, v in mapping(tree.get("frozen")).items()}, number(tree.get("forgotten")) or 0.0,
+            {str(k): mapping(v) for k, v in mapping(tree.get("sums")).items()},
         )  # fmt: skip
 
 

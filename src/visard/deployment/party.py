@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from visard.aggregation.secure import SecureAggregation
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.deployment.guard import Guard, NoPolicy, Watch
@@ -46,6 +47,7 @@ from visard.processes import Recipe, receive, send
 from visard.text import line, visible
 
 KEPT = "kept.json"  # a party's record of the states of a run
+SECRET = 32  # bytes
 MOST_MODELS = 10  # of one client in one run: a run that is resumed after its end asks for its model again
 MakeWorld = Callable[[dict[str, Any], Policy], tuple[World, Method[Any]]]  # of what a run says, under a policy
 
@@ -152,6 +154,7 @@ class Party:
     all_local: bool = False  # server and party share a machine, or at least an owner: errors may quote local paths
     models: Path | None = None  # where the party keeps its own finished models
     trunks: Path | None = None  # where it keeps frozen parts of networks, by digest
+    secret: bytes | None = None  # of the party, for masks and noise; None: a simulation
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)  # type and parts of the last step's reply, for the record
 
@@ -194,6 +197,7 @@ class Party:
             trunk = self.worlds[key][0].trunk
             if trunk is not None and self.trunks is not None:
                 trunk.load = partial(self.trunk, trunk.digest, trunk.load)
+            self.worlds[key][0].secret = self.secret
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 
@@ -201,7 +205,7 @@ class Party:
         self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None
     ) -> tuple[bytes, bytes]:
         """Do a step and write the state that it leaves."""
-        step = steps_of(method).get(request.step)
+        step = (steps_of(method) | SecureAggregation.steps()).get(request.step)
         if step is None:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
@@ -307,6 +311,16 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
     return request.reply(failure=f"{type(error).__name__}: the party's log says more")
 
 
+def own_secret(path: Path) -> bytes:
+    """The secret of a party, made once: 32 random bytes that never leave it."""
+    if not path.exists():
+        write_atomically(path, secrets.token_bytes(SECRET), PRIVATE, parents=True)
+    found = path.read_bytes()
+    if len(found) != SECRET:
+        raise VisardError(f"{path} is damaged: it has {len(found)} bytes, not {SECRET}")
+    return found
+
+
 def serve(
     channel: socket.socket,
     recipe: dict[str, Any],
@@ -325,7 +339,10 @@ def serve(
     home = Path(state)
     guard = Guard(home, None if policy is None else Policy.parse(policy, "the policy"), server)
     states = OwnStates(home / "states", Key.load(encrypt_with))
-    party = Party(Recipe(**recipe).function(), states, guard, models=home / "models", trunks=home / "trunks")
+    party = Party(
+        Recipe(**recipe).function(), states, guard,
+        models=home / "models", trunks=home / "trunks", secret=own_secret(home / "secret.key"),
+    )  # fmt: skip
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         party.carried = {}

@@ -168,8 +168,8 @@ class Policy(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def allows(self, kind: Disclosure) -> bool:
-        """Whether things of this kind may leave."""
-        return kind.value in self.kinds
+        """Whether things of this kind may leave; what a secure sum needs may, where weights may leave in the clear."""
+        return kind.value in self.kinds or (kind in SUMMED and Disclosure.weights.value in self.kinds)
 
     def check_kinds(self, kinds: frozenset[Disclosure], what: str) -> None:
         """Refuse what would let a kind leave that is not allowed; the line says how to go on."""
@@ -207,12 +207,14 @@ class Policy(Table):
         for name, value in leaves(settings):
             if name.split(".")[-1] == WEAK and value and name not in allowed:
                 raise PublicError(f"the run sets {name}: this party does not allow keys that can be broken")
-        if self.protect.secure_aggregation:
-            raise PublicError("this party requires secure aggregation, which no run has yet")
+        aggregation = settings.get("aggregation")
+        if self.protect.secure_aggregation and not (isinstance(aggregation, Mapping) and aggregation.get("secure")):
+            raise PublicError("this party requires secure aggregation, which the run has not (aggregation.secure)")
         if self.protect.dp_epsilon is not None:
             raise PublicError("this party requires a budget of differential privacy, which no run has yet")
 
 
+SUMMED = frozenset({Disclosure.masked, Disclosure.share, Disclosure.public_key, Disclosure.ciphertext})
 STATISTIC = (
     ": allow it there, start the run from given weights (model.weights), where batch norm stays frozen, or take a "
     "network without batch norm (tiny_nobn, spherenet20)"

@@ -95,7 +95,7 @@ class RemoteNetwork(EngineNetwork):
     ) -> None:
         super().__init__(world, states, ledger)
         self.link = link
-        self.run = run
+        self.run = self.place = run
         self.settings = dict(settings or {})
         self._have_trunk: set[ClientId] = set()
         self.received = ledger.received if ledger is not None and link.recorded else None

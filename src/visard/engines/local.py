@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from visard.aggregation.secure import Plan, masked
 from visard.core import BoundStep, Client, M, R, State, Weights
 from visard.engines.checkpoint import PackStates
 from visard.engines.codec import own
@@ -63,6 +64,8 @@ def perform(
         value = postprocess(client, request.message, value)
     if check is not None:
         check.after(request.message, value)
+    if request.secure:
+        value = masked(client, Plan.parse(request.secure), request.message, value, world.statistics)
     value = value if sent else own(value)
     seconds = time.perf_counter() - begun
     return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)
@@ -87,6 +90,7 @@ def enter(world: World, request: Request, state: State) -> Client:
         benchmarks=world.benchmarks,
         public=world.public,
         others=world.others,
+        secret=world.secret_of(request.client),
     )
 
 

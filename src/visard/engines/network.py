@@ -14,9 +14,11 @@ from typing import Any, cast, get_args, get_type_hints
 import torch
 from torch import Tensor
 
+from visard.aggregation.limits import capped
 from visard.aggregation.optimisers import FIELD
 from visard.aggregation.reduction import Reduction, Remark
-from visard.aggregation.rules import Weighing
+from visard.aggregation.rules import Mean, Weighing
+from visard.aggregation.secure import PHASES, SecureAggregation, SecureReduction
 from visard.core import BoundStep, ClientId, Disclosure, M, R, Replies, State, declared_kinds
 from visard.disclosure import LONGEST_NAME, declared_names, is_statistic
 from visard.engines.checkpoint import Checkpoint
@@ -236,6 +238,8 @@ def plain(text: str) -> str:
 class EngineNetwork(ABC):
     """`Network` for the engines: they only say how replies come about."""
 
+    place = ""  # which run this is, where clients are elsewhere
+
     def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
         self.world = world
         self.clients, self.held_out = world.training, world.held_out
@@ -317,6 +321,8 @@ class EngineNetwork(ABC):
         """See `Network.reduce`."""
         missing: dict[ClientId, str] = {}
         fields = (mean,) if isinstance(mean, str) else mean
+        if isinstance(self.world.aggregation, Mean) and self.world.aggregation.secure:
+            return self._reduce_securely(self.world.aggregation, step, messages, fields, timeout, min_replies)
         first = next(iter(messages.values()), None)
         if messages and (reason := self.world.aggregation.too_few(len(messages))):
             raise VisardError(f"{self.stage} round {self.round}: {reason}")
@@ -354,6 +360,45 @@ class EngineNetwork(ABC):
         state = self.remembered.setdefault("optimiser", {}).setdefault(step.name, {})
         return means | {FIELD: optimiser.apply(sent[0], means[FIELD], state, self.world.statistics)}
 
+    def _reduce_securely(
+        self,
+        rule: Mean,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        fields: tuple[str, ...],
+        timeout: float | None,
+        min_replies: int | None,
+    ) -> tuple[dict[str, Any], Replies[R]]:
+        """As `reduce`, of which the server learns the sums alone; a client that is lost on the way is missing."""
+        stated = [self.world.stated.get(client) for client in messages]
+        weights = capped([float(n or 1) if all(stated) else 1.0 for n in stated], rule.max_weight or 1.0)
+        ask, missing = self.asks + 1, dict[ClientId, str]()
+        place = f"{self.place} {self.stage} {self.round} {ask}"
+        with closing(SecureReduction(fields, place, rule, dict(zip(messages, weights, strict=True)))) as reduction:
+            keys = self._phase("secure_keys", 1, reduction.invitations(messages), missing)
+            shares = self._phase("secure_shares", 2, reduction.circles(keys), missing)
+            there = {client: messages[client] for client in shares}
+            first = next(iter(there.values()), None)
+            reduction.begin(shares, first, step.types[1], self.world.statistics)
+            self._check_enough(len(there), messages, min_replies, missing)
+            replies = self._replies(step, there, timeout, min_replies, missing, reduction)
+            rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
+            opened = self._phase("secure_open", 3, reduction.openings(), {})
+            means, metrics = reduction.result(opened)
+        self._check_enough(len(rest), messages, min_replies, missing)
+        ups = Replies({c: dataclasses.replace(r, **metrics) for c, r in rest.items()}, missing)
+        return self._stepped(step, there, means), ups
+
+    def _phase(self, name: str, number: int, messages: Mapping[ClientId, Any], missing: dict[ClientId, str]) -> Any:
+        """One of the small steps of a secure sum; the asks of the method keep their numbers."""
+        ask, self.asks = self.asks, number * PHASES + self.asks
+        try:
+            replies = self.ask(SecureAggregation.steps()[name], messages, min_replies=0)
+        finally:
+            self.asks = ask
+        missing.update(replies.missing)
+        return replies
+
     def _replies(
         self,
         step: BoundStep[M, R],
@@ -361,7 +406,7 @@ class EngineNetwork(ABC):
         timeout: float | None,
         min_replies: int | None,
         missing: dict[ClientId, str],
-        reduction: Reduction | None = None,
+        reduction: Reduction | SecureReduction | None = None,
     ) -> Iterator[tuple[ClientId, R]]:
         self.asks += 1
         good = 0
@@ -370,7 +415,10 @@ class EngineNetwork(ABC):
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sizes_of([m for c, m in messages.items() if c != POOL])  # which is at the server
         requests = [self.request(client, step.name, message, timeout) for client, message in messages.items()]
-        if reduction is not None and self._grouped(step, reduction):
+        secure = reduction if isinstance(reduction, SecureReduction) else None
+        if secure is not None:
+            requests = [dataclasses.replace(request, secure=secure.plan(request.client)) for request in requests]
+        if isinstance(reduction, Reduction) and self._grouped(step, reduction):
             replies = self.replies_together(step, requests, reduction.fields[0])
         else:
             replies = self.replies(step, requests)
@@ -387,7 +435,7 @@ class EngineNetwork(ABC):
                 opened, wrong = self._opened(messages[client], value)
                 checked = reduction.known(opened) if reduction else ()
                 pictures, rows, statistics = self.world.pictures(client), self.world.rows(client), self.world.statistics
-                wrong = wrong or refusal(
+                wrong = (secure.wrong(value) if secure is not None else wrong) or refusal(
                     step, messages[client], opened, pictures, self.world.embedding, checked, statistics, rows
                 )
                 if wrong:

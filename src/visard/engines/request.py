@@ -69,6 +69,7 @@ class Request:
     timeout: float = 3600.0
     keep: str = ""  # instead of a step: keep your own model under this name (the message is the basis)
     trunk: str = ""  # instead of a step: keep the frozen part with this digest; a message without weights only asks
+    secure: str = ""  # the plan of a secure sum: the reply leaves behind masks (`aggregation.secure`)
     session: str = ""  # the life of the server's process that asks: both sides' records name it
     version: int = VERSION
     message: Any = field(default=None, repr=False, compare=False)

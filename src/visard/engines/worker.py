@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from visard.aggregation.secure import SecureAggregation
 from visard.at_rest import Key
 from visard.core import BoundStep, Method
 from visard.engines.checkpoint import Packs, PackStates
@@ -102,7 +103,7 @@ class Desk:
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
         """The answer to a job; a cohort in which anything is wrong is done one by one."""
-        step = steps_of(self.method)[job["requests"][0]["step"]]
+        step = (steps_of(self.method) | SecureAggregation.steps())[job["requests"][0]["step"]]
         with suppress(Exception):
             if job["mean"]:
                 requests = [self._request(fields, step) for fields in job["requests"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import hmac
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ class World:
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     aggregation: Rule = Mean()  # how replies become one
+    secret: bytes | None = field(default=None, repr=False)  # of the party where these clients are; None: simulated
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
     spec: Mapping[str, str] = field(default_factory=dict)  # what the network is and expects, for model files
@@ -111,6 +113,11 @@ class World:
             with torch.random.fork_rng(devices=[]):
                 network = self.build() if self.trunk is None else self.trunk.outline()
         return frozenset(network.state_dict()) - {name for name, _ in network.named_parameters(remove_duplicate=False)}
+
+    def secret_of(self, client: ClientId) -> bytes:
+        """What masks and noise of a client come from: a secret of its party, or in a simulation the run's seed."""
+        own = b"simulated %d" % self.seed if self.secret is None else self.secret
+        return hmac.digest(own, client.encode(), "sha256")
 
     def whole(self, weights: Weights) -> Weights:
         """The weights of a whole network, of those that are trained."""
