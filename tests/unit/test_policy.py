@@ -156,11 +156,11 @@ def test_a_policy_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("protect", "words"),
     [
-        ("secure_aggregation = true", "secure aggregation, which no run has yet"),
+        ("secure_aggregation = true", "secure aggregation, which the run has not"),
         ("dp_epsilon = 3", "differential privacy"),
     ],
 )
-def test_protection_that_no_run_has_yet_refuses_every_run(tmp_path: Path, protect: str, words: str) -> None:
+def test_protection_that_a_run_has_not_refuses_it(tmp_path: Path, protect: str, words: str) -> None:
     with pytest.raises(PublicError, match=words):
         settings_of(run(), policy(tmp_path, f"{METHODS}[protect]\n{protect}"))
 

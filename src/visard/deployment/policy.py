@@ -5,7 +5,7 @@ kinds       kinds of things that may leave (weights, class_vectors, statistic, m
 runs        ids of runs, servers: fingerprints of their CA; empty: any
 [bounds]    of every request: rounds, steps, learning rate, batch, pictures, parties, distance of weights, ...
 [weights]   start: digests of the weights that a run may begin with; frozen: entries that must stay the same
-[protect]   batch_norm_at_home, and what no run offers yet: secure_aggregation, dp_epsilon
+[protect]   batch_norm_at_home, secure_aggregation, and what no run offers yet: dp_epsilon
 [retention] days after which the states of a run that has gone quiet are removed
 [require]   settings of the run -> what they must be: a value, { at_least = x }, { at_most = x } or { one_of = [...] }
 [local]     settings that this party sets itself, in place of what the run says
