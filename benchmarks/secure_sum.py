@@ -63,7 +63,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--large", action="store_true", help="20 clients with 250 MB too")
     large = parser.parse_args().large
-    print(f"{'clients':>8} {'MB':>6} {'neighbours':>11} {'masks':>7} {'secure s':>9} {'bare s':>8} {'ratio':>6} {'s a client':>11}")
+    print(
+        f"{'clients':>8} {'MB':>6} {'neighbours':>11} {'masks':>7} {'secure s':>9} {'bare s':>8} {'ratio':>6} {'s a client':>11}"
+    )
     for n, mb, degree, times in [(20, 2.3, 100, 5), (200, 2.3, 100, 3), (20, 250.0, 100, 1)][: 3 if large else 2]:
         numbers = int(mb * 1e6 / 4)
         pairs = []

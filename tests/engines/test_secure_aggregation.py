@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.e2e.smoke import SMOKE
+from tests.e2e.smoke import SMOKE, smoke
 from tests.engines.test_parties import HOUSES, Heard, OwnLink
 from tests.policies import ANYTHING
 from tests.toys import Toy, ToyDown, noise_faces, toy_engine, toy_world
@@ -21,6 +21,7 @@ from tests.toys import Toy, ToyDown, noise_faces, toy_engine, toy_world
 import visard
 from visard.aggregation.rules import Mean
 from visard.aggregation.secure import Opening, Plan, digest_of_keys
+from visard.config import load
 from visard.core import BoundStep
 from visard.crypto.secure_sum import Keys
 from visard.deployment.guard import Guard
@@ -32,7 +33,7 @@ from visard.engines.codec import decode, encode
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.request import Reply, Request, pack, unpack
-from visard.errors import PublicError, VisardError
+from visard.errors import PublicError, UsageError, VisardError
 from visard.methods.fedavg import Down
 
 SECURE = Mean(secure=True)
@@ -185,6 +186,29 @@ def test_a_plan_that_makes_no_sense_is_one_line(changes: dict[str, Any], line: s
 def test_a_malformed_plan_is_one_line(text: str) -> None:
     with pytest.raises(PublicError, match="malformed"):
         Plan.parse(text)
+
+
+@pytest.mark.parametrize("method", ["hf-maml", "fedface", "fedfr-joint"])
+def test_every_method_that_averages_can_have_it(tmp_path: Path, method: str) -> None:
+    sets = [*smoke(method), "aggregation.secure=true", "evaluation.every=0", "method.rounds=1"]
+    local = visard.run(method, out=tmp_path / "local", overrides=sets)
+    assert local is not None
+    rows = json.loads((tmp_path / "local" / "ledger.json").read_text())["rows"]
+    assert not [row for row in rows if row[5] == "weights" and row[0] not in ("pretrain", "source")]
+    assert {row[5] for row in rows} >= {"masked", "share"}
+
+
+def test_it_gives_the_same_bits_on_a_pool(tmp_path: Path) -> None:
+    sets = [*SMOKE, "aggregation.secure=true", "evaluation.every=0", "method.rounds=1"]
+    for engine in ("local", "pool"):
+        visard.run("fedavg", out=tmp_path / engine, overrides=[*sets, f"engine.kind={engine}"])
+    for file in ("model.safetensors", "ledger.json"):
+        assert (tmp_path / "local" / file).read_bytes() == (tmp_path / "pool" / file).read_bytes()
+
+
+def test_what_cannot_be_combined_is_one_line() -> None:
+    with pytest.raises(UsageError, match="bound needs the single replies"):
+        load("fedavg", ["aggregation.secure=true", "aggregation.bound=3"])
 
 
 # ---- parties -------------------------------------------------------------------------------------------------------
