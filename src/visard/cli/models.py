@@ -138,7 +138,8 @@ def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path
         raise UsageError(f"no model at {file}" + ("" if model else ": the run is not finished, or has no common model"))
     opened, how = open_model(file), settings.evaluation.model_copy(update={"by": ()})
     found = {
-        name: run_tests(opened, view, settings=how, seed=seed_of_test(settings, name)) for name, view in views.items()
+        name: run_tests(opened, view, settings=how, seed=seed_of_test(settings, name)).to_dict()
+        for name, view in views.items()
     }
     if as_json:
         print(json.dumps(found, indent=1))
