@@ -99,6 +99,12 @@ def test_resuming_keeps_it(start: Run, after: Run, here: Path, when: str) -> Non
     assert next(e.step for e in again.evaluations) == -1
 
 
+def test_such_a_run_can_be_replaced(start: Run, after: Run, here: Path) -> None:
+    shutil.copytree(after.folder, "run")
+    again = go(start, "run", overwrite=True)
+    assert_same_results(after.folder, again.folder)
+
+
 def test_a_run_of_an_older_visard_goes_on_without(start: Run, here: Path) -> None:
     run = go(start, "run", "method.training.schedule=constant")
     (run.folder / "checkpoint" / "before.json").unlink()

@@ -18,7 +18,7 @@ WRITTEN = (
     "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
     "checkpoint/manifest.json", "checkpoint/chain.jsonl", "checkpoint/ledger.jsonl", "checkpoint/received-*.jsonl",
     "checkpoint/server-*.bin", "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack",
-    ".*.tmp", "checkpoint/.*.tmp",
+    "checkpoint/before.json", ".*.tmp", "checkpoint/.*.tmp",
 )  # fmt: skip
 
 
