@@ -79,6 +79,14 @@ def test_anything_else_is_never_kept(address: str, monkeypatch: pytest.MonkeyPat
     assert [p for p in downloads.cache_folder().rglob("*") if p.is_file()] == []
 
 
+def test_another_release_is_as_good(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "newer.onnx").write_bytes(CONTENT[1:])
+    also = (hashlib.sha256(CONTENT[1:]).hexdigest(),)
+    monkeypatch.setitem(downloads.DOWNLOADS, "net", replace(downloads.DOWNLOADS["net"], also=also))
+    assert downloads.get("net", tmp_path / "newer.onnx") == downloads.kept("net")
+    assert Handler.asked == 0
+
+
 def test_without_a_network_a_path_will_do(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = replace(downloads.DOWNLOADS["net"], address="http://127.0.0.1:9/net.onnx")
     monkeypatch.setitem(downloads.DOWNLOADS, "net", nowhere)

@@ -17,6 +17,7 @@ from PIL import Image
 
 from visard.data import pictures
 from visard.data.faces import FaceSet, list_sets
+from visard.data.listing import Container, Slices
 from visard.data.pairs import load_pairs
 from visard.data.pictures import CENTRE, Crop, Framing, Pixels
 from visard.data.sources.importing import import_faces
@@ -244,6 +245,51 @@ def test_too_many_bytes(people: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(pictures, "MAX_BYTES", 10)
     with pytest.raises(VisardError, match=r"not one of 6 pictures could be used .* bytes are too many"):
         import_faces("folder", people, tmp_path / "set", align="none")
+
+
+@pytest.mark.parametrize(
+    ("packing", "data", "says"),
+    [
+        (zipfile.ZIP_LZMA, b"a picture", "packed in an unusual way"),
+        (zipfile.ZIP_DEFLATED, bytes(2**24 + 1), "16777217 bytes packed into"),
+        (zipfile.ZIP_DEFLATED, b"", "the file is empty"),
+    ],
+)
+def test_a_zip_file_takes_no_more_memory_than_its_size_allows(
+    tmp_path: Path, packing: int, data: bytes, says: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / "people.zip", "w", packing) as z:
+        z.writestr("ann/1.png", data)
+    container = Container(tmp_path / "people.zip")
+    with pytest.raises(ValueError, match=says):
+        container.read("ann/1.png")
+    container.close()
+
+
+def test_no_name_in_a_list_leads_out_of_its_folder(people: Path) -> None:
+    (people.parent / "secret.png").write_bytes(encoded(plain()))
+    for name in ("../secret.png", "ann/../../secret.png", str(people.parent / "secret.png")):
+        with pytest.raises(ValueError, match="the file lies outside the folder"):
+            Container(people).read(name)
+
+
+def test_links_that_lead_back_and_hidden_files_are_left_out(people: Path) -> None:
+    before = Container(people).names()
+    (people / "again").symlink_to(people)
+    (people / ".hidden").mkdir()
+    (people / ".hidden" / "1.png").write_bytes(encoded(plain()))
+    assert Container(people).names() == before
+
+
+def test_a_picture_that_is_cut_short_in_a_larger_file(tmp_path: Path) -> None:
+    (tmp_path / "many").write_bytes(b"0123456789")
+    numbers = (np.array(n) for n in ([0, 0, 0], [0, 8, 0], [4, 4, 2**40]))
+    slices = Slices([tmp_path / "many"], *numbers)
+    assert slices.read(0) == b"0123"
+    with pytest.raises(ValueError, match="cut short"):
+        slices.read(1)
+    with pytest.raises(ValueError, match="1099511627776 bytes are too many"):
+        slices.read(2)
 
 
 def test_many_pictures_in_processes_come_out_in_order(tmp_path: Path) -> None:
