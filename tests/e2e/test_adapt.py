@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tests.engines.deployed import Deployment
 
 import visard
 from visard.cli import main
@@ -210,6 +211,26 @@ def test_sites_with_names(desk: Path, here: Path, method: str | None) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.flower
+def test_sites_that_are_parties(desk: Path, whole: visard.Adapted, here: Path) -> None:
+    """Two parties with their own loose pictures: they train, their pictures stay, and the test is done here."""
+    there = Deployment(here, 2, ["1=harbour", "2=market"])
+    try:
+        for number, name in ((1, "harbour"), (2, "market")):
+            there.start_node(number, [name], str(whole.folder / "faces" / f"{name}-loose"))
+        there.wait_server()
+        there.wait_connected("node-1", "node-2")
+        done = adapted(
+            desk, "mine", server=there.state, parties=2, test="visitors", overrides=[*QUICK[:-1], "engine.wait=60"]
+        )
+    finally:
+        there.close()
+    assert [(test.name, test.estimate) for test in done.tests] == [("visitors", False)]
+    trained = {row["client"] if isinstance(row, dict) else row[2] for row in done.run.ledger["rows"]}  # type: ignore[index]
+    assert trained == {"harbour", "market"}
+    assert "on one machine" not in done.report.read_text().partition("<main")[2][:3000]
+
+
 BAD: dict[str, tuple[tuple[str, ...], dict[str, object], str]] = {
     "no site": ((), {}, "give the sites: --sites"),
     "one site": (("harbour-loose",), {}, "one site alone has nobody to adapt with"),
@@ -226,6 +247,7 @@ BAD: dict[str, tuple[tuple[str, ...], dict[str, object], str]] = {
     "fold": (LOOSE, {"fold": (4, 3)}, "one of several parts"),
     "server and sites": (LOOSE, {"server": "state"}, "leave out --sites"),
     "server without test": ((), {"server": "state"}, "with --server give --test"),
+    "server without parties": ((), {"server": "state", "test": "visitors"}, "with --server give --parties"),
 }  # fmt: skip
 
 

@@ -46,6 +46,7 @@ def adapt(
     server: Annotated[
         Path | None, typer.Option(help="the sites are parties: the state folder of a running visard server")
     ] = None,
+    parties: Annotated[int | None, typer.Option(help="with --server: how many parties take part")] = None,
     source_party: Annotated[
         bool, typer.Option("--source-party", help="with --server: one of the parties is called source and has labels")
     ] = False,
@@ -81,7 +82,7 @@ def adapt(
     try:
         done = run_adapt(
             model, [*(sites or ()), *(more or ())], source=source, test=test, out=out, method=method,
-            far=_rates(far), fold=_part(fold), seed=seed, server=server, source_party=source_party,
+            far=_rates(far), fold=_part(fold), seed=seed, server=server, parties=parties, source_party=source_party,
             unlabelled=unlabelled, input=input, order=order, mean=mean, std=std, align=align, detector=detector,
             overrides=sets or (), overwrite=overwrite, watcher=watcher, progress=watcher.show, say=say,
         )  # fmt: skip

@@ -90,6 +90,7 @@ def adapt(
     fold: tuple[int, int] = FOLD,
     seed: int = 0,
     server: str | Path | None = None,
+    parties: int | None = None,
     source_party: bool = False,
     unlabelled: bool = False,
     input: str | None = None,
@@ -110,8 +111,8 @@ def adapt(
     zip files or face sets. Where a site has no folder for each person (or with `unlabelled`), its pictures are grouped
     and FedFR-DA learns from the groups; where all have, FedAvg learns from their names, unless `method` says otherwise.
     Without `test` part k of n (`fold`) of the people with names is tested on; where there are none, the figures are
-    estimates over groups. With `server` the sites are the parties of a deployment, and `source_party` says that one of
-    them is called source. `input`, `order`, `mean`, `std` say how pictures go in, where the file does not.
+    estimates over groups. With `server` the sites are so many `parties` of a deployment, and `source_party` says that
+    one of them is called source. `input`, `order`, `mean`, `std` say how pictures go in, where the file does not.
 
     >>> import visard
     >>> done = visard.adapt("w600k_mbf.onnx", ["north", "south"], out="runs/mine")    # doctest: +SKIP
@@ -119,12 +120,12 @@ def adapt(
     """
     begun, folder = time.monotonic(), Path(out)
     inputs = {"input": input, "order": order, "mean": mean, "std": std}
-    _check(sites, source, test, server, method, far, fold)
+    _check(sites, source, test, server, parties, method, far, fold)
     given = open_given(model, inputs)
     asked = plain(
         {"model": _digest(Path(model)), "sites": sites, "source": source, "test": test, "method": method, "far": far,
-         "fold": fold, "seed": seed, "server": server, "source_party": source_party, "unlabelled": unlabelled,
-         "inputs": inputs, "detector": detector, "align": align, "overrides": overrides}
+         "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
+         "unlabelled": unlabelled, "inputs": inputs, "detector": detector, "align": align, "overrides": overrides}
     )  # fmt: skip
     _prepare(folder, asked, overwrite)
     with only_user(folder):
@@ -146,7 +147,18 @@ def adapt(
             write_json(folder / "adapt.json", about)
         first = _write_start(folder, Path(model), given, inputs)
         settings = _settings(
-            folder, first, members, chosen, fold, seed, server, source_party, len(known) == len(clients), far, overrides
+            folder,
+            first,
+            members,
+            chosen,
+            fold,
+            seed,
+            server,
+            parties,
+            source_party,
+            len(known) == len(clients),
+            far,
+            overrides,
         )
         done = _run(folder / "run", settings, watchers)
         tests = BeforeAndAfter.of_run(folder / "run", tuple(far)).tests()
@@ -163,6 +175,7 @@ def _check(
     source: str | Path | None,
     test: str | Path | None,
     server: str | Path | None,
+    parties: int | None,
     method: str | None,
     far: Sequence[float],
     fold: tuple[int, int],
@@ -178,6 +191,8 @@ def _check(
             raise UsageError("with --server the sites are the parties: leave out --sites and --source")
         if test is None:
             raise UsageError("with --server give --test: pictures of the parties stay with them")
+        if parties is None or parties < 1:
+            raise UsageError("with --server give --parties: how many take part")
         return
     if not sites:
         raise UsageError("give the sites: --sites FOLDER FOLDER ..., or --server for parties elsewhere")
@@ -378,7 +393,7 @@ def _write_start(folder: Path, path: Path, given: FaceModel, inputs: dict[str, s
     return target
 
 
-# Chosen on people of another population with a public MobileFaceNet.
+# Chosen with a public MobileFaceNet; what they gave: docs/results/adapt.md.
 TRAINING = {
     "lr": 0.001, "momentum": 0.9, "batch_size": 64, "unit": "iterations", "amount": 10, "schedule": "cosine",
     "clip": 5.0, "augment": {"flip": False},
@@ -404,6 +419,7 @@ def _settings(
     fold: tuple[int, int],
     seed: int,
     server: str | Path | None,
+    parties: int | None,
     source_party: bool,
     labelled: bool,
     far: Sequence[float],
@@ -421,11 +437,12 @@ def _settings(
         "evaluation": {"every": 0, "clients": False, "bootstrap": 200, "far": list(far), "fmr": far[0]},
     }
     if method == "fedfr-da":
-        tree["method"] |= {"with_source": "source" in roles or source_party, "measure": labelled}
+        tree["method"] |= {"with_source": "source" in roles or source_party, "measure": labelled and not server}
     if "source" in roles or (labelled and "test" not in roles):
         tree["partition"]["fold"] = [fold[0] - 1, fold[1]]
     if server is not None:
         tree["engine"] = {"kind": "flower", "server": str(Path(server).absolute())}
+        tree["partition"]["clients"] = parties
     if "public" in roles:
         tree["model"]["class_vectors"] = str(_class_vectors(folder, first, members))
     base = folder / ".settings.toml"
