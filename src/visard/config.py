@@ -164,6 +164,12 @@ class Settings(Section):
             raise ValueError(f"model.frozen_norm = false: batch norm does not train with {self.model.train}")
         if self.model.rank and self.method.trains_norm():
             raise ValueError(f"method.batch_norm is about batch norm, which does not train with {self.model.train}")
+        packed = next((p.name for p in self.outgoing if p.last), "")
+        if packed and getattr(self.aggregation, "secure", False):
+            raise ValueError(
+                f"outgoing: {packed} sends weights in another form, of which aggregation.secure can make no sum: "
+                "leave out one of the two"
+            )
         return self
 
     _note: str = PrivateAttr(default="")  # what a reader should know of how these settings came about
@@ -323,12 +329,14 @@ def checked(kind: Any, fields: dict[str, Any], path: str, where: str) -> Any:
 
 def _aggregation(section: Any, where: str) -> Rule:
     """The rule that a section names, with an optimiser that is a name, or a table with a name and settings."""
-    named = section.get("optimiser") if isinstance(section, dict) else None
-    optimiser = None
+    given: dict[str, Any] = section if isinstance(section, dict) else {}
+    named, name, optimiser = given.get("optimiser"), given.get("rule", Mean.name), None
     if named is not None:
-        section = {k: v for k, v in section.items() if k != "optimiser"}
+        section = {k: v for k, v in given.items() if k != "optimiser"}
         tree = {"aggregation.optimiser": {"name": named} if isinstance(named, str) else named}
         optimiser = _chosen(OPTIMISERS, tree, "aggregation.optimiser", "name", None, where)
+    if given.get("secure") and name != Mean.name and name in RULES:
+        raise UsageError(f"{where}: aggregation.rule = {name} needs single replies, which aggregation.secure hides")
     rule: Rule = _chosen(RULES, {"aggregation": section}, "aggregation", "rule", Mean.name, where)
     return dataclasses.replace(rule, optimiser=optimiser)
 

@@ -199,3 +199,5 @@ def test_settings() -> None:
         load("fedavg", ['outgoing=["compress", "clip"]'])
     with pytest.raises(UsageError, match="outgoing.to = 'int4'"):
         load("fedavg", ['outgoing=[{name="compress", to="int4"}]'])
+    with pytest.raises(UsageError, match="compress sends weights in another form, of which aggregation.secure"):
+        load("fedavg", ['outgoing=["compress"]', "aggregation.secure=true"])

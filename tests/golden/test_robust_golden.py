@@ -275,3 +275,5 @@ def test_settings_of_rules() -> None:
     for wrong in ("hostile=0.5", "hostile=-0.1", "chosen=3"):
         with pytest.raises(UsageError, match="aggregation"):
             load("fedavg", ["aggregation.rule=krum", f"aggregation.{wrong}"])
+    with pytest.raises(UsageError, match="rule = krum needs single replies, which aggregation.secure hides"):
+        load("fedavg", ["aggregation.rule=krum", "aggregation.secure=true"])
