@@ -72,7 +72,7 @@ class Up:
 class Training:
     """What `refusal` asks of a method."""
 
-    name, discloses = "poisoning", frozenset({Disclosure.weights, Disclosure.count})
+    name, discloses = "poisoning", frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count})
 
     def local(self, client: Client, msg: Down) -> Up:
         raise NotImplementedError
@@ -298,12 +298,10 @@ def poisoned(folder: Path, weights: Path, seeds: Sequence[int], rules: Sequence[
     for name in rules:
         cells = []
         for attack in attacks:
-            kept = [
-                (t - s) / (clean - s)
-                for t, s, clean in zip(found[name, attack], begun, found["mean", "none"], strict=True)
-            ]
+            each = zip(found[name, attack], begun, found["mean", "none"], strict=True)
+            counts = all(t - start >= KEEPS * (clean - start) for t, start, clean in each)
             values = " ".join(f"{100 * t:.1f}" for t in found[name, attack])
-            cells.append(f"{values}{' *' if min(kept) >= KEEPS else ''}")
+            cells.append(f"{values}{' *' if counts else ''}")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
