@@ -11,7 +11,7 @@ FILES  ?= 5000
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock sbom demo test shared flower lint types ci pages docs fuzz coverage mutants bench clean
+.PHONY: help setup lock sbom demo test shared flower lint types ci pages weights docs fuzz coverage mutants bench clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -35,7 +35,7 @@ lock: $(READY)  ## write the lock files anew, after a change of dependencies in 
 sbom: $(READY)  ## write sbom.json: all that is installed from the locks, with licences and digests (CycloneDX)
 	$(BIN)/python -m tests.sbom sbom.json
 
-demo: $(READY)  ## train with ten clients on synthetic faces and write a report (about three minutes)
+demo: $(READY)  ## adapt a network to new people at four sites, with synthetic faces, and write a report (about a minute)
 	$(BIN)/visard run demo --out runs/demo --overwrite
 
 test: $(READY)  ## all tests that need nothing but this clone
@@ -62,6 +62,10 @@ pages: $(READY)  ## write the generated pages and listings anew, after a change 
 	$(BIN)/python -m tests.privacy_page docs/privacy.md
 	$(BIN)/python -m pip install $(LOCKED) requirements-flower.lock
 	$(BIN)/python -m tests.sbom --page docs/licences.md
+
+weights: $(READY)  ## train the weights that the demo starts from anew; on one kind of processor the same bits (long)
+	$(BIN)/visard run tiny-synthetic --out runs/tiny-synthetic --overwrite
+	cp runs/tiny-synthetic/model.safetensors src/visard/models/weights/tiny-synthetic.safetensors
 
 docs: $(READY)  ## run every command that the documentation shows
 	$(PYTEST) tests/e2e/test_docs.py

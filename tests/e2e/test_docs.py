@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from tests.e2e.smoke import SMOKE
+from tests.e2e.smoke import SMOKE, smoke
 
 from visard.cli import main
 from visard.data.faces import FaceSet
@@ -36,7 +36,9 @@ def run_command(words: list[str]) -> None:
     """Run one command in process; runs are made small unless the page itself says how large."""
     if words[1] == "run" and "--resume" not in words and not any(w.endswith(".toml") for w in words):
         given = {w.partition("=")[0] for w in words}
-        small = [s for s in SMOKE if s.partition("=")[0] not in given - {"method.rounds", "partition.clients"}]
+        small = [
+            s for s in smoke(words[2]) if s.partition("=")[0] not in given - {"method.rounds", "partition.clients"}
+        ]
         size = [s for s in small if not s.startswith("data.size") and not s.startswith("model.")]
         if "--data" in words:  # the sets of the page say how many people and clients there are
             size = [s for s in size if not s.startswith(("data.", "partition."))]

@@ -1,5 +1,6 @@
 """Networks: names and shapes that others rely on, sizes, determinism; weights files good and bad."""
 
+import hashlib
 import io
 import os
 import zipfile
@@ -13,10 +14,12 @@ from torch import Tensor, nn
 
 from visard import models
 from visard.errors import UsageError, VisardError
+from visard.models.cut import digest_of
 from visard.models.files import (
     guess,
     load,
     load_insightface,
+    located,
     read_model,
     read_weights,
     save_model,
@@ -24,6 +27,7 @@ from visard.models.files import (
 )
 from visard.models.iresnet import DEPTHS
 from visard.models.spherenet import SphereNet
+from visard.presets import presets
 
 # Parameters at size 112 and the default embedding, as recorded from these networks: a change must be meant.
 # resnet18 is the exception, torchvision's published count.
@@ -469,3 +473,25 @@ def test_torchvision_weights_see_pictures_as_imagenet_normalises_them(tmp_path: 
         net.load_state_dict(weights)
         outs.append(net.bn1(net.conv1(seen))[:, :, 2:-2, 2:-2])
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-4, atol=1e-5)
+
+
+# Digests of the weights that come with visard, and of the presets that made them: `make weights` after a change.
+SHIPPED = {
+    "tiny-synthetic": (
+        "ef538836d6a9e461cb975e0a98c07645452e5b6b47d6b73edfe1d9d0a443f951",
+        "2b6526944e8c1f62",
+    )
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_the_weights_that_come_with_visard(name: str) -> None:
+    weights, settings = SHIPPED[name]
+    found, spec = read_model(name)
+    assert digest_of(found) == weights
+    assert hashlib.sha256(presets()[name].encode()).hexdigest()[:16] == settings
+    assert (spec["model"], spec["embedding"], spec["size"]) == ("tiny", "128", "64")
+    assert located(name).stat().st_size <= 2_350_000
+    assert located(f"folder/{name}") == Path("folder", name)  # a path is a path
+    with pytest.raises(UsageError, match="no model file at tiny-synthetik"):
+        read_model("tiny-synthetik")

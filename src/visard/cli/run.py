@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from importlib import import_module, resources
 from pathlib import Path
@@ -15,8 +16,9 @@ from visard.cli.console import RunWatcher, mark, say, share, table
 from visard.errors import UsageError
 from visard.methods import METHODS
 from visard.plugins import BUILT_IN, KINDS, Registry
+from visard.presets import about
 from visard.presets import presets as all_presets
-from visard.text import size
+from visard.text import duration, listing, plural, size
 
 if TYPE_CHECKING:
     from visard.core import Method
@@ -89,6 +91,8 @@ def run(
         )
     moved_key = [f"engine.encrypt_with={str(encrypt_with.absolute())!r}"] if encrypt_with else []
     watcher = RunWatcher()
+    if not sets and (text := all_presets().get(source or "")) is not None:  # what it says is true as it stands
+        say(f"{source}: {about(text)}")
     try:
         if source is None:
             if not (resume and out):
@@ -122,7 +126,9 @@ def _sets(given: Sequence[str]) -> list[str]:
 
 
 def show(result: Run) -> None:
-    """The table at the end of a run."""
+    """The end of a run: how well its models do, what left the clients, how long it took."""
+    from visard.report.disclosure import add_up, judge
+
     metrics = result.metrics
     if "change" in metrics:
         _show_change(result)
@@ -148,11 +154,18 @@ def show(result: Run) -> None:
             ("metric", "mean", "std", "worst", "worst client"),
             [(k, share(v["mean"]), share(v["std"]), share(v["worst"]), v["worst_client"]) for k, v in summary.items()],
         )
-    traffic = metrics["communication"]
+    traffic, leaving = metrics["communication"], add_up(result)
+    verdict = judge(leaving)
+    kinds = [re.split(",| such| over", leaving.name(kind))[0] for kind in leaving.kinds] if leaving else []
+    what = f" ({listing(kinds)})" if kinds else ""
     say(
-        f"{traffic['rounds']} rounds, {size(traffic['bytes_up'])} left the clients, "
-        f"{size(traffic['bytes_down'])} went to them"
+        f"{plural(traffic['rounds'], 'round')} in {duration(result.seconds)}: {size(traffic['bytes_up'])} left the "
+        f"clients{what}, {size(traffic['bytes_down'])} went to them"
     )
+    if verdict.level == "good":
+        say(verdict.title)
+    else:
+        mark(verdict.level, f"{verdict.title}. {verdict.text}")
     if traffic["bytes_pooled"]:
         mark("pooled", f"{size(traffic['bytes_pooled'])} of the clients' data in one place")
     for warning in metrics.get("warnings", ()):
@@ -262,6 +275,5 @@ def presets() -> None:
     """
     rows = []
     for name, text in all_presets().items():
-        lines = text.splitlines()
-        rows.append((name, lines[1].lstrip("# ") if len(lines) > 1 else "", lines[0].lstrip("# ")))
+        rows.append((name, about(text), text.splitlines()[0].lstrip("# ")))
     table("Presets", ("name", "what", "command"), rows)

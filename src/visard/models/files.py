@@ -50,6 +50,12 @@ MAX_SIDE = 4096  # pixels
 PREFIX = "transform."  # entries of a client's own layer in a personal model
 
 
+def located(path: str | Path) -> Path:
+    """A model file: at a path, or by the name of one that comes with visard (`tiny-synthetic`)."""
+    here = Path(__file__).with_name("weights") / f"{Path(path).name}.safetensors"
+    return here if Path(path).name == str(path) and here.is_file() else Path(path)
+
+
 def open_model(
     path: str | Path,
     *,
@@ -64,7 +70,7 @@ def open_model(
     `name` (arcface, cosface, imagenet, raw), `order`, `mean` and `std` override what the file says; `size` is for
     graphs that leave it open, and an error where a network takes another one.
     """
-    path = Path(path)
+    path = located(path)
     if name is not None:
         preset(name)
     ending = path.suffix.lower()
@@ -175,7 +181,7 @@ class _Decrypted:
 
 def read_model(path: str | Path, encrypt_with: Key | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The weights and the spec of a model file, encrypted or not; one clear line if it is anything else."""
-    path = Path(path)
+    path = located(path)
     if not path.is_file():
         raise UsageError(f"no model file at {path}")
     try:
@@ -326,7 +332,7 @@ def start(
     `side`. torchvision's ResNet-18 has no `embed`: it starts from seed 0, so that a run repeats, and its weights are
     made to take pictures in [-1, 1]. A converted ONNX file is compared with onnxruntime unless `check` is off.
     """
-    path = Path(path)
+    path = located(path)
     ending = path.suffix.lower()
     if ending not in ENDINGS:
         raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}")

@@ -7,3 +7,8 @@ def presets() -> dict[str, str]:
     """Name -> text of the presets."""
     found = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".toml"))
     return {f.name.removesuffix(".toml"): f.read_text() for f in sorted(found, key=lambda f: f.name)}
+
+
+def about(text: str) -> str:
+    """What the second line of a preset says of it."""
+    return text.splitlines()[1].lstrip("# ")

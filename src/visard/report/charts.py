@@ -160,8 +160,8 @@ def training(run: Run) -> list[Chart]:
     charts = []
     for i, name in enumerate(logged([run])):
         metric, points = describe(name), trained(run, name)
-        if not points or (name != "loss" and len(points) > 1 and len({y for _, y in points}) == 1):
-            continue  # a flat line says less than the table below it
+        if not points or (name != "loss" and len(run.rounds) > 1 and len({y for _, y in points}) == 1):
+            continue  # a flat line or a single point says less than the table below it
         spread = [(r.step + 1, sorted(v for c in r.clients.values() if (v := c.get(name)) is not None))
                   for r in run.rounds if r.figures.get(name) is not None]  # fmt: skip
         data: list[Json] = []

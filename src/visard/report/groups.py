@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from visard.evaluation.groups import apart
 from visard.files import mapping, number, whole
 from visard.report.html import Section, esc, fold, notice, table
 from visard.report.run_folder import Run
@@ -60,6 +59,8 @@ def _trials(of: dict[str, Any], key: str) -> str:
 
 
 def _rate(of: dict[str, Any], key: str) -> str:
+    from visard.evaluation.groups import apart  # which loads torch
+
     rate = mapping(of.get(key))
     value, spread = number(rate.get("rate")), mapping(rate.get("interval"))
     if value is None:

@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import structured
-from visard.evaluation.groups import GroupErrors
 from visard.evaluation.metrics import brief, describe
-from visard.evaluation.results import Evaluated
 from visard.files import mapping, number, parse_toml, plain, whole
 from visard.text import NBSP, plural
+
+if TYPE_CHECKING:
+    from visard.evaluation.groups import GroupErrors
+    from visard.evaluation.results import Evaluated
 
 Event = dict[str, Any]
 T = TypeVar("T")
@@ -292,11 +294,15 @@ class Run:
     @cached_property
     def results(self) -> dict[str, Evaluated]:
         """The final tests of the generic model as typed results: `run.results["test"].verification.auc`."""
+        from visard.evaluation.results import Evaluated  # which loads torch
+
         return {name: Evaluated.from_dict(test) for name, test in self.tests.items()}
 
     @cached_property
     def groups(self) -> dict[str, GroupErrors]:
         """Errors by group over the people of all test sets, by domain or attribute."""
+        from visard.evaluation.groups import GroupErrors
+
         known = mapping(self.metrics.get("groups"))
         return {by: structured(GroupErrors, record) for by, record in known.items() if mapping(record).get("groups")}
 

@@ -66,7 +66,7 @@ def run(
 
     >>> import visard
     >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
-    >>> result.results["test"].verification.auc             # doctest: +SKIP
+    >>> result.results["south"].verification.auc            # doctest: +SKIP
     """
     if isinstance(source, dict):
         source = parse(source)
