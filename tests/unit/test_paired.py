@@ -78,10 +78,10 @@ def test_a_model_does_not_differ_from_itself() -> None:
 
 
 def test_clients_are_compared_with_themselves() -> None:
-    before = {"a": {"eer": 0.3, "auc": 0.8}, "b": {"eer": 0.1}, "gone": {"eer": 0.9}}
-    after = {"a": {"eer": 0.2, "auc": 0.7}, "b": {"eer": 0.2}, "new": {"eer": 0.5}}
+    before = {"a": {"eer": 0.3, "auc": 0.8}, "b": {"eer": 0.1}, "c": {"eer": 0.5}, "gone": {"eer": 0.9}}
+    after = {"a": {"eer": 0.2, "auc": 0.7}, "b": {"eer": 0.2}, "c": {"eer": 0.2}, "new": {"eer": 0.5}}
     found = change_of_clients(before, after)
-    assert found["eer"] == pytest.approx({"before": 0.2, "after": 0.2, "difference": 0.0, "clients": 2, "better": 1})
+    assert found["eer"] == pytest.approx({"before": 0.3, "after": 0.2, "difference": -0.1, "clients": 3, "better": 2})
     assert found["auc"]["better"] == 0
     assert found["auc"]["clients"] == 1
 

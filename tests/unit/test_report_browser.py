@@ -11,7 +11,7 @@ from chromium import Browser, find
 from fake_run import write_run
 from test_report import hostile_run
 
-from visard.report import build_report
+from visard.report.page import build_report
 
 pytestmark = [
     pytest.mark.browser,

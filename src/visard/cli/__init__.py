@@ -39,7 +39,10 @@ COMMANDS = {
         "Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.",
     ),
     "eval": ("models:evaluate", "Test a model on the people of a face set."),
-    "embed": ("models:embed", "Write the features of all pictures of a face set, a row each, in the set's order."),
+    "embed": (
+        "models:embed",
+        "Write the features of pictures, a row each, in the order of the set, of the names in the folder, or as given.",
+    ),
     "cluster": (
         "models:cluster",
         "Group pictures by person without labels: a label for each row, and how good they are where people are known.",
