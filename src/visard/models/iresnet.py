@@ -8,8 +8,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from visard.models.layers import PReLU
-
 DEPTHS: dict[str, tuple[int, int, int, int]] = {
     "iresnet18": (2, 2, 2, 2),
     "iresnet34": (3, 4, 6, 3),
@@ -27,7 +25,7 @@ class IBasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
-        self.prelu = PReLU(width)
+        self.prelu = nn.PReLU(width)
         self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(width)
         self.downsample: nn.Sequential | None = None
@@ -52,7 +50,7 @@ class IResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 3, 1, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.prelu = PReLU(64)
+        self.prelu = nn.PReLU(64)
         channels = (64, *WIDTHS)
         self.layer1, self.layer2, self.layer3, self.layer4 = map(_stage, channels, WIDTHS, depths)
         self.bn2 = nn.BatchNorm2d(WIDTHS[3])

@@ -5,8 +5,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from visard.models.layers import MapConv2d, PReLU
-
 # expansion t, channels c, repeats n, stride s of the first: Table 1 of the paper
 BOTTLENECKS = ((2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1))
 
@@ -18,10 +16,9 @@ class ConvNorm(nn.Sequential):
         self, channels: int, width: int, kernel: int, stride: int = 1, *, padding: int = 0, groups: int = 1,
         linear: bool = False,
     ) -> None:  # fmt: skip
-        layer = MapConv2d if groups == width and not padding else nn.Conv2d
-        conv = layer(channels, width, kernel, stride, padding, groups=groups, bias=False)
+        conv = nn.Conv2d(channels, width, kernel, stride, padding, groups=groups, bias=False)
         nn.init.kaiming_normal_(conv.weight, a=0.25, mode="fan_out", nonlinearity="leaky_relu")
-        super().__init__(conv, nn.BatchNorm2d(width), *([] if linear else [PReLU(width)]))
+        super().__init__(conv, nn.BatchNorm2d(width), *([] if linear else [nn.PReLU(width)]))
 
 
 class Bottleneck(nn.Module):

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from visard.models.layers import PReLU
-
 WIDTHS = (64, 128, 256, 512)
 
 
@@ -20,9 +18,9 @@ class ResidualUnit(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(width, width, 3, 1, 1)
-        self.prelu1 = PReLU(width)
+        self.prelu1 = nn.PReLU(width)
         self.conv2 = nn.Conv2d(width, width, 3, 1, 1)
-        self.prelu2 = PReLU(width)
+        self.prelu2 = nn.PReLU(width)
         # Small weights start each unit near the identity: with nothing to normalise the sum, 29 units of
         # unit gain would multiply the variance by about 2^29.
         for name, parameter in self.named_parameters():
@@ -48,7 +46,7 @@ class SphereNet(nn.Module):
         for width, units in zip(WIDTHS, stages, strict=True):
             down = nn.Conv2d(channels, width, 3, 2, 1)
             nn.init.kaiming_normal_(down.weight, a=0.25, nonlinearity="leaky_relu")  # 0.25: PReLU's start
-            layers.append(nn.Sequential(down, PReLU(width), *(ResidualUnit(width) for _ in range(units))))
+            layers.append(nn.Sequential(down, nn.PReLU(width), *(ResidualUnit(width) for _ in range(units))))
             channels = width
         self.layer1, self.layer2, self.layer3, self.layer4 = layers
         self.fc = nn.Linear(channels * math.ceil(size / 16) ** 2, embedding)
