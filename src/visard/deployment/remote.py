@@ -133,7 +133,9 @@ class RemoteNetwork(EngineNetwork):
             lacking, message = [c for c in clients if c not in self._have_trunk], Basis(weights)
             requests = [replace(self.request(c, "", message, self.world.timeout), trunk=trunk.digest) for c in lacking]
             if weights is not None:  # a question alone does not count: a resumed run asks again
-                self.traffic.bytes_down += sizes_of([r.message for r in requests])
+                sent = sizes_of([r.message for r in requests])
+                self.traffic.bytes_down += sent
+                self.traffic.once += sent
             self._have_trunk |= {r.client for r in self._exchange(requests, None) if r.failure is None}
 
     def request(self, client: ClientId, step: str, message: Any, timeout: float) -> Request:

@@ -165,13 +165,15 @@ def run_rounds(
         network.remembered = states.memory()
     else:
         server = method.start(network.world.setup())
-        if before is not None:
-            begun = time.perf_counter()
-            with asking(network, START, 0, events, watcher):
-                found = before(server, network)
-            seconds = time.perf_counter() - begun
-            events.write("evaluation", stage=START, round=0, step=-1, seconds=seconds, **found)
-            watcher.evaluation(found)
+    once = 0
+    if before is not None and not states.committed.step:
+        begun = time.perf_counter()
+        with asking(network, START, 0, events, watcher):
+            found = before(server, network)
+        once = network.traffic.once  # tests do not count as traffic of the rounds, but this would be sent anyway
+        seconds = time.perf_counter() - begun
+        events.write("evaluation", stage=START, round=0, step=-1, seconds=seconds, **found)
+        watcher.evaluation(found)
     for step in range(states.committed.step, len(plan)):
         stage, round = plan[step]
         if round == 0:
@@ -182,10 +184,11 @@ def run_rounds(
         traffic = network.traffic
         events.write(
             "round", stage=stage.name, round=round, step=step, seconds=time.perf_counter() - begun,
-            bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down,
+            bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down + once,
             asked=traffic.asked, replied=traffic.replied, figures=traffic.figures,
             clients={c: f | {"seconds": traffic.seconds.get(c, 0.0)} for c, f in traffic.clients.items()},
         )  # fmt: skip
+        once = 0
         watcher.round(stage.name, step + 1, len(plan), traffic.figures)
         if step + 1 < len(plan) and evaluate_every and (step + 1) % evaluate_every == 0:
             begun = time.perf_counter()

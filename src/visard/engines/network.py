@@ -222,6 +222,7 @@ class Traffic:
 
     bytes_up: int = 0
     bytes_down: int = 0
+    once: int = 0  # of these, what clients get once in a run: the frozen part of a network
     asked: int = 0
     replied: int = 0
     figures: dict[str, float] = field(default_factory=dict)
