@@ -37,7 +37,7 @@ def face_set(path: Path, skipped: list[tuple[int, int, int, int]] | None, info: 
     with writer:
         rng = np.random.default_rng(0)
         pixels = rng.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
-        pixels[0, 0, 0, 0] = len(path.name) + ord(path.name[0])  # no two sets are the same
+        pixels[0, 0, 0] = list(path.name.encode()[:3])  # no two sets are the same
         marks = np.array([[1], [-1], [0]], np.int8)[np.tile([0, 0, 1], 8)]
         marks[-1] = 0
         writer.write(0, pixels, people.astype(np.int32), people % 2, marks, [f"{k}.png" for k in range(24)])
