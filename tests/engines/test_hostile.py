@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -386,7 +387,8 @@ def test_parties_do_not_learn_what_is_stated_of_the_others() -> None:
     class Hash:
         hash = "x"
 
-    assert "parties" not in run_spec(settings, Hash(), 32, 16)["settings"]  # type: ignore[arg-type]
+    world = SimpleNamespace(spec={"model": "tiny", "embedding": 16, "size": 32}, trunk=None)
+    assert "parties" not in run_spec(settings, Hash(), 32, world)["settings"]  # type: ignore[arg-type]
 
 
 def test_limits_are_settings_of_a_run_between_parties_and_of_no_simulation() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -173,6 +174,16 @@ def test_a_session_depends_on_every_hello() -> None:
     hellos = {"a": b"key a", "b": b"key b"}
     assert session_of(hellos) == session_of(dict(reversed(hellos.items())))
     assert len({session_of(h) for h in (hellos, hellos | {"b": b"x"}, {"a": b"key ak", "b": b"ey b"})}) == 3
+
+
+@pytest.mark.parametrize(("p", "q"), [(2**256 - 2**200, 2**256 - 2**201), (1, 2**511)])
+def test_a_key_file_whose_numbers_are_no_two_primes_is_one_line(tmp_path: Path, p: int, q: int) -> None:
+    path = tmp_path / "own.key"
+    path.write_text(json.dumps({"format": paillier.FORMAT, "bits": (p * q).bit_length(), "p": f"{p:x}", "q": f"{q:x}"}))
+    path.chmod(0o600)
+    for trusted in (False, True):
+        with pytest.raises(UsageError, match=r"own\.key: (holds a damaged key|a private key does not fit)"):
+            load_key(path, (p * q).bit_length(), trusted=trusted)
 
 
 def test_key_files_are_private_and_never_overwritten(key: PrivateKey, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ class _Partition:
     hash = "h"
 
 
+WORLD = SimpleNamespace(spec={"model": "mlp", "embedding": 16, "size": 48}, trunk=None)
 METHODS = 'methods = ["encrypted-mmd"]\n'
 
 
@@ -53,7 +55,7 @@ def policy(tmp_path: Path, text: str = FILE) -> Policy:
 def run(**changes: str) -> dict[str, Any]:
     """What the server tells of a run."""
     settings = load("encrypted-mmd-sensors", [f"{k}={v}" for k, v in (FITS | changes).items()])
-    plain = run_spec(settings, _Partition(), 48, 16)  # type: ignore[arg-type]
+    plain = run_spec(settings, _Partition(), 48, WORLD)  # type: ignore[arg-type]
     plain["settings"]["data"] = {}
     return plain
 
@@ -115,7 +117,7 @@ def test_no_server_chooses_a_folder_of_a_party() -> None:
     method: Any = settings_of(said, Policy(methods=("encrypted-mmd",))).method
     assert method.keys == ""
     aligned = load("fedfr-da", ["method.align.keys=/somewhere"])
-    assert "keys" not in run_spec(aligned, _Partition(), 32, 64)["settings"]["method"]["align"]  # type: ignore[arg-type]
+    assert "keys" not in run_spec(aligned, _Partition(), 32, WORLD)["settings"]["method"]["align"]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -254,3 +256,11 @@ def test_the_file_of_the_page_is_the_default() -> None:
     assert set(found.kinds) <= set(Policy(methods=("x",)).kinds)
     names = {name for name, _ in leaves(found.model_dump(exclude_none=True))}
     assert all(f"{name.rpartition('.')[2]} = " in text or "steps" in name or "lr" in name for name in names)
+
+
+@pytest.mark.parametrize("table", ["require", "local"])
+@pytest.mark.parametrize("value", ["07:32:00", "1979-05-27", "[1979-05-27T07:32:00Z]"])
+def test_dates_and_times_are_no_settings(tmp_path: Path, table: str, value: str) -> None:
+    """The worker process, which gets the policy as JSON, would have another one."""
+    with pytest.raises(UsageError, match=rf"policy\.toml: {table}: holds a date or a time, which no setting is"):
+        policy(tmp_path, f"{METHODS}[{table}.method]\nrounds = {value}\n")

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
 from visard.evaluation.metrics import METRICS, Metric, brief, describe, order, summarise, values
 from visard.evaluation.verification import verify_all, verify_pairs
-from visard.report import EventLog, build_report, charts, read_events
+from visard.report import charts
 from visard.report.charts import line, thin
 from visard.report.compare import flat, labels
 from visard.report.disclosure import HARMLESS, PRIVATE, add_up, judge
 from visard.report.html import contact_sheet, esc, script_json
-from visard.report.run_folder import Run, evaluations, read_run, rounds
+from visard.report.page import build_report
+from visard.report.run_folder import EventLog, Run, evaluations, read_events, read_run, rounds
 from visard.runs.evaluation import headline
 from visard.text import duration, percent, plain, share, size, visible
 
@@ -713,6 +715,15 @@ def test_comparison_marks_best_and_difference(several: tuple[list[Path], Page]) 
     assert "–</td>" in left[1]  # the pooled run takes no part in it
     assert PROMISE in page.text
     assert "were pooled in one place" in page.text
+
+
+def test_a_fingerprint_that_is_no_text_is_not_known(tmp_path: Path, fed: Path) -> None:
+    shutil.copytree(fed, tmp_path / "other")
+    log = tmp_path / "other" / "events.jsonl"
+    rows = [json.loads(row) for row in log.read_text().splitlines()]
+    rows[0].setdefault("data", {})["fingerprint"] = [1]
+    log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert build_report([fed, tmp_path / "other"], tmp_path / "comparison.html").exists()
 
 
 def test_comparison_goes_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fed: Path) -> None:

@@ -237,7 +237,7 @@ class PrivateKey:
 
     def __post_init__(self) -> None:
         p, q = gmp.mpz(self.p), gmp.mpz(self.q)
-        if p * q != self.public.n or p == q:
+        if p * q != self.public.n or min(p, q) < 2 or gmp.gcd(p, q) != 1:
             raise VisardError("a private key does not fit its public key")
         parts = ((p, p * p, gmp.invert(-q, p)), (q, q * q, gmp.invert(-p, q)))
         object.__setattr__(self, "_parts", parts)

@@ -18,6 +18,7 @@ What only a request can show, such as its weights, is checked at every request (
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,15 @@ class Policy(Table):
         for name in found:
             if name not in known:
                 raise ValueError(f"unknown kind {name!r}{did_you_mean(name, known)}")
+        return found
+
+    @field_validator("require", "local")
+    @classmethod
+    def _plain(cls, found: dict[str, Any]) -> dict[str, Any]:
+        try:
+            json.dumps(found)
+        except TypeError:
+            raise ValueError("holds a date or a time, which no setting is") from None
         return found
 
     @field_validator("require")

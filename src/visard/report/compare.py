@@ -38,7 +38,8 @@ def labels(runs: Sequence[Run]) -> list[str]:
 def summary(runs: Sequence[Run], names: Sequence[str]) -> str:
     """Which runs, and whether they used the same data."""
     said = [n if n == run.method else f"{n} ({run.method})" for n, run in zip(names, runs, strict=True)]
-    prints = {mapping(run.started.get("data")).get("fingerprint") for run in runs}
+    found = [mapping(run.started.get("data")).get("fingerprint") for run in runs]
+    prints = {one if isinstance(one, str) else None for one in found}
     if same_tests(runs):
         same = " All on the same data, tested on the same people. Differences are to the first run."
     elif None in prints:
