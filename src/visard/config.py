@@ -215,6 +215,9 @@ class Settings(Section):
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the plain mean goes without saying
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
+            if isinstance(self.aggregation, Mean) and not self.aggregation.secure:
+                for name in Mean.OF_SECURE:  # settings of what is off
+                    del plain["aggregation"][name]
             if (optimiser := self.aggregation.optimiser) is not None:
                 plain["aggregation"]["optimiser"]["name"] = OPTIMISERS.name_of(optimiser)
         if self.outgoing:
@@ -400,10 +403,11 @@ def _check_keys(kind: Any, values: dict[str, Any], path: str, where: str) -> Non
         if _has_settings(inner) and isinstance(value, dict):
             _check_keys(inner, value, name, where)
         for part in get_args(inner):  # a list or a table of sections
-            within = value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
-            for entry in within if _has_settings(part) else ():
+            named = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
+            listed = [(name, v) for v in value] if isinstance(value, list) else named.items()
+            for place, entry in listed if _has_settings(part) else ():
                 if isinstance(entry, dict):
-                    _check_keys(part, entry, name, where)
+                    _check_keys(part, entry, place, where)
 
 
 def _has_settings(kind: Any) -> bool:

@@ -145,6 +145,7 @@ class Mean(Rule):
     title = "the mean, each client by its weight"
     of_groups = True
 
+    OF_SECURE: ClassVar = ("secure", "threshold", "neighbours", "range")
     secure: bool = False  # the server sees sums alone (`aggregation.secure`); the other settings are about that
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3  # share of the holders of a secret that can open it
     neighbours: Annotated[int, Field(ge=2, le=4095)] = 100  # clients that each client has masks with, at most
