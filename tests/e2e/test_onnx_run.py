@@ -91,6 +91,7 @@ def test_engines_agree_and_the_file_is_needed_no_more(here: Path, train: str) ->
     export(after, here / "ours.onnx")
     ours = visard.load_model(here / "ours.onnx")
     assert ours.inputs == theirs.inputs
+    assert (theirs.align, after.align, ours.align) == ("five", "five", "five")
     assert visard.embed(ours, pictures) == pytest.approx(visard.embed(after, pictures), rel=1e-3, abs=1e-4)
 
 

@@ -12,7 +12,7 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -437,6 +437,43 @@ def read_graphs(folder: Path, scratch: Path) -> None:
     network.graph.close()
 
 
+def recogniser(folder: Path) -> None:
+    """A graph that a run can start from, and the model file that it becomes."""
+    graphs(folder)
+    spec, weights = start(folder / "g.onnx", "tiny", None, 8)
+    save_model(folder / "g.safetensors", weights, spec)
+
+
+def read_recogniser(folder: Path, scratch: Path) -> None:
+    with contextlib.suppress(VisardError):
+        open_model(folder / "g.safetensors")[0](torch.zeros(2, 3, 8, 8))
+    start(folder / "g.onnx", "tiny", None, 8)
+
+
+def kept_model(folder: Path) -> None:
+    with in_cache(folder / "cache"):
+        torch.save(build("iresnet18", embedding=8, size=SIZE).state_dict(), folder / "i.pth")
+        command("models", "add", folder / "i.pth", "--name", "mine", "--licence", "none")
+
+
+def read_kept_model(folder: Path, scratch: Path) -> None:
+    with in_cache(folder / "cache"):
+        command("models", "list")
+        open_model("mine")
+
+
+@contextlib.contextmanager
+def in_cache(folder: Path) -> Iterator[None]:
+    before = os.environ.get("VISARD_CACHE")
+    os.environ["VISARD_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("VISARD_CACHE")
+        if before is not None:
+            os.environ["VISARD_CACHE"] = before
+
+
 def vectors(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     save_model(folder / "v.safetensors", {CLASS_VECTORS: torch.eye(5, 8), BIASES: torch.zeros(5)}, SPEC)
@@ -780,6 +817,8 @@ FORMATS: dict[str, Format] = {
     "model safetensors": Format(models, read_models, weight=1.5),
     "model torch": Format(torch_files, read_torch_files, {"pt": "raw", "pth": "pth"}, weight=1),
     "model onnx": Format(graphs, read_graphs, weight=0.25),
+    "recogniser": Format(recogniser, read_recogniser, weight=0.25),
+    "kept model": Format(kept_model, read_kept_model, weight=0.5, fixed=("i.pth", "model.pth")),
     "class vectors": Format(vectors, read_vectors_file),
     "gallery": Format(gallery, read_gallery, fixed=("m.safetensors",)),
     "encrypted at rest": Format(encrypted, read_encrypted, weight=0.5, fixed=("m.safetensors", "x.png"), there=True),

@@ -30,6 +30,7 @@ def test_presets_by_the_formula(name: str, order: str) -> None:
     constants = {
         "arcface": ([127.5] * 3, [127.5] * 3),
         "cosface": ([127.5] * 3, [128.0] * 3),
+        "facenet": ([127.5] * 3, [128.0] * 3),
         "imagenet": ([0.485 * 255, 0.456 * 255, 0.406 * 255], [0.229 * 255, 0.224 * 255, 0.225 * 255]),
         "raw": ([0.0] * 3, [1.0] * 3),
     }

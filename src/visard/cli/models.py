@@ -100,6 +100,10 @@ def evaluate(
     else:
         tested = open_model(model)
         faces = open_faces(DataSettings(size=tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
+        if not as_json:
+            say(f"pictures go in as {tested.contract}")
+            if line := tested.misaligned(getattr(faces, "faces", faces)):
+                mark("note", line)
     protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
     with nullcontext() if as_json else bar("embedding", 1) as shown:
         result = run_tests(

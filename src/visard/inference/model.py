@@ -28,8 +28,9 @@ from visard.evaluation.results import Evaluated, left_out
 from visard.inference.photos import Photos, framing
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
-from visard.models.files import open_model
-from visard.models.inputs import Inputs
+from visard.models.catalogue import locate
+from visard.models.files import located, open_model
+from visard.models.inputs import Inputs, words
 
 Data = FaceSet | FaceView | str | Path
 Pictures = npt.NDArray[np.uint8]  # (n, size, size, 3)
@@ -116,6 +117,24 @@ class FaceModel:
                 parts.append(embed(self, squares, flip=flip))
         return Embedded(np.concatenate(parts), tuple(files), tuple(skipped))
 
+    @property
+    def contract(self) -> str:
+        """What it expects of pictures and gives for them, in words."""
+        taken = self.inputs
+        cut = {"five": "aligned to five points", "haar": "cut by a Haar box"}.get(self.align, "not aligned")
+        pictures = f"{taken.size} x {taken.size} {taken.order.upper()}"
+        return f"{pictures}, {words(taken)}, {cut}, {self.spec['embedding']} numbers"
+
+    def misaligned(self, faces: FaceSet) -> str | None:
+        """A line for pictures that are not cut as the network wants them, None where they are."""
+        if faces.synthetic or self.align != "five" or faces.align == "five":
+            return None
+        how = "cut by a Haar box" if faces.align == "haar" else "not aligned"
+        return (
+            f"{faces.path.name} is {how}, and the model wants faces aligned to five points: expect worse figures "
+            "(visard data import --align five)"
+        )
+
     @cached_property
     def fingerprint(self) -> str:
         """16 hexadecimal digits over the file and the way pictures go in: equal means equal features."""
@@ -137,14 +156,14 @@ def load_model(
     mean: str | None = None,
     std: str | None = None,
 ) -> FaceModel:
-    """The model in a visard `.safetensors`, an InsightFace `.pth` / `.pt` (weights only) or an `.onnx` file.
+    """The model in a `.safetensors`, `.pth` / `.pt` (weights only) or `.onnx` file, or one of `visard models add`.
 
-    `input` is a preset (arcface, cosface, imagenet, raw) and `order` (rgb, bgr), `mean`, `std` ("0.5" or "a,b,c", of
-    pixels / 255) are single settings, for files that do not say how pictures go in. With `size` given, pictures of
-    other sizes are resized to it.
+    `input` is a preset (arcface, cosface, facenet, imagenet, raw) and `order` (rgb, bgr), `mean`, `std` ("0.5" or
+    "a,b,c", of pixels / 255) are single settings, for files that do not say how pictures go in. With `size` given,
+    pictures of other sizes are resized to it.
     """
     network, spec = open_model(path, name=input, size=size, order=order, mean=mean, std=std)
-    return FaceModel(network, spec, Path(path), resize=size is not None)
+    return FaceModel(network, spec, locate(located(path))[0], resize=size is not None)
 
 
 def open_data(data: Data) -> FaceView:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +21,12 @@ from torch import Tensor
 from visard.errors import VisardError, one_line
 from visard.models.inputs import Inputs
 from visard.models.onnx import OnnxNetwork, load_onnx
-from visard.models.steps import Step, StepNetwork, build, check_cost, module_of, run, to_text, work
+from visard.models.steps import Array, Draft, StepNetwork, Value, build, to_text
 
-Array = npt.NDArray[Any]
 TOLERANCE = 1e-4  # largest difference from onnxruntime, relative to the largest number of a feature
 ROUGH = 2e-2  # the same where the graph computes with 16 bits
 NONE = "its result depends on how many pictures there are"
 LOWEST = -3.4e38
-
-
-@dataclass(frozen=True)
-class Value:
-    """What one node makes of pictures: a number among the steps, and its shape with the batch."""
-
-    number: int
-    shape: tuple[int, ...]
-
-    @property
-    def dims(self) -> int:
-        return len(self.shape)
 
 
 @dataclass
@@ -81,40 +68,6 @@ class _Node:
         return found
 
 
-@dataclass
-class _Steps:
-    """The steps so far, for a batch of so many pictures; sizes come from torch's meta device, nothing is computed."""
-
-    batch: int
-    room: int  # bytes of arrays that may still be made
-    steps: list[Step] = field(default_factory=list)
-    weights: dict[int, dict[str, Array]] = field(default_factory=dict)  # of the step that makes a value
-    spent: int = 0
-
-    def add(self, op: str, inputs: Sequence[Value], weights: dict[str, Array] | None = None, **settings: Any) -> Value:
-        step = Step(op, tuple(v.number for v in inputs), settings)
-        with torch.device("meta"):
-            module, tensors = module_of(step), [torch.empty(v.shape) for v in inputs]
-            made = run(step, module, tensors)
-        self.spent += work(step, module, tensors, made)
-        check_cost(op, made, self.batch, self.spent)
-        self.steps.append(step)
-        if weights is not None:
-            self.spend(sum(w.nbytes for w in weights.values()))
-            self.weights[len(self.steps)] = weights
-        return Value(len(self.steps), tuple(made.shape))
-
-    def spend(self, count: int) -> None:
-        self.room -= count
-        if self.room < 0:
-            raise VisardError("makes arrays many times larger than its file")
-
-    @property
-    def trained(self) -> bool:
-        """Whether a layer came already: what is before works on pixels."""
-        return any(step.op in ("conv", "linear") for step in self.steps)
-
-
 def _dim(axis: int, dims: int) -> int:
     """A dimension counted from the front, behind the batch."""
     found = axis + dims if axis < 0 else axis
@@ -123,7 +76,7 @@ def _dim(axis: int, dims: int) -> int:
     return found
 
 
-def _shape(s: _Steps, x: Value, shape: Sequence[int]) -> Value:
+def _shape(s: Draft, x: Value, shape: Sequence[int]) -> Value:
     if not shape or shape[0] != x.shape[0] or math.prod(shape) != math.prod(x.shape):
         raise VisardError(NONE)
     return x if tuple(shape) == x.shape else s.add("reshape", [x], shape=[int(v) for v in shape[1:]])
@@ -157,7 +110,7 @@ def _window(n: _Node, x: Value, kernel: list[int]) -> tuple[list[int], list[int]
     return stride, dilation, _pads(n, x, kernel, stride, dilation)
 
 
-def _conv(s: _Steps, n: _Node) -> Value:
+def _conv(s: Draft, n: _Node) -> Value:
     x, weight, bias = n.value(), n.needed(1), n.array(2)
     if weight.ndim != 4:
         raise VisardError("is not one over the height and width of pictures")
@@ -172,7 +125,7 @@ def _conv(s: _Steps, n: _Node) -> Value:
     )  # fmt: skip
 
 
-def _norm(s: _Steps, n: _Node) -> Value:
+def _norm(s: Draft, n: _Node) -> Value:
     x = n.value()
     if n.get("training_mode", 0) or not n.get("spatial", 1) or x.dims > 4:
         raise VisardError("is not batch norm as it is after training")
@@ -184,7 +137,7 @@ def _norm(s: _Steps, n: _Node) -> Value:
     return s.add("norm", [x], weights, width=x.shape[1], eps=float(n.get("epsilon", 1e-5)), dims=dims)
 
 
-def _prelu(s: _Steps, n: _Node) -> Value:
+def _prelu(s: Draft, n: _Node) -> Value:
     x, slope = n.value(), _float(n.needed(1))
     wanted = (1,) * (slope.ndim - x.dims + 1) + (x.shape[1],) + (1,) * (x.dims - 2)
     if slope.size != 1 and (1,) * (x.dims - 1 - slope.ndim) + slope.shape != wanted:
@@ -192,7 +145,7 @@ def _prelu(s: _Steps, n: _Node) -> Value:
     return s.add("prelu", [x], {"weight": slope.reshape(-1)}, width=slope.size)
 
 
-def _binary(s: _Steps, n: _Node, op: str) -> Value | Array:
+def _binary(s: Draft, n: _Node, op: str) -> Value | Array:
     a, b = n.inputs[:2]
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         s.spend(8 * math.prod(np.broadcast_shapes(a.shape, b.shape)))
@@ -215,7 +168,7 @@ def _binary(s: _Steps, n: _Node, op: str) -> Value | Array:
     return s.add(f"{op}_constant", [x], weights, shape=[*known.shape], left=left, fixed=not s.trained)
 
 
-def _gemm(s: _Steps, n: _Node) -> Value:
+def _gemm(s: Draft, n: _Node) -> Value:
     x, weight, bias = n.value(), _float(n.needed(1)), n.array(2)
     if n.get("transA", 0) or x.dims != 2 or weight.ndim != 2:
         raise VisardError("is not one matrix for each picture's vector")
@@ -229,7 +182,7 @@ def _gemm(s: _Steps, n: _Node) -> Value:
     return s.add("linear", [x], weights, width=weight.shape[0], channels=weight.shape[1], bias=bias is not None)
 
 
-def _matmul(s: _Steps, n: _Node) -> Value:
+def _matmul(s: Draft, n: _Node) -> Value:
     x = n.value()
     if isinstance(n.inputs[1], Value):
         return s.add("matmul", [x, n.inputs[1]])
@@ -240,13 +193,13 @@ def _matmul(s: _Steps, n: _Node) -> Value:
     return s.add("linear", [x], weights, width=weight.shape[1], channels=weight.shape[0], bias=False)
 
 
-def _clip(s: _Steps, n: _Node) -> Value:
+def _clip(s: Draft, n: _Node) -> Value:
     ends = [n.array(1, "min"), n.array(2, "max")]
     low, high = (None if e is None or not np.isfinite(e).all() else float(e.reshape(-1)[0]) for e in ends)
     return n.value() if low is None and high is None else s.add("clip", [n.value()], low=low, high=high)
 
 
-def _reshape(s: _Steps, n: _Node) -> Value | Array:
+def _reshape(s: Draft, n: _Node) -> Value | Array:
     x, shape = n.inputs[0], n.whole(1, "shape")
     if x is None or shape is None:
         raise VisardError("lacks an input")
@@ -260,7 +213,7 @@ def _reshape(s: _Steps, n: _Node) -> Value | Array:
     return _shape(s, x, shape)
 
 
-def _flatten(s: _Steps, n: _Node) -> Value:
+def _flatten(s: Draft, n: _Node) -> Value:
     x = n.value()
     axis = n.get("axis", 1)
     if axis not in (1, 1 - x.dims):
@@ -268,7 +221,7 @@ def _flatten(s: _Steps, n: _Node) -> Value:
     return _shape(s, x, [x.shape[0], math.prod(x.shape[1:])])
 
 
-def _transpose(s: _Steps, n: _Node) -> Value | Array:
+def _transpose(s: Draft, n: _Node) -> Value | Array:
     x = n.inputs[0]
     if isinstance(x, np.ndarray):
         return x.transpose(n.get("perm"))
@@ -279,7 +232,7 @@ def _transpose(s: _Steps, n: _Node) -> Value | Array:
     return s.add("transpose", [x], dims=perm[1:])
 
 
-def _pool(s: _Steps, n: _Node, op: str) -> Value:
+def _pool(s: Draft, n: _Node, op: str) -> Value:
     x, kernel = n.value(), n.get("kernel_shape") or []
     stride, dilation, pads = _window(n, x, kernel)
     whole, ceil = bool(n.get("count_include_pad", 0)), bool(n.get("ceil_mode", 0))
@@ -296,7 +249,7 @@ def _pool(s: _Steps, n: _Node, op: str) -> Value:
     return s.add(op, [x], kernel=kernel, stride=stride, pad=pads[:2], ceil=ceil, whole=whole)
 
 
-def _mean(s: _Steps, n: _Node) -> Value:
+def _mean(s: Draft, n: _Node) -> Value:
     x = n.value()
     axes = n.whole(1, "axes")
     if not axes:
@@ -304,7 +257,7 @@ def _mean(s: _Steps, n: _Node) -> Value:
     return s.add("mean", [x], dims=sorted(_dim(a, x.dims) for a in axes), keep=bool(n.get("keepdims", 1)))
 
 
-def _length(s: _Steps, n: _Node) -> Value:
+def _length(s: Draft, n: _Node) -> Value:
     """The Euclidean length of features, which some graphs divide by at their end."""
     x, axes = n.value(), n.whole(1, "axes")
     if axes is None or len(axes) != 1 or not n.get("keepdims", 1):
@@ -312,14 +265,14 @@ def _length(s: _Steps, n: _Node) -> Value:
     return s.add("length", [x], dim=_dim(axes[0], x.dims))
 
 
-def _unit(s: _Steps, n: _Node) -> Value:
+def _unit(s: Draft, n: _Node) -> Value:
     x = n.value()
     if n.get("p", 2) != 2:
         raise VisardError("is not by the Euclidean length")
     return s.add("div", [x, s.add("length", [x], dim=_dim(n.get("axis", -1), x.dims))])
 
 
-def _concat(s: _Steps, n: _Node) -> Value | Array:
+def _concat(s: Draft, n: _Node) -> Value | Array:
     known = [x for x in n.inputs if isinstance(x, np.ndarray)]
     values = [x for x in n.inputs if isinstance(x, Value)]
     axis = n.get("axis", 0)
@@ -331,7 +284,7 @@ def _concat(s: _Steps, n: _Node) -> Value | Array:
     return s.add("concat", values, dim=_dim(axis, values[0].dims))
 
 
-def _pad(s: _Steps, n: _Node) -> Value:
+def _pad(s: Draft, n: _Node) -> Value:
     x, pads, value = n.value(), n.whole(1, "pads"), n.array(2, "value")
     axes, mode = n.whole(3), n.get("mode", "constant")
     if pads is None or mode not in ("constant", "reflect", "edge"):
@@ -351,7 +304,7 @@ def _pad(s: _Steps, n: _Node) -> Value:
     return s.add("pad", [x], pads=flat, **how)
 
 
-def _slice(s: _Steps, n: _Node) -> Value | Array:
+def _slice(s: Draft, n: _Node) -> Value | Array:
     x = n.inputs[0]
     if x is None:
         raise VisardError("lacks an input")
@@ -376,7 +329,7 @@ def _slice(s: _Steps, n: _Node) -> Value | Array:
     return x
 
 
-def _gather(s: _Steps, n: _Node) -> Value | Array:
+def _gather(s: Draft, n: _Node) -> Value | Array:
     x, index, axis = n.inputs[0], n.needed(1), n.get("axis", 0)
     if isinstance(x, np.ndarray):
         s.spend(x.itemsize * index.size * x.size // max(1, x.shape[axis]))
@@ -389,7 +342,7 @@ def _gather(s: _Steps, n: _Node) -> Value | Array:
     return taken if index.ndim else _shape(s, taken, [*x.shape[:dim], *x.shape[dim + 1 :]])
 
 
-def _squeeze(s: _Steps, n: _Node) -> Value | Array:
+def _squeeze(s: Draft, n: _Node) -> Value | Array:
     x, axes = n.inputs[0], n.whole(1, "axes")
     if x is None:
         raise VisardError("lacks an input")
@@ -401,7 +354,7 @@ def _squeeze(s: _Steps, n: _Node) -> Value | Array:
     return x.reshape(shape) if isinstance(x, np.ndarray) else _shape(s, x, shape)
 
 
-def _unsqueeze(s: _Steps, n: _Node) -> Value | Array:
+def _unsqueeze(s: Draft, n: _Node) -> Value | Array:
     x, axes = n.inputs[0], n.whole(1, "axes")
     if x is None or axes is None:
         raise VisardError("lacks an input")
@@ -412,7 +365,7 @@ def _unsqueeze(s: _Steps, n: _Node) -> Value | Array:
     return x.reshape(shape) if isinstance(x, np.ndarray) else _shape(s, x, shape)
 
 
-def _cast(s: _Steps, n: _Node) -> Value | Array:
+def _cast(s: Draft, n: _Node) -> Value | Array:
     kinds = {1: np.float32, 10: np.float16, 11: np.float64, 6: np.int32, 7: np.int64, 9: np.bool_}
     x, kind = n.inputs[0], kinds.get(n.get("to"))
     if kind is None or (isinstance(x, Value) and not issubclass(kind, np.floating)):
@@ -423,14 +376,14 @@ def _cast(s: _Steps, n: _Node) -> Value | Array:
     return n.value()
 
 
-def _shape_of(s: _Steps, n: _Node) -> Array:
+def _shape_of(s: Draft, n: _Node) -> Array:
     x = n.inputs[0]
     if x is None:
         raise VisardError("lacks an input")
     return np.asarray(x.shape, np.int64)[slice(n.get("start", 0), n.get("end"))]
 
 
-def _constant(s: _Steps, n: _Node) -> Array:
+def _constant(s: Draft, n: _Node) -> Array:
     for name, kind in (("value", None), ("value_float", np.float32), ("value_floats", np.float32)):
         if name in n.given:
             return np.asarray(n.given[name], kind)
@@ -440,18 +393,18 @@ def _constant(s: _Steps, n: _Node) -> Array:
     raise VisardError("is not of numbers")
 
 
-def _same(s: _Steps, n: _Node) -> Value | Array:
+def _same(s: Draft, n: _Node) -> Value | Array:
     found = n.inputs[0]
     if found is None:
         raise VisardError("lacks an input")
     return found
 
 
-def _simple(op: str) -> Callable[[_Steps, _Node], Value]:
+def _simple(op: str) -> Callable[[Draft, _Node], Value]:
     return lambda s, n: s.add(op, [n.value()])
 
 
-OPERATORS: dict[str, Callable[[_Steps, _Node], Value | Array]] = {
+OPERATORS: dict[str, Callable[[Draft, _Node], Value | Array]] = {
     "Conv": _conv, "BatchNormalization": _norm, "PRelu": _prelu, "Gemm": _gemm, "MatMul": _matmul,
     "Relu": _simple("relu"), "Sigmoid": _simple("sigmoid"), "Tanh": _simple("tanh"), "Clip": _clip,
     "LeakyRelu": lambda s, n: s.add("leaky_relu", [n.value()], slope=float(n.get("alpha", 0.01))),
@@ -493,7 +446,7 @@ def convert(path: str | Path, size: int | None = None, name: str | None = None, 
         steps = found[0]
         text = to_text(steps.steps)
         network = build(text, given.embedding, int(spec["size"]))
-        network.load_state_dict(_named(steps, network), strict=True)
+        network.load_state_dict(steps.named(network), strict=True)
         spec |= {"graph": text}
         network.eval()
         difference = compare(network, given, Inputs.of_spec(spec, path), check)
@@ -505,25 +458,11 @@ def convert(path: str | Path, size: int | None = None, name: str | None = None, 
     return Converted(network, spec, difference)
 
 
-def _named(steps: _Steps, network: StepNetwork) -> dict[str, Tensor]:
-    expected = network.state_dict()
-    found = {
-        f"{network.places[at]}.{k}": torch.from_numpy(v.copy()) for at, w in steps.weights.items() for k, v in w.items()
-    }
-    counters = {k: torch.zeros_like(v) for k, v in expected.items() if not v.is_floating_point()}
-    for key, value in found.items():
-        if key not in expected or expected[key].shape != value.shape:
-            raise VisardError(f"{key} has the shape {tuple(value.shape)}, which does not fit")
-        if not torch.isfinite(value).all():
-            raise VisardError("holds NaN or infinity among its weights")
-    return counters | found
-
-
-def _steps(about: dict[str, Any], arrays: dict[str, Array], given: OnnxNetwork, batch: int) -> _Steps:
+def _steps(about: dict[str, Any], arrays: dict[str, Array], given: OnnxNetwork, batch: int) -> Draft:
     """The steps of a graph up to its features."""
     assert given.size is not None
     path, side = given.path, given.size
-    steps = _Steps(batch, 4 * path.stat().st_size + 2**26)
+    steps = Draft(batch, 4 * path.stat().st_size + 2**26)
     first = Value(0, (batch, 3, side, side))
     if given.last:
         first = steps.add("transpose", [first], dims=[2, 3, 1])

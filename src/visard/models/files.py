@@ -29,11 +29,12 @@ from torch import Tensor, nn
 from visard.at_rest import Key, is_encrypted, refuse_encrypted
 from visard.errors import UsageError, VisardError, one_line
 from visard.files import PRIVATE, write_atomically
-from visard.models import build_spec, default_embedding
+from visard.models import BACKBONES, build_spec, default_embedding
+from visard.models.catalogue import entries, locate
 from visard.models.convert import convert
 from visard.models.inputs import PRESETS, Inputs, choose, preset
-from visard.models.iresnet import DEPTHS, WIDTHS, IResNet
 from visard.models.onnx import load_onnx
+from visard.models.published import READS, is_iresnet, looks_like, recognise
 from visard.plugins import is_loaded
 
 NEEDED = ("model", "embedding", "size")
@@ -64,34 +65,65 @@ def open_model(
     order: str | None = None,
     mean: str | None = None,
     std: str | None = None,
+    network: str | None = None,
 ) -> tuple[nn.Module, dict[str, str]]:
     """The network in a file, in evaluation mode, and its spec with `order`, `mean`, `std` and `size` of its pictures.
 
-    `name` (arcface, cosface, imagenet, raw), `order`, `mean` and `std` override what the file says; `size` is for
-    graphs that leave it open, and an error where a network takes another one.
+    `path` may be the name of a model in the catalogue, whose contract then counts. `name` (arcface, cosface, facenet,
+    imagenet, raw), `order`, `mean` and `std` override what the file says; `size` is for networks that leave it open,
+    and an error where one takes another. `network` is `package.module:factory`, for weights of a network of your own.
     """
-    path = located(path)
+    path, entry = locate(located(path))
     if name is not None:
         preset(name)
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}")
+        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}{_kept()}")
     if not path.is_file():
         raise UsageError(f"no model file at {path}")
-    network: nn.Module
+    if entry is not None:
+        network = network or (entry.model if ":" in entry.model else None)
+        size = size if size is not None else int(entry.size)
+    made: nn.Module
     if ending == ".onnx":
-        network, spec = load_onnx(path, size, name)
-    elif ending in WEIGHTS:
-        weights = load_insightface(path)
-        model, embedding, side = guess(weights)
-        spec = PRESETS["arcface"].to_spec() | {"model": model, "embedding": str(embedding), "size": str(side)}
-        network = filled(spec, weights)
+        made, spec = load_onnx(path, size, name)
+    elif ending in WEIGHTS or not _is_ours(path):
+        spec, weights = published(path, network, None, size)
+        try:
+            made = filled(spec, weights)
+        except VisardError as error:
+            raise VisardError(f"{path}: {error}") from None
     else:
-        network, spec = load(path)
+        made, spec = load(path)
+    spec |= {} if entry is None else entry.contract
     own = Inputs.of_spec(spec, path)
     if size not in (None, own.size):
         raise UsageError(f"{path}: takes pictures of {own.size} pixels, not {size}")
-    return network.eval(), spec | choose(own, name, order=order, mean=mean, std=std).to_spec()
+    return made.eval(), spec | choose(own, name, order=order, mean=mean, std=std).to_spec()
+
+
+def _kept() -> str:
+    names = [entry.name for entry in entries()]
+    return f", or is the name of one that is kept: {', '.join(names)}" if names else ""
+
+
+def published(
+    path: Path, network: str | None, embedding: int | None, size: int | None
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Spec and weights of a file that another project wrote: of `network`, or of a family that its names show."""
+    weights = read_weights(path) if path.suffix.lower() in WEIGHTS else _tensors(path)[0]
+    try:
+        if network is not None:
+            if ":" in network and not is_loaded(network):
+                raise UsageError(f"the network {network} is a plug-in: name its module if you trust it (--plugin)")
+            length = str(embedding or default_embedding(network))
+            return {"model": network, "embedding": length, "size": str(size or 112)}, weights
+        found = recognise(weights, size)
+        if found is None:
+            raise VisardError(f"looks like {looks_like(weights)}; visard reads {READS}")
+    except VisardError as error:
+        raise type(error)(f"{path}: {error}") from None
+    return found
 
 
 def load(path: str | Path) -> tuple[nn.Module, dict[str, str]]:
@@ -184,18 +216,34 @@ def read_model(path: str | Path, encrypt_with: Key | None = None) -> tuple[dict[
     path = located(path)
     if not path.is_file():
         raise UsageError(f"no model file at {path}")
-    try:
-        with _reading(path, encrypt_with) as file:
-            spec: dict[str, str] = dict(file.metadata() or {})
-            weights: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, TypeError, OverflowError, RuntimeError) as error:
-        raise VisardError(f"{path} is not a readable model file: {one_line(error)}") from None
+    weights, spec = _tensors(path, encrypt_with)
     if absent := [key for key in NEEDED if key not in spec]:
         raise VisardError(f"{path} was not written by visard: its metadata lacks {', '.join(absent)}")
     for key in ("embedding", "size"):
         if not spec[key].isascii() or not spec[key].isdigit() or len(spec[key]) > 9:
             raise VisardError(f"{path} is damaged: {key} is {spec[key][:40]!r}, not a number")
     return weights, {key: value for key, value in spec.items() if key != "format"}
+
+
+def _tensors(path: Path, encrypt_with: Key | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """What is in a file of safetensors, and its metadata."""
+    try:
+        with _reading(path, encrypt_with) as file:
+            spec: dict[str, str] = dict(file.metadata() or {})
+            weights: dict[str, Tensor] = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, TypeError, OverflowError, RuntimeError) as error:
+        raise VisardError(f"{path} is not a readable model file: {one_line(error)}") from None
+    return weights, spec
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file of safetensors is one of visard, or none at all, which reading it says."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            spec = file.metadata() or {}
+            return any(key in spec for key in (*NEEDED, "visard")) or not list(file.keys())
+    except (SafetensorError, OSError, ValueError, TypeError, OverflowError, RuntimeError):
+        return True
 
 
 def _sorted_header(data: bytes) -> bytes:
@@ -206,34 +254,6 @@ def _sorted_header(data: bytes) -> bytes:
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # the tensors must start at a multiple of 8
     return len(text).to_bytes(8, "little") + text + data[8 + length :]
-
-
-def load_insightface(path: str | Path) -> dict[str, Tensor]:
-    """Weights of an IResNet in float32, names and shapes checked; load them into `build(*guess(weights))`."""
-    weights = read_weights(path)
-    try:
-        name, embedding, size = guess(weights)
-        with torch.device("meta"):
-            expected = IResNet(DEPTHS[name], embedding, size).state_dict()
-        return fit(weights, expected)
-    except VisardError as error:
-        raise VisardError(f"{path}: {error}") from None
-
-
-def guess(weights: dict[str, Tensor]) -> tuple[str, int, int]:
-    """Name, embedding and size of the IResNet of these weights: its blocks are counted, `fc` has the right shape."""
-    blocks = [m[1] for key in weights if (m := re.match(r"layer([1-4])\.\d+\.prelu\.weight$", key))]
-    depths = tuple(blocks.count(stage) for stage in "1234")
-    fc = weights.get("fc.weight")
-    if not blocks or fc is None or fc.ndim != 2:
-        raise VisardError("not the weights of an IResNet (no layer1..4 with PReLU and no fc)")
-    name = next((name for name, known in DEPTHS.items() if known == depths), None)
-    if name is None:
-        raise VisardError(f"an IResNet with {depths} blocks is none of {', '.join(DEPTHS)}")
-    grid = round((fc.shape[1] / WIDTHS[3]) ** 0.5)
-    if grid < 1 or WIDTHS[3] * grid**2 != fc.shape[1]:
-        raise VisardError(f"fc.weight has {fc.shape[1]} inputs, not {WIDTHS[3]} times a square")
-    return name, fc.shape[0], 16 * grid
 
 
 def fit(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -332,41 +352,58 @@ def start(
     `side`. torchvision's ResNet-18 has no `embed`: it starts from seed 0, so that a run repeats, and its weights are
     made to take pictures in [-1, 1]. A converted ONNX file is compared with onnxruntime unless `check` is off.
     """
-    path = located(path)
+    path, entry = locate(located(path))
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}")
-    own = {"model": name, "size": str(side)}
+        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}{_kept()}")
+    if not path.is_file():
+        raise UsageError(f"no model file at {path}")
+    known = None if entry is None else int(entry.size)
     if ending == ".onnx":
-        if not path.is_file():
-            raise UsageError(f"no model file at {path}")
-        found = convert(path, check=CHECK if check else 0)
+        found = convert(path, known, check=CHECK if check else 0)
         spec, weights = found.spec, found.weights
-    elif ending == ".safetensors":
+    elif ending in WEIGHTS or not _is_ours(path):
+        spec, weights = _published_start(path, name if entry is None else entry.model, embedding, known or side)
+    else:
         weights, spec = read_model(path)
         if ":" in spec["model"] and spec["model"] != name and not is_loaded(spec["model"]):
             raise UsageError(f"{path}: its network is a plug-in, name it if you trust it: model.name = {spec['model']}")
-    else:
-        weights = read_weights(path)
-        try:
-            model, length, size = guess(weights)
-            spec = PRESETS["arcface"].to_spec() | {"model": model, "embedding": str(length), "size": str(size)}
-        except VisardError:
-            spec = own | {"embedding": str(embedding or default_embedding(name))}
+    spec = spec | ({} if entry is None else entry.contract)
     if embedding is not None and str(embedding) != spec["embedding"]:
         raise UsageError(f"model.embedding = {embedding}: the network of {path} gives {spec['embedding']} numbers")
+    added = False
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             expected = build_spec(spec).state_dict()
-        published = "embed.weight" in expected and "embed.weight" not in weights
-        if published:
+        if "embed.weight" in expected and "embed.weight" not in weights:
             weights |= {key: value for key, value in expected.items() if key.startswith("embed.")}
+            added = True
         fitted = fit(weights, expected)
     except VisardError as error:
-        raise VisardError(f"{path} does not fit the network {spec['model']}: {error}") from None
+        like = "" if "graph" in spec else f"; it looks like {looks_like(weights)}"
+        raise VisardError(f"{path} does not fit the network {spec['model']}: {error}{like}") from None
+    if "visard" not in spec:
+        spec.setdefault("align", "five")  # as nearly every public network was trained
     kept = {key: value for key, value in spec.items() if key in DESCRIBES}
-    return kept, for_plain_pictures(fitted) if published else fitted
+    return kept, for_plain_pictures(fitted) if added else fitted
+
+
+def _published_start(
+    path: Path, name: str, embedding: int | None, side: int
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Weights of another project: of the network `name` where that is a plug-in or fits, else of what they show."""
+    weights = read_weights(path) if path.suffix.lower() in WEIGHTS else _tensors(path)[0]
+    if name in BACKBONES and (":" in name or not is_iresnet(weights)):
+        own = {"model": name, "embedding": str(embedding or default_embedding(name)), "size": str(side)}
+        if ":" in name:
+            return own, weights
+        with torch.device("meta"):
+            expected = build_spec(own).state_dict().keys()
+        new = {key for key in expected if key not in weights and not key.endswith("num_batches_tracked")}
+        if all(key.startswith("embed.") for key in new) and set(weights) <= set(expected):
+            return own, weights
+    return published(path, None, embedding, side)
 
 
 def for_plain_pictures(weights: dict[str, Tensor]) -> dict[str, Tensor]:

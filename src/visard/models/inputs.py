@@ -66,9 +66,26 @@ class Inputs:
 PRESETS = {
     "arcface": Inputs(),
     "cosface": Inputs(std=(128 / 255,) * 3),  # (x - 127.5) / 128
+    "facenet": Inputs(std=(128 / 255,) * 3, size=160),  # as facenet-pytorch has it
     "imagenet": Inputs(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), size=224),
     "raw": Inputs(mean=(0.0,) * 3, std=(1 / 255,) * 3),  # 0..255: the network normalises by itself
 }
+
+
+def words(inputs: Inputs) -> str:
+    """What becomes of a pixel x in 0..255, with the preset's name if there is one."""
+    mean, std = (
+        parts[0] if len(set(parts := [f"{255 * v:.4g}" for v in values])) == 1 else f"[{', '.join(parts)}]"
+        for values in (inputs.mean, inputs.std)
+    )
+    name = preset_of(inputs)
+    return f"(x - {mean}) / {std}" + (f" ({name})" if name else "")
+
+
+def preset_of(inputs: Inputs) -> str | None:
+    """The name of the preset with this mean and deviation."""
+    plain = replace(inputs, order="rgb").to_spec()  # as text: what files hold is rounded
+    return next((name for name, known in PRESETS.items() if replace(known, size=inputs.size).to_spec() == plain), None)
 
 
 def preset(name: str) -> Inputs:

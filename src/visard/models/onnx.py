@@ -115,6 +115,7 @@ def load_onnx(path: str | Path, size: int | None = None, name: str | None = None
         inputs = PRESETS["raw" if network.graph.normalises else "arcface"]
     network.probe(network.size or inputs.size)
     spec = inputs.to_spec() | {"model": "onnx", "embedding": str(network.embedding), "size": str(network.size)}
+    spec |= {key: meta[key] for key in ("align", "licence", "visard") if len(meta.get(key, "")) in range(1, 1000)}
     return network.eval(), spec
 
 
@@ -167,7 +168,7 @@ def export_onnx(
                 input_names=["pictures"], output_names=["features"], external_data=False, verbose=False,
             )  # fmt: skip
         graph = onnx.load(str(beside))
-        onnx.helper.set_model_props(graph, dict(sorted(spec.items())))
+        onnx.helper.set_model_props(graph, {key: spec[key] for key in sorted(spec) if key != "graph"})
         onnx.save(graph, str(beside))
         difference = check_against(network, OnnxNetwork(beside), size, (1, 2, 5))
         if not difference <= TOLERANCE:

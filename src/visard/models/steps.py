@@ -16,8 +16,10 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,6 +32,7 @@ MAX_WORK = 2**38  # multiplications for one picture: 20 times those of IResNet-1
 MAX_LIST = 1024  # numbers in a setting
 MATRICES = ("conv", "linear")  # operations that make a block worth training by itself
 Pair = Sequence[int]
+Array = npt.NDArray[Any]
 
 
 class Step(NamedTuple):
@@ -335,3 +338,65 @@ def check_cost(what: str, made: Tensor, batch: int, spent: int) -> None:
         raise VisardError(f"{what} makes {made.numel() // batch} numbers of one picture, more than {MAX_VALUE}")
     if spent > MAX_WORK * batch:
         raise VisardError(f"needs more than {MAX_WORK} multiplications for a picture")
+
+
+@dataclass(frozen=True)
+class Value:
+    """What one node makes of pictures: a number among the steps, and its shape with the batch."""
+
+    number: int
+    shape: tuple[int, ...]
+
+    @property
+    def dims(self) -> int:
+        return len(self.shape)
+
+
+@dataclass
+class Draft:
+    """The steps so far, for a batch of so many pictures; sizes come from torch's meta device, nothing is computed."""
+
+    batch: int
+    room: int  # bytes of arrays that may still be made
+    steps: list[Step] = field(default_factory=list)
+    weights: dict[int, dict[str, Array]] = field(default_factory=dict)  # of the step that makes a value
+    spent: int = 0
+
+    def add(self, op: str, inputs: Sequence[Value], weights: dict[str, Array] | None = None, **settings: Any) -> Value:
+        step = Step(op, tuple(v.number for v in inputs), settings)
+        with torch.device("meta"):
+            module, tensors = module_of(step), [torch.empty(v.shape) for v in inputs]
+            made = run(step, module, tensors)
+        self.spent += work(step, module, tensors, made)
+        check_cost(op, made, self.batch, self.spent)
+        self.steps.append(step)
+        if weights is not None:
+            self.spend(sum(w.nbytes for w in weights.values()))
+            self.weights[len(self.steps)] = weights
+        return Value(len(self.steps), tuple(made.shape))
+
+    def spend(self, count: int) -> None:
+        self.room -= count
+        if self.room < 0:
+            raise VisardError("makes arrays many times larger than its file")
+
+    @property
+    def trained(self) -> bool:
+        """Whether a layer came already: what is before works on pixels."""
+        return any(step.op in ("conv", "linear") for step in self.steps)
+
+    def named(self, network: StepNetwork) -> dict[str, Tensor]:
+        """The weights under the names that the network has for them."""
+        expected = network.state_dict()
+        found = {
+            f"{network.places[at]}.{k}": torch.from_numpy(v.copy())
+            for at, w in self.weights.items()
+            for k, v in w.items()
+        }
+        counters = {k: torch.zeros_like(v) for k, v in expected.items() if not v.is_floating_point()}
+        for key, value in found.items():
+            if key not in expected or expected[key].shape != value.shape:
+                raise VisardError(f"{key} has the shape {tuple(value.shape)}, which does not fit")
+            if not torch.isfinite(value).all():
+                raise VisardError("holds NaN or infinity among its weights")
+        return counters | found
