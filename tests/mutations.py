@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant("iterations-one-more", "000 E iterations", "training.unit == \"iterations\" and done == training.amount",
            "training.unit == \"iterations\" and done > training.amount",
            golden("training", "iterations_cycle_through_shuffled_passes")),
-    Mutant("flip-channels", "0. flip of the width", "model.forward(x.flip(3))", "model.forward(x.flip(1))",
+    Mutant("flip-channels", "0. flip of the width", "view.faces.through(x.flip(3))", "view.faces.through(x.flip(1))",
            mutant("evaluation", "the_mirror_image_is_left_and_right")),
     # ---- 000 FedFR, Zhuang et al. ----
     Mutant("000-eq2-labels", "000 Eq. 2, pseudo labels",
@@ -539,7 +539,7 @@ MUTANTS = (
            TAYLOR),
     Mutant("004-eq7-horner", "004 Eq. 7, polynomial", "value = value * d + coefficient",
            "value = value * d - coefficient", TAYLOR),
-    Mutant("004-fitted", "004 fitted kernel", "torch.exp(-alpha * d)[:, None]", "torch.exp(-alpha * d / 2)[:, None]",
+    Mutant("004-fitted", "004 fitted kernel", "kernel = torch.exp(-alpha * d)", "kernel = torch.exp(-alpha * d / 2)",
            FITTED),
     Mutant("004-fitted-unit", "004 fitted kernel, units", "Polynomial(tuple(float(c) / unit**i for",
            "Polynomial(tuple(float(c) for", FITTED),

@@ -30,12 +30,12 @@ def scaled(
     whole_set = whole(own.get("identities"))
     try:
         settings = DataSettings.model_validate(data)
-    except ValidationError:
-        return dict(partition), ""  # which is said where settings are read
-    drawn = settings.source in ("synthetic", "sensors") and not settings.sets
-    if not whole_set or drawn or partition.get("kind") == "parties":
+        drawn = settings.source in ("synthetic", "sensors") and not settings.sets
+        if not whole_set or drawn or partition.get("kind") == "parties":
+            return dict(partition), ""
+        faces = open_faces(settings)
+    except (ValidationError, UsageError):  # which is said where settings are read, and data are opened
         return dict(partition), ""
-    faces = open_faces(settings)
     if faces.dtype != np.uint8:  # readings, whose classes are no people
         return dict(partition), ""
     _check_domains(faces, partition, given)
