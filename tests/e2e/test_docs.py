@@ -39,7 +39,7 @@ def run_command(words: list[str]) -> None:
         small = [
             s for s in smoke(words[2]) if s.partition("=")[0] not in given - {"method.rounds", "partition.clients"}
         ]
-        size = [s for s in small if not s.startswith("data.size") and not s.startswith("model.")]
+        size = [s for s in small if not s.startswith(("data.size", "model.embedding"))]
         if "--data" in words:  # the sets of the page say how many people and clients there are
             size = [s for s in size if not s.startswith(("data.", "partition."))]
         if any("data.source" in w for w in words):
