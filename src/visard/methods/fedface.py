@@ -83,7 +83,8 @@ class FedFace(Fitting[Server], Looking[Server]):
         "features copy the picture, the first class vectors are the mean faces: prevented by pinning the weights "
         "that a run begins with (weights.start) and keeping later ones near (bounds.distance). method.enrol asks "
         "for class vectors without training: refused unless bounds.lr begins at 0. It chooses the weights, the "
-        "learning rate and the steps, and has each client's update in the clear: pictures can be rebuilt from it, "
+        "learning rate and the steps, and without aggregation.secure has each client's update in the clear: "
+        "pictures can be rebuilt from it, "
         "the better the fewer pictures and steps (bounds.batch, bounds.steps, bounds.pictures)."
     )
     extendable = True

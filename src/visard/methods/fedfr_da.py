@@ -75,7 +75,8 @@ class FedFRDA(Aligning[Server]):
     title = "adapt to people whose pictures have no labels, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
+        "client's update in the clear: "
         "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
         "bounds.pictures). Running means of batch norm say what the pictures of a client are like on average: "
         "prevented by keeping statistic out of kinds, as a policy does by default; model.weights then keeps batch "

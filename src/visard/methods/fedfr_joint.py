@@ -83,7 +83,8 @@ class FedFRJoint(WithProxies[Server]):
     title = "one generic model for all, one personal model for each"
     paper = "Liu et al. 2022 (AAAI)"
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
+        "client's update in the clear: "
         "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
         "bounds.pictures). The class vectors of a client's own people stay at home; those of public people, which "
         "come back changed, tell which of them look like the client's (kind class_vectors). Running means of "

@@ -77,7 +77,8 @@ class HFMaml(Averaging):
     title = "Hessian-free meta-learning: a model that any client makes its own in a few batches"
     paper = "Gansekoele, Hess and Bhulai 2024"
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and has each client's update in the clear: "
+        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
+        "client's update in the clear: "
         "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
         "bounds.pictures). Where batch norm follows the batches, its running means at a learning rate near 0 are "
         "the mean face of a client with one person: prevented by keeping statistic out of kinds, as a policy does "
