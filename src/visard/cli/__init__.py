@@ -51,7 +51,10 @@ COMMANDS = {
         "models:audit",
         "Attack a method on random features and say what came out: encryption does not hide what a result determines.",
     ),
-    "models": ("model_files:app", "Recognisers that are kept with their contracts, where networks can be cut, files to fetch."),
+    "models": (
+        "model_files:app",
+        "Recognisers that are kept with their contracts, where networks can be cut, files to fetch.",
+    ),
     "export": ("models:export", "Write a model as ONNX, checked against PyTorch on random pictures."),
     "enroll": (
         "gallery:enroll",
