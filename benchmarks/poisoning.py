@@ -39,7 +39,7 @@ from visard.aggregation.reduction import Reduction
 from visard.aggregation.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from visard.aggregation.rules import Mean, Rule
 from visard.core import BoundStep, Client, Disclosure, Weights
-from visard.engines.network import refusal
+from visard.engines.refusal import refusal
 from visard.learning.heads import build_head
 
 CLIENTS, HOSTILE, PEOPLE = 20, 4, 40  # of the people the others are those to test on

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from visard.errors import VisardError
-from visard.runs.before_after import compare
+from visard.evaluation.paired import compare
 
 
 def slow(features: np.ndarray, identity: np.ndarray, far: float) -> tuple[float, dict[int, list[bool]], float]:

@@ -13,8 +13,8 @@ from visard.errors import UsageError
 from visard.text import duration, percent, share, size
 
 if TYPE_CHECKING:
+    from visard.evaluation.paired import Change
     from visard.runs.adapt import Adapted
-    from visard.runs.before_after import Change
 
 
 def adapt(

@@ -130,11 +130,10 @@ def show(result: Run) -> None:
     from visard.report.disclosure import add_up, judge
 
     metrics = result.metrics
-    if "change" in metrics:
-        _show_change(result)
-    rows = [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
     how = metrics.get("trained", {})
     part = f" (trained from {how['from']})" if "from" in how else f" (LoRA of rank {how['lora']})" if how else ""
+    shown = "change" in metrics and _show_change(result, part)
+    rows = [] if shown else [row for name, test in metrics["generic"].items() for row in _generic_rows(name, test)]
     if rows:
         table(f"Generic model on identities that no client has{part}", ("metric", "value", "95 % interval"), rows)
     from visard.evaluation.metrics import doubts
@@ -173,8 +172,8 @@ def show(result: Run) -> None:
     say(f"report: {result.report}")
 
 
-def _show_change(result: Run) -> None:
-    """The table of what the run made of the weights that it was given."""
+def _show_change(result: Run, part: str) -> bool:
+    """The table of what the run made of the weights that it was given; whether there is one."""
     from visard.report.change import tests
 
     rows = [
@@ -185,7 +184,8 @@ def _show_change(result: Run) -> None:
     ]
     if rows:
         columns = ("metric", "before", "after", "change", "95 % interval, points", "")
-        table("Before and after: the weights that were given, and the final model", columns, rows)
+        table(f"Before and after: the weights that were given, and the final model{part}", columns, rows)
+    return bool(rows)
 
 
 def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]:

@@ -27,12 +27,12 @@ from visard.deployment.memory import Memory, Record
 from visard.deployment.policy import Policy, digest_of
 from visard.disclosure import carried_kinds, pieces
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
+from visard.engines.refusal import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError
 from visard.files import PRIVATE, write_atomically
 
-MODEL = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.statistic})
 Seen = dict[str, Weights]  # by the field of a message: entries of the network
 
 

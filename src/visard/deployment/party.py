@@ -26,7 +26,7 @@ from visard.deployment.question import ANY, anything_of, question
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
 from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
-from visard.engines.network import undeclared
+from visard.engines.refusal import undeclared
 from visard.engines.request import LACKS, Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line

@@ -7,15 +7,17 @@ figures and not in their difference, whose interval is narrower than two interva
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from visard.evaluation.arrays import Floats, Ints, labels
+from visard.errors import VisardError
+from visard.evaluation.arrays import Doubles, Floats, Ints, labels
 from visard.evaluation.grid import Grid
-from visard.evaluation.metrics import LEVEL, describe, values
+from visard.evaluation.metrics import FEW, LEVEL, describe, values
 from visard.evaluation.protocols import Settings, make_pairs
-from visard.evaluation.scores import Limits
+from visard.evaluation.scores import Limits, stream_roc
 from visard.evaluation.verification import (
     consecutive,
     draws,
@@ -28,7 +30,70 @@ from visard.evaluation.verification import (
 from visard.files import mapping, number
 
 FOLDS = 10
+BOOTSTRAP = 1000  # resamples of people
 Samples = dict[str, list[float]]  # metric -> its value in each resample, NaN where a resample has none
+
+
+@dataclass(frozen=True)
+class Change:
+    """TAR before and after at one FAR, each at the threshold that gives this FAR then."""
+
+    far: float
+    before: float
+    after: float
+    low: float | None  # 95 % interval of the difference, over people
+    high: float | None
+    threshold_before: float
+    threshold_after: float
+    false_accepts: float  # that the rate allows: FAR x pairs of strangers
+
+    @property
+    def difference(self) -> float:
+        """Of the true accept rates."""
+        return self.after - self.before
+
+    @property
+    def unreliable(self) -> bool:
+        """Whether the rate stands for too few pairs."""
+        return self.false_accepts < FEW
+
+
+def compare(
+    before: Floats, after: Floats, identity: Ints, far: tuple[float, ...], bootstrap: int = BOOTSTRAP, seed: int = 0
+) -> tuple[Change, ...]:
+    """The change from features `before` to `after` (N, E) of pictures of `identity` (N,), for each rate.
+
+    People are drawn with replacement, the same ones for both: what makes a person easy or hard for both cancels. The
+    thresholds stay where all pairs put them.
+    """
+    if len(before) != len(after):
+        raise VisardError(f"features of {len(before)} pictures before and of {len(after)} after")
+    rocs = [stream_roc(features, identity, far=far) for features in (before, after)]
+    was, now = (
+        _shares(x, identity, [point.threshold for point in roc.tar], bootstrap, seed)
+        for x, roc in zip((before, after), rocs, strict=True)
+    )
+    found = []
+    for k, (old, new) in enumerate(zip(rocs[0].tar, rocs[1].tar, strict=True)):
+        spread = interval(now[:, k] - was[:, k], LEVEL, "identity")
+        known = spread.replicates > 0
+        found.append(
+            Change(
+                old.far, old.tar, new.tar, spread.low if known else None, spread.high if known else None,
+                old.threshold, new.threshold, old.far * rocs[0].impostors,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _shares(features: Floats, identity: Ints, thresholds: list[float], bootstrap: int, seed: int) -> Doubles:
+    """(bootstrap, thresholds): the pairs of one person that reach a threshold, in each resample of people."""
+    hits, totals = genuine_hits(Grid.build(features, identity, Limits().tile), np.array(thresholds))
+    drawn = draws(np.random.default_rng(seed), len(totals), bootstrap)
+    below = (drawn @ totals.astype(np.float64))[:, None]
+    found = np.full((bootstrap, len(thresholds)), np.nan)
+    np.divide(drawn @ hits.astype(np.float64), below, out=found, where=below > 0)
+    return found
 
 
 def resampled(
@@ -42,15 +107,8 @@ def resampled(
     if not settings.bootstrap:
         return {}
     points = list(record["tar"])
-    hits, totals = genuine_hits(
-        Grid.build(features, identity, Limits().tile), np.array([point["threshold"] for point in points])
-    )
-    drawn = draws(np.random.default_rng(seed), len(totals), settings.bootstrap)
-    below, found = drawn @ totals.astype(np.float64), Samples()
-    for k, point in enumerate(points):
-        share = np.full(len(below), np.nan)
-        np.divide(drawn @ hits[:, k].astype(np.float64), below, out=share, where=below > 0)
-        found[f"tar@far={point['far']:g}"] = share.tolist()
+    shares = _shares(features, identity, [point["threshold"] for point in points], settings.bootstrap, seed)
+    found: Samples = {f"tar@far={point['far']:g}": shares[:, k].tolist() for k, point in enumerate(points)}
     chosen = make_pairs(identity, int(record["fold_pairs"]), seed)
     distance = 2.0 - 2.0 * pair_scores(features, chosen.pairs).astype(np.float64)
     owners, fold = labels(identity, len(features))[chosen.pairs], consecutive(len(distance), FOLDS)

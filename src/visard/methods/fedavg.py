@@ -84,6 +84,17 @@ class Task(NamedTuple):
 class Averaging(Method[Server]):
     """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
 
+    hostile = (
+        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each client's "
+        "update in the clear: pictures can be rebuilt from it, the better the fewer pictures and steps "
+        "(bounds.batch, bounds.steps, bounds.pictures). Where batch norm follows the batches, its running means at "
+        "a learning rate near 0 are the mean face of a client with one person: prevented by keeping statistic out "
+        "of kinds, as a policy does by default, with model.weights (batch norm is frozen), or by method.batch_norm "
+        "= local. With share_head it gets class vectors, which are face templates: prevented by keeping "
+        "class_vectors out of kinds, also the default. Weights crafted for that must be near those of the round "
+        "before (bounds.distance), the first ones those that are pinned (weights.start)."
+    )
+    extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
@@ -173,20 +184,6 @@ class FedAvg(Averaging):
     name = "fedavg"
     title = "federated averaging: the backbone is shared, the pictures stay"
     paper = "McMahan et al. 2017; proximal term Li et al. 2020"
-    hostile = (
-        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
-        "client's update in the clear: "
-        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
-        "bounds.pictures). Where batch norm follows the batches, its running means at a learning rate near 0 are "
-        "the mean face of a client with one person: prevented by keeping statistic out of kinds, as a policy does "
-        "by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With share_head "
-        "it gets class vectors, which are face templates: prevented by keeping class_vectors out of kinds, also "
-        "the default. Weights crafted for that must be near those of the round before (bounds.distance), the "
-        "first ones those that are pinned (weights.start)."
-    )
-
-    extendable = True
-
     training: Training = Training()
     mu: NotNegative = 0.0  # FedProx
 

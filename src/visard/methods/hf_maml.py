@@ -76,19 +76,6 @@ class HFMaml(Averaging):
     name = "hf-maml"
     title = "Hessian-free meta-learning: a model that any client makes its own in a few batches"
     paper = "Gansekoele, Hess and Bhulai 2024"
-    hostile = (
-        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
-        "client's update in the clear: "
-        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
-        "bounds.pictures). Where batch norm follows the batches, its running means at a learning rate near 0 are "
-        "the mean face of a client with one person: prevented by keeping statistic out of kinds, as a policy does "
-        "by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With share_head "
-        "it gets class vectors, which are face templates: prevented by keeping class_vectors out of kinds, also "
-        "the default. Weights crafted for that must be near those of the round before (bounds.distance), the "
-        "first ones those that are pinned (weights.start)."
-    )
-
-    extendable = True
 
     rounds: AtLeastOne = 30
     head: HeadSettings = HeadSettings("arcface", 8.0, 0.5)

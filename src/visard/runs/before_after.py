@@ -14,75 +14,15 @@ from visard.core import Weights
 from visard.data.faces import FaceView
 from visard.engines.world import World, world_of_run
 from visard.errors import VisardError
-from visard.evaluation.grid import Grid
 from visard.evaluation.groups import DOMAIN, errors_by_group
-from visard.evaluation.metrics import FEW, LEVEL
-from visard.evaluation.scores import Limits, stream_roc
-from visard.evaluation.verification import draws, genuine_hits, interval
+from visard.evaluation.paired import BOOTSTRAP, Change, compare
 from visard.learning.features import embed
 from visard.learning.weights import load_weights
 from visard.models.files import read_model
 
-BOOTSTRAP = 1000  # resamples of people
 MOST_PICTURES = 4000  # of an estimate
 SOURCE = "source"  # the test on people of the source
 Features = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Change:
-    """TAR before and after at one FAR, each at the threshold that gives this FAR then."""
-
-    far: float
-    before: float
-    after: float
-    low: float | None  # 95 % interval of the difference, over people
-    high: float | None
-    threshold_before: float
-    threshold_after: float
-    false_accepts: float  # that the rate allows: FAR x pairs of strangers
-
-    @property
-    def difference(self) -> float:
-        """Of the true accept rates."""
-        return self.after - self.before
-
-    @property
-    def unreliable(self) -> bool:
-        """Whether the rate stands for too few pairs."""
-        return self.false_accepts < FEW
-
-
-def compare(
-    before: Features, after: Features, identity: Any, far: tuple[float, ...], bootstrap: int = BOOTSTRAP, seed: int = 0
-) -> tuple[Change, ...]:
-    """The change from features `before` to `after` (N, E) of pictures of `identity` (N,), for each rate.
-
-    People are drawn with replacement, the same ones for both: what makes a person easy or hard for both cancels. The
-    thresholds stay where all pairs put them.
-    """
-    if len(before) != len(after):
-        raise VisardError(f"features of {len(before)} pictures before and of {len(after)} after")
-    rocs, hits = [], []
-    for features in (before, after):
-        rocs.append(stream_roc(features, identity, far=far))
-        grid = Grid.build(features, identity, Limits().tile)
-        reached, totals = genuine_hits(grid, np.array([point.threshold for point in rocs[-1].tar]))
-        hits.append(reached)
-    drawn = draws(np.random.default_rng(seed), len(totals), bootstrap)
-    below, found = drawn @ totals.astype(np.float64), []
-    for k, (old, new) in enumerate(zip(rocs[0].tar, rocs[1].tar, strict=True)):
-        gained = (hits[1][:, k] - hits[0][:, k]).astype(np.float64)
-        shares = np.divide(drawn @ gained, below, out=np.full(bootstrap, np.nan), where=below > 0)
-        spread = interval(shares, LEVEL, "identity")
-        known = spread.replicates > 0
-        found.append(
-            Change(
-                old.far, old.tar, new.tar, spread.low if known else None, spread.high if known else None,
-                old.threshold, new.threshold, old.far * rocs[0].impostors,
-            )
-        )  # fmt: skip
-    return tuple(found)
 
 
 @dataclass(frozen=True)
