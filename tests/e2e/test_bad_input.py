@@ -295,3 +295,16 @@ def test_a_folder_without_permission(
 def test_bounds_hold_in_every_method(preset: str, setting: str) -> None:
     with pytest.raises(UsageError, match=re.escape(setting.partition("=")[0])):
         load(preset, [setting])
+
+
+def test_a_file_that_cannot_be_opened_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        (tmp_path / "a folder").open()
+
+    monkeypatch.setattr("visard.cli.commands", lambda: refuse)
+    got, text = visard_says(["run"], capsys, monkeypatch)
+    assert got == 1
+    assert " ".join(text.split()).endswith("a folder: No such file or directory")
+    assert "internal error" not in text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -272,6 +274,26 @@ def test_two_processes_do_not_do_the_work_twice(faces: FaceSet, tmp_path: Path) 
     said = [child.communicate(timeout=60)[0].count("chunk") for child in children]
     assert sum(said) == 6
     assert all(child.returncode == 0 for child in children)
+
+
+def test_a_fill_waits_while_another_process_holds_the_lock(faces: FaceSet, tmp_path: Path) -> None:
+    computed = threading.Event()
+    trunk = halves()[0]
+
+    def watched(x: Tensor) -> Tensor:
+        computed.set()
+        return trunk(x)
+
+    kept = stored(faces, watched, tmp_path / "cache")
+    assert kept.store is not None
+    held = os.open(kept.store.folder / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    filling = threading.Thread(target=kept.prepare)
+    filling.start()
+    assert not computed.wait(2), "computed while another process does the same"
+    os.close(held)
+    filling.join(60)
+    assert computed.is_set()
 
 
 def test_filling_leaves_the_threads_of_torch_alone(faces: FaceSet, tmp_path: Path) -> None:

@@ -99,15 +99,15 @@ def test_a_cut_that_is_none_is_one_clear_line(how: str, said: str) -> None:
 
 
 class Around(nn.Module):
-    """Layers that cannot be told apart by a cut: a shortcut round `b`, and `c` twice."""
+    """Layers that cannot be told apart by a cut: a shortcut round `b` and `inner`, and `c` twice."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.a, self.b, self.c, self.d = (nn.Linear(4, 4) for _ in range(4))
+        self.a, self.b, self.inner, self.c, self.d = (nn.Linear(4, 4) for _ in range(5))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)
-        x = self.b(x) + x
+        x = self.inner(self.b(x)) + x
         out: Tensor = self.d(self.c(self.c(x)))
         return out
 
@@ -118,11 +118,11 @@ class Branching(nn.Module):
 
 
 def test_no_cut_goes_through_a_shortcut_or_a_layer_that_is_used_twice() -> None:
-    # before b its input alone is needed, before the second c the first one stays in the trunk
+    # before b its input alone is needed, before inner two things are; the first c stays in front of the second
     assert [cut.layer for cut in cuts(Around(), (4,))] == ["b", "c", "d"]
     trunk, tail = split(Around(), "c")
     assert {name.split(".")[0] for name in tail.state_dict()} == {"c", "d"}
-    assert {name.split(".")[0] for name in trunk.network.state_dict()} == {"a", "b"}
+    assert {name.split(".")[0] for name in trunk.network.state_dict()} == {"a", "b", "inner"}
     with pytest.raises(UsageError, match="cannot be cut"):
         cuts(Branching(), (4,))
 

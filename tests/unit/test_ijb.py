@@ -76,9 +76,12 @@ def test_lost_pictures_take_their_templates_along(ijbc: Path, tmp_path: Path) ->
     assert (about["templates_dropped"], about["pairs_dropped"]) == (1, 2)
 
 
-def test_without_1n_and_1_1_files(ijbc: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("folders", [False, True])
+def test_without_1n_and_1_1_files(ijbc: Path, tmp_path: Path, folders: bool) -> None:
     for path in [*(ijbc / "meta").glob("*1N*"), ijbc / "meta" / "ijbc_template_pair_label.txt"]:
         path.unlink()
+        if folders:
+            path.mkdir()
     faces = FaceSet.open(import_faces("ijb", ijbc, tmp_path / "set").path)
     assert load_templates(faces).subject.tolist() == [-1] * 6
     with pytest.raises(UsageError, match="has no galleries"):

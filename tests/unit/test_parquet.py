@@ -113,6 +113,7 @@ def test_an_identity_taken_back_moves_the_others_together(tmp_path: Path) -> Non
         lambda d: d[:-1],
         lambda d: b"junk" * 99,
         lambda d: d[:40] + b"\xff" * 400 + d[440:],
+        lambda d: d.replace(b"label", b"lab\xffl"),
     ],
 )
 def test_damaged_files_are_one_line(tmp_path: Path, name: str, damage: Any) -> None:

@@ -59,7 +59,9 @@ def read(source: Path) -> Listing:
     if scored is None:
         raise UsageError(f"{meta} has no *_name_5pts_score.txt")
     points, score = _landmarks(scored, files)
-    galleries = {_gallery_name(path): _subjects(path) for path in sorted(meta.glob("*_1N_gallery_*.csv"))}
+    galleries = {
+        _gallery_name(path): _subjects(path) for path in sorted(meta.glob("*_1N_gallery_*.csv")) if path.is_file()
+    }
     probe_file = _one(meta, "*_1N_probe_mixed.csv")
     if galleries and probe_file is None:
         raise UsageError(f"{meta} has galleries but no *_1N_probe_mixed.csv")
@@ -92,7 +94,7 @@ def _listing(
 
 
 def _one(folder: Path, pattern: str) -> Path | None:
-    found = sorted(folder.glob(pattern))
+    found = sorted(path for path in folder.glob(pattern) if path.is_file())
     if len(found) > 1:
         raise UsageError(f"{folder} has {len(found)} files {pattern}: keep one data set in a folder")
     return found[0] if found else None

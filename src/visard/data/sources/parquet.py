@@ -87,13 +87,15 @@ def _batches(path: Path, column: str) -> Iterator[Any]:
                 yield batch.column(0)
 
 
-def _schema(path: Path) -> Any:
+@contextmanager
+def _schema(path: Path) -> Iterator[Any]:
     with _opened(path) as file:
-        return file.schema if path.suffix == ".arrow" else file.schema_arrow
+        yield file.schema if path.suffix == ".arrow" else file.schema_arrow
 
 
 def _columns(path: Path, image: str | None, label: str | None) -> tuple[str, str]:
-    names = _schema(path).names
+    with _schema(path) as schema:
+        names = schema.names  # decoded only when they are asked for
     chosen = []
     for wanted, usual, what in ((image, IMAGES, "pictures"), (label, LABELS, "labels")):
         if wanted is not None and wanted not in names:
@@ -108,7 +110,9 @@ def _columns(path: Path, image: str | None, label: str | None) -> tuple[str, str
 def _class_names(path: Path, label: str) -> list[str] | None:
     """The names that `datasets` keeps for the numbers of a column, if it does."""
     try:
-        about = json.loads((_schema(path).metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
+        with _schema(path) as schema:
+            kept = schema.metadata or {}
+        about = json.loads(kept[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError):
         return None
     return about if isinstance(about, list) and all(isinstance(name, str) and name for name in about) else None
