@@ -164,7 +164,7 @@ def main() -> None:
         if os.environ.get("VISARD_DEBUG"):
             raise
         if isinstance(error, OSError) and error.filename is not None:  # no such file, no permission, a full disk
-            _say(one_line(f"{error.filename}: {error.strerror}"))
+            _say(one_line(VisardError(f"{error.filename}: {error.strerror}")))
             sys.exit(1)
         _say(f"internal error: {one_line(error)} (VISARD_DEBUG=1 shows where)")
         sys.exit(1)
