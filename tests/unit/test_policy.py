@@ -259,8 +259,9 @@ def test_the_file_of_the_page_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("table", ["require", "local"])
-@pytest.mark.parametrize("value", ["07:32:00", "1979-05-27", "[1979-05-27T07:32:00Z]"])
-def test_dates_and_times_are_no_settings(tmp_path: Path, table: str, value: str) -> None:
+@pytest.mark.parametrize("value", ["07:32:00", "1979-05-27", "[1979-05-27T07:32:00Z]", "inf", "[-inf]", "nan"])
+def test_dates_and_numbers_without_end_are_no_settings(tmp_path: Path, table: str, value: str) -> None:
     """The worker process, which gets the policy as JSON, would have another one."""
-    with pytest.raises(UsageError, match=rf"policy\.toml: {table}: holds a date or a time, which no setting is"):
+    what = "a date or a time" if "7" in value else "inf or nan"
+    with pytest.raises(UsageError, match=rf"policy\.toml: {table}: holds {what}, which no setting is"):
         policy(tmp_path, f"{METHODS}[{table}.method]\nrounds = {value}\n")

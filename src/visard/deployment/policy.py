@@ -135,9 +135,11 @@ class Policy(Table):
     @classmethod
     def _plain(cls, found: dict[str, Any]) -> dict[str, Any]:
         try:
-            json.dumps(found)
+            json.dumps(found, allow_nan=False)
         except TypeError:
             raise ValueError("holds a date or a time, which no setting is") from None
+        except ValueError:
+            raise ValueError("holds inf or nan, which no setting is") from None
         return found
 
     @field_validator("require")
