@@ -7,7 +7,8 @@ The server crafts weights of `tiny` with which the embedding is the picture, in 
 - **Templates**: `fedface` then sends the mean face of every person as a class vector.
 - **Statistics**: with `fedavg` and a learning rate of 0 the running means of the last batch norm are the mean face of a
   party with one person.
-- **Updates**: within the default policy, the changes of the last layer are mixtures of pictures.
+- **Updates**: with `fedavg` the last layer's change at a party with two people is the difference of their faces. With
+  secure aggregation over five parties the server has that party's masked reply, and the mean change of all five.
 
 A correlation is that of the recovered picture with the person's mean face, over pixels. A person is recognised if, once
 the mean face of the public was taken away from all, it is higher than with the mean face of any of 40 others and of the
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,8 @@ import torch
 from torch import Tensor
 
 from visard import models
+from visard.aggregation.rules import Mean
+from visard.aggregation.secure import PHASES, OpenedShares, PublicKeys, SecureReduction, Shares
 from visard.config import load
 from visard.core import Weights
 from visard.data.faces import FaceSet
@@ -37,13 +40,15 @@ from visard.data.sources.catalog import DataSettings, open_faces
 from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
-from visard.deployment.policy import Between, Bounds, Policy, Start, digest_of
+from visard.deployment.policy import Between, Bounds, Policy, Protect, Start, digest_of
+from visard.disclosure import MASKED
 from visard.engines.codec import decode, encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.methods import fedavg, fedface
 
 SIZE, SIDE = 64, 16
 HOUSE = "house"
+RUN = "ab" * 16
 FEDFACE = (
     "model.frozen_norm=true", "method.pretrain_rounds=0", "partition.public_identities=0", "method.training.lr=0.001",
 )  # fmt: skip
@@ -154,14 +159,16 @@ class Result:
 
 
 class Victim:
-    """A party with some people, and what the server knows of faces in general."""
+    """Some people; what the server knows of faces in general, and 40 people at other parties."""
 
     def __init__(self, folder: Path, people: int, images: int, others: int = 40) -> None:
         self.folder, self.count = folder, 0
-        settings = DataSettings(identities=people + others, images_per_identity=images, size=SIZE, seed=5)
+        settings = DataSettings(identities=people + 2 * others, images_per_identity=images, size=SIZE, seed=5)
         self.all = open_faces(settings)
         flat, who = grey(np.asarray(self.all.pixels)), np.asarray(self.all.identity)
         self.means = np.stack([flat[who == i].mean(0) for i in range(people + others)])
+        self.neighbours = range(people + others, people + 2 * others)
+        self.pairs = [[k, k + 1] for k in range(0, people - 1, 2)]
         self.public = torch.from_numpy(self.means[people:].mean(0)).float()  # of people who are not at the party
         self.people = people
 
@@ -177,6 +184,21 @@ class Victim:
         self, faces: Path, method: str, changes: tuple[str, ...], policy: Policy, messages: list[Any], reply: type
     ) -> tuple[list[Any], Any]:
         """Replies to one request after the other, in rounds of one run, or why the last was refused; and the world."""
+        party, run, make = self.party(faces, method, changes, policy)
+        found: list[Any] = []
+        for round, message in enumerate(messages):
+            name = f"clients/{HOUSE}-{round + 1:06d}-1.bin"
+            request = Request(RUN, run, HOUSE, "local", "federate", round, 1, new_state=name)
+            header, payload = party.do(pack(request), encode(message))
+            if failure := unpack(header, Reply).failure:
+                return [*found, failure], None
+            found.append(decode(payload, reply))
+        return found, make(run, policy)[0].clients[HOUSE]
+
+    def party(
+        self, faces: Path, method: str, changes: tuple[str, ...], policy: Policy, client: str = HOUSE
+    ) -> tuple[Party, dict[str, Any], Callable[..., Any]]:
+        """A party with these pictures, the run as it hears of it, and what makes its world."""
         own = ["partition.kind=parties", "partition.clients=2", f"model.embedding={SIDE**2}", f"data.size={SIZE}"]
         settings = load(method, [*own, *changes]).to_dict()
         told = {k: v for k, v in settings.items() if k not in ("name", "engine", "data")}
@@ -184,17 +206,8 @@ class Victim:
         run = {"settings": told | {"data": {}}, "partition": "", "own": True, "spec": spec}
         self.count += 1
         home = self.folder / f"home-{self.count}"
-        make = partial(world_of_party, data=str(faces), file=None, clients=[HOUSE])
-        party = Party(make, OwnStates(home / "states"), Guard(home, policy))
-        found: list[Any] = []
-        for round, message in enumerate(messages):
-            name = f"clients/{HOUSE}-{round + 1:06d}-1.bin"
-            request = Request("ab" * 16, run, HOUSE, "local", "federate", round, 1, new_state=name)
-            header, payload = party.do(pack(request), encode(message))
-            if failure := unpack(header, Reply).failure:
-                return [*found, failure], None
-            found.append(decode(payload, reply))
-        return found, make(run, policy)[0].clients[HOUSE]
+        make = partial(world_of_party, data=str(faces), file=None, clients=[client])
+        return Party(make, OwnStates(home / "states"), Guard(home, policy)), run, make
 
     def judged(self, recovered: dict[int, np.ndarray]) -> Result:
         """Compare the picture that was recovered of each person with all mean faces."""
@@ -203,11 +216,16 @@ class Victim:
         plain = [correlation(x, self.means[p]) for p, x in recovered.items()]
         return Result(plain, sum(int(np.argmax(s)) == p for p, s in scores.items()))
 
-    def shown(self, difference: np.ndarray) -> np.ndarray:
-        """A picture from a difference to the public's mean face of unknown size: as far from it as people are."""
+    def told_apart(self, pair: list[int], change: Tensor) -> dict[int, np.ndarray]:
+        """The main direction of a last layer's change: one of two people in it, the other against it.
+
+        Which of the two is which is given away here, as one bit.
+        """
+        direction = np.linalg.svd(change[:, entries()].double().numpy())[2][0]
+        first, second = (self.means[p] - self.public.numpy() for p in pair)
+        sign = 1.0 if correlation(direction, first) > correlation(direction, second) else -1.0
         usual = float(np.linalg.norm(self.means[self.people :] - self.public.numpy(), axis=1).mean())
-        found: np.ndarray = self.public.numpy() + usual * difference / max(float(np.linalg.norm(difference)), 1e-12)
-        return found
+        return {p: self.public.numpy() + s * sign * usual * direction for p, s in zip(pair, (1.0, -1.0), strict=True)}
 
 
 def copy_of(faces: FaceSet, rows: np.ndarray, path: Path) -> None:
@@ -267,22 +285,77 @@ def statistics(victim: Victim, policy: Policy, lr: float = 0.0) -> Result:
     return victim.judged(recovered)
 
 
+UPDATES = ("model.frozen_norm=true", "method.training.batch_size=16", "method.training.lr=0.1")
+
+
 def updates(victim: Victim, policy: Policy) -> Result:
-    """The rows of the last layer's change, of which an oracle takes the one that fits each person best."""
-    people, theta = list(range(victim.people)), crafted(victim.public)
-    changes = ("model.frozen_norm=true", "method.training.batch_size=64", "method.training.lr=0.1")
-    message = [fedavg.Down(theta, {}, None, 0.1)]
-    found, data = victim.ask(victim.home(people), "fedavg", changes, policy, message, fedavg.Up)
-    if data is None:
-        return Result([], 0, found[-1])
-    change = (found[-1].theta["fc.weight"] - theta["fc.weight"])[:, entries()].double().numpy()
-    rows = [sign * row for row in change for sign in (1.0, -1.0)]
+    """The last layer's change as the difference of two faces, from parties with two people each."""
+    theta = crafted(victim.public)
+    recovered: dict[int, np.ndarray] = {}
+    for pair in victim.pairs:
+        message = [fedavg.Down(theta, {}, None, 0.1)]
+        found, data = victim.ask(victim.home(pair), "fedavg", UPDATES, policy, message, fedavg.Up)
+        if data is None:
+            return Result([], 0, found[-1])
+        recovered |= victim.told_apart(pair, found[-1].theta["fc.weight"] - theta["fc.weight"])
+    return victim.judged(recovered)
 
-    def best(person: int) -> np.ndarray:
-        face = victim.means[person] - victim.public.numpy()
-        return victim.shown(max(rows, key=lambda row: correlation(row, face)))
 
-    return victim.judged({p: best(p) for p in people})
+def masked_updates(victim: Victim, policy: Policy, of: str) -> Result:
+    """The same with secure aggregation: from the `reply` of a party behind its masks, or the `sum` over five parties.
+
+    The other four have ten people each, who are not in public.
+    """
+    theta = crafted(victim.public)
+    message = fedavg.Down(theta, {}, None, 0.1)
+    shape, before = theta["fc.weight"].shape, 1  # a 1 stands in front of a field
+    for name, value in theta.items():
+        if name == "fc.weight":
+            break
+        before += value.numel() if value.is_floating_point() else 0
+    recovered: dict[int, np.ndarray] = {}
+    for pair in victim.pairs:
+        vector, mean = secure_sum(victim, pair, policy, message)
+        if of == "reply":
+            change = vector[before : before + shape.numel()].reshape(shape)
+        else:
+            change = mean["fc.weight"] - theta["fc.weight"]
+        recovered |= victim.told_apart(pair, change)
+    return victim.judged(recovered)
+
+
+def secure_sum(victim: Victim, people: list[int], policy: Policy, message: fedavg.Down) -> tuple[Tensor, Weights]:
+    """One round over five parties, the first with these people: its masked vector, and the mean."""
+    groups = [people, *np.array_split(np.array(victim.neighbours), 4)]
+    changes = (*UPDATES, "aggregation.secure=true")
+    at = {
+        f"{HOUSE}-{k}": victim.party(victim.home(list(group)), "fedavg", changes, policy, f"{HOUSE}-{k}")
+        for k, group in enumerate(groups)
+    }
+    place = f"{RUN} federate 0 1"
+    reduction = SecureReduction(("theta",), place, Mean(secure=True), dict.fromkeys(at, 1.0))
+
+    def asked(step: str, ask: int, messages: Mapping[str, Any], reply: type) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, one in messages.items():
+            party, run, _ = at[name]
+            plan = reduction.plan(name) if step == "local" else ""
+            state = f"clients/{name}-000001-{ask}.bin"
+            request = Request(RUN, run, name, step, "federate", 0, ask, new_state=state, secure=plan)
+            header, payload = party.do(pack(request), encode(one))
+            if failure := unpack(header, Reply).failure:
+                raise RuntimeError(failure)
+            found[name] = decode(payload, reply)
+        return found
+
+    keys = asked("secure_keys", PHASES, reduction.invitations(at), PublicKeys)
+    shares = asked("secure_shares", 2 * PHASES, reduction.circles(keys), Shares)
+    reduction.begin(shares, message, fedavg.Up, frozenset())
+    replies = asked("local", 1, dict.fromkeys(at, message), fedavg.Up)
+    for name, reply in replies.items():
+        reduction.take(name, message, reply)
+    opened = asked("secure_open", 3 * PHASES, reduction.openings(), OpenedShares)
+    return replies[f"{HOUSE}-0"].theta[MASKED].double(), reduction.result(opened)[0]["theta"]
 
 
 def attacks(victim: Victim) -> dict[str, dict[str, Callable[[], Result]]]:
@@ -291,6 +364,7 @@ def attacks(victim: Victim) -> dict[str, dict[str, Callable[[], Result]]]:
     open_kinds = ("weights", "metric", "count", "class_vectors")
     default, agreed = Policy(methods=("fedavg", "fedface")), Policy(methods=("fedface",), kinds=open_kinds)
     counted = Policy(methods=("fedavg",), kinds=("weights", "metric", "count", "statistic"))
+    hidden = Policy(methods=("fedavg",), protect=Protect(secure_aggregation=True))
     pinned = Policy(
         methods=("fedface",), kinds=open_kinds, weights=Start(start=(digest_of(start),)), bounds=Bounds(distance=0.25)
     )
@@ -313,6 +387,8 @@ def attacks(victim: Victim) -> dict[str, dict[str, Callable[[], Result]]]:
         "updates (fedavg)": {
             "no policy": lambda: updates(victim, BEFORE),
             "default policy": lambda: updates(victim, default),
+            "secure aggregation required, the masked reply": lambda: masked_updates(victim, hidden, "reply"),
+            "secure aggregation required, the sum of five parties": lambda: masked_updates(victim, hidden, "sum"),
         },
     }
 
