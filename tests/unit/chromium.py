@@ -150,6 +150,10 @@ class Browser:
 
     def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
         """Load a page and wait until all charts are drawn."""
+        self.visit(page.resolve().as_uri(), "document.documentElement?.dataset.drawn == 'all'", width, height, dark)
+
+    def visit(self, address: str, until: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Load an address and wait until an expression is true there."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -159,11 +163,15 @@ class Browser:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self.call("Page.navigate", url=page.resolve().as_uri())
+        self.call("Page.navigate", url=address)
+        self.wait(until)
+
+    def wait(self, until: str) -> None:
+        """Until an expression is true."""
         end = time.monotonic() + 60
-        while self.evaluate("document.documentElement?.dataset.drawn") != "all":
+        while not self.evaluate(f"Boolean({until})"):
             if time.monotonic() > end:
-                raise TimeoutError(f"charts not drawn after 60 s; errors: {self.errors}")
+                raise TimeoutError(f"not after 60 s: {until}; errors: {self.errors}")
             time.sleep(0.1)
 
     def screenshot(self, path: Path) -> None:

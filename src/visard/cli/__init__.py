@@ -70,6 +70,10 @@ COMMANDS = {
     ),
     "gallery": ("gallery:app", "Look after a gallery: who is in it, remove people, encrypt it."),
     "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
+    "watch": (
+        "watch:watch",
+        "Follow runs while they go on: progress and time left, curves, who is slow or missing, bytes.",
+    ),
     "ledger": (
         "ledger:app",
         "Check the records of what left each client, and compare the two sides of a deployment.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -109,6 +110,9 @@ class RunWatcher:
         self._note = ""
         self._begun = False  # whether a round is done
 
+    def begun(self, folder: Path) -> None:
+        return
+
     def rendering(self, done: int, total: int) -> None:
         self.show("drawing synthetic faces", done, total)
 
@@ -132,11 +136,15 @@ class RunWatcher:
     def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> None:
         """Move the bar of what is going on."""
         if self._bar is None or self._bar.text != text:
-            self.close()
+            self._clear()
             self._bar = Bar(text, total)
         self._bar.update(done, note, now)
 
     def close(self) -> None:
+        """Nothing comes any more."""
+        self._clear()
+
+    def _clear(self) -> None:
         """Take the bar away."""
         if self._bar is not None:
             self._bar.close()

@@ -13,6 +13,7 @@ import typer
 
 from visard.cli import options
 from visard.cli.console import RunWatcher, mark, say, share, table
+from visard.cli.watch import PageWatcher
 from visard.errors import UsageError
 from visard.methods import METHODS
 from visard.plugins import BUILT_IN, KINDS, Registry
@@ -58,6 +59,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run folder (default: runs/<name>)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="show the run on a page while it goes on")] = False,
     encrypt_with: options.EncryptWith = None,
     plugin: options.Plugin = None,
 ) -> None:
@@ -70,6 +72,8 @@ def run(
       visard run fedavg --set method.rounds=5 --set partition.clients=4 --out runs/short
 
       visard run fedavg --data clients=hospital --data clients=campus --data test=visitors
+
+      visard run fedavg --watch
 
       visard run --resume --out runs/short
 
@@ -90,7 +94,7 @@ def run(
             "(only more rounds can be set: --set method.rounds=N)"
         )
     moved_key = [f"engine.encrypt_with={str(encrypt_with.absolute())!r}"] if encrypt_with else []
-    watcher = RunWatcher()
+    watcher = PageWatcher() if watch else RunWatcher()
     if not sets and (text := all_presets().get(source or "")) is not None:  # what it says is true as it stands
         say(f"{source}: {about(text)}")
     try:

@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from heapq import nlargest
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, get_type_hints
@@ -30,6 +32,10 @@ class Watcher(Protocol):
     One that is derived from this class does nothing where it does not say otherwise. The class attribute `files` names
     what it writes into the run folder, so that --overwrite may remove it.
     """
+
+    def begun(self, folder: Path) -> None:
+        """The run has its folder."""
+        return
 
     def rendering(self, done: int, total: int) -> None:
         """So many of the synthetic faces are drawn."""
@@ -69,6 +75,9 @@ class Watchers:
         self._all: list[Watcher] = [watchers] if alone else list(watchers or ())  # type: ignore[list-item,arg-type]
         self._failed: set[int] = set()
 
+    def begun(self, folder: Path) -> None:
+        self.tell("begun", folder)
+
     def rendering(self, done: int, total: int) -> None:
         self.tell("rendering", done, total)
 
@@ -98,6 +107,8 @@ class Watchers:
                     text = f"a watcher failed, the run goes on: {type(watcher).__name__}: {one_line(error)}"
                     logging.getLogger("visard").warning(line(text))
 
+
+SLOWEST = 100  # clients of a round whose seconds are in its event
 
 # name -> f(run folder); `engine.watchers` in the settings names them
 WATCHERS: Registry[Callable[[Path], Watcher]] = Registry("watchers", {})
@@ -187,6 +198,7 @@ def run_rounds(
             bytes_up=traffic.bytes_up, bytes_down=traffic.bytes_down + once,
             asked=traffic.asked, replied=traffic.replied, figures=traffic.figures,
             clients={c: f | {"seconds": traffic.seconds.get(c, 0.0)} for c, f in traffic.clients.items()},
+            slowest=dict(nlargest(SLOWEST, traffic.seconds.items(), key=itemgetter(1))),
         )  # fmt: skip
         once = 0
         watcher.round(stage.name, step + 1, len(plan), traffic.figures)

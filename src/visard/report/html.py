@@ -207,12 +207,12 @@ def page_of(title: str, kicker: str, heading: str, lead: str, facts: str, sectio
 
     # No plotly.js release has had these, but inside a script element they would end it or change how it ends.
     library = get_plotlyjs().replace("</script", "<\\/script").replace("<!--", "<\\!--")
-    script = _file("page.js")
+    script = page_file("page.js")
     parts = {
-        "policy": _policy(library, script),
+        "policy": policy(library, script),
         "version": esc(version()),
         "title": esc(title, 120),
-        "style": _file("style.css"),
+        "style": page_file("style.css"),
         "navigation": "".join(f'<li><a href="#{s.id}">{esc(s.short or s.title)}</a></li>' for s in sections),
         "kicker": kicker,
         "heading": esc(heading, 120),
@@ -225,11 +225,15 @@ def page_of(title: str, kicker: str, heading: str, lead: str, facts: str, sectio
         "library": library,
         "script": script,
     }
-    # One pass, so that nothing in the parts is taken for a place to fill.
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _file("page.html"))
+    return filled("page.html", parts)
 
 
-def _policy(*scripts: str) -> str:
+def filled(template: str, parts: Mapping[str, str]) -> str:
+    """A template with its places filled, in one pass: nothing in the parts is taken for such a place."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page_file(template))
+
+
+def policy(*scripts: str) -> str:
     """Content security policy: only the page's own scripts run, and nothing is fetched from anywhere."""
     hashes = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     allowed = " ".join(f"'sha256-{h}'" for h in hashes)
@@ -240,7 +244,8 @@ def _policy(*scripts: str) -> str:
 
 
 @cache
-def _file(name: str) -> str:
+def page_file(name: str) -> str:
+    """A template, script or style sheet of this folder."""
     return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 

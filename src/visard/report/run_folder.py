@@ -57,7 +57,7 @@ def _mend_last_line(path: Path) -> None:
         if not data or data.endswith(b"\n"):
             return
         start = data.rfind(b"\n") + 1
-        if _parse(data[start:]) is None:
+        if parse_event(data[start:]) is None:
             file.truncate(start)
         else:
             file.write(b"\n")
@@ -65,7 +65,7 @@ def _mend_last_line(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _parse(line: bytes) -> Event | None:
+def parse_event(line: bytes) -> Event | None:
     """The event in a line, or None if the line holds none."""
     try:
         value = json.loads(line, parse_constant=lambda _: None)
@@ -89,15 +89,15 @@ def read_events(path: Path | str) -> list[Event]:
     for i, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        event = _parse(line)
+        event = parse_event(line)
         if event is not None:
             events.append(event)
         elif i < len(lines):
             raise VisardError(f"{path}: line {i} is not an event (a JSON object with a name)")
-    return _latest(events)
+    return latest(events)
 
 
-def _latest(events: Sequence[Event]) -> list[Event]:
+def latest(events: Sequence[Event]) -> list[Event]:
     """Drop what later lines supersede."""
     attempt, attempts = 0, []
     reached: dict[tuple[Any, Any], int] = {}  # (stage, round) -> the last attempt that got there
@@ -145,6 +145,7 @@ class Round:
     replied: int | None
     figures: dict[str, float | None]
     clients: dict[str, dict[str, float | None]]
+    slowest: dict[str, float | None]  # seconds of the clients that took longest
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ def rounds(events: Sequence[Event]) -> list[Round]:
             replied=_count(e.get("replied")),
             figures=numbers(e.get("figures")),
             clients={k: numbers(v) for k, v in mapping(e.get("clients")).items()},
+            slowest=numbers(e.get("slowest")),
         )
         for e in events
         if e["event"] == "round"

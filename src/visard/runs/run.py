@@ -78,6 +78,7 @@ def run(
     files = [name for make in named for name in getattr(make, "files", ())]
     with run_folder(folder, settings, resume, overwrite, files), _threads(settings.numerics.threads_per_step):
         watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
+        watchers.begun(folder)
         link = connect(settings, watchers.problem)
         with closing(link) if link is not None else nullcontext(), _memory(settings) as memory:
             job = _open(settings, folder, watchers, link, memory)

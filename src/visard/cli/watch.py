@@ -1,0 +1,166 @@
+"""`visard watch`: runs as they go, on a page of this machine or in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from visard.cli.console import RunWatcher, mark, say
+from visard.errors import UsageError
+from visard.text import line, percent, plain
+
+if TYPE_CHECKING:
+    import socket
+
+    from visard.processes import Child
+
+EVERY = 2.0  # seconds between two looks
+
+
+def watch(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="on this machine (default: any that is free)")] = 0,
+    text: Annotated[bool, typer.Option("--text", help="in the terminal instead of on a page")] = False,
+    browser: Annotated[bool, typer.Option("--browser", help="open the page in the browser")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="for runs whose folders are not there yet")] = False,
+) -> None:
+    """Follow runs while they go on: progress and time left, curves, who is slow or missing, bytes.
+
+    The page is served to this machine alone, at an address with a random token, and loads nothing from elsewhere.
+
+    Examples:
+
+      visard watch runs/short
+
+      visard watch runs/one runs/two --browser
+
+      visard watch runs/short --text
+    """
+    from visard.report.live import LiveView
+    from visard.report.run_folder import PARTS
+
+    for folder in runs:
+        if not wait and not any((folder / part).is_file() for part in PARTS):
+            raise UsageError(f"{folder}: no run is there (--wait waits for one)")
+    if text:
+        follow(runs)
+        return
+    view = LiveView(runs, port)
+    say(f"watching at {view.address} (Ctrl-C ends)")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(view.address)
+    with suppress(KeyboardInterrupt):
+        view.serve()
+
+
+def follow(runs: Sequence[Path]) -> None:
+    """A table in the terminal until all runs have ended; where there is no terminal, a line for each change."""
+    from rich.live import Live
+
+    from visard.report.live import Followed
+
+    followed = [Followed(folder) for folder in runs]
+    shown: dict[int, str] = {}
+    table = Live(refresh_per_second=4) if sys.stdout.isatty() else None
+    try:
+        if table is not None:
+            table.start()
+        while True:
+            states = [run.state() for run in followed]
+            if table is not None:
+                table.update(_table(states), refresh=True)
+            for number, state in enumerate(states if table is None else ()):
+                said = _words(state)
+                if shown.get(number) != said:
+                    shown[number] = said
+                    say(said)
+            if all(state["state"] in ("finished", "stopped") for state in states):
+                return
+            time.sleep(EVERY)
+    except KeyboardInterrupt:
+        return
+    finally:
+        if table is not None:
+            table.stop()
+
+
+def _words(state: dict[str, Any]) -> str:
+    of = f" of {state['planned']}" if state["planned"] else ""
+    lost = [c["name"] for c in state["clients"] if c["state"] in ("missing", "refused")]
+    away = f"; without {', '.join(lost[:5])}" if lost else ""
+    return f"{state['name']}: {state['words']}, {state['done']}{of} rounds{away}. {_latest(state)}".strip()
+
+
+def _latest(state: dict[str, Any]) -> str:
+    """The last value of each curve but those of time and bytes."""
+    found = []
+    for curve in state["curves"]:
+        if curve["points"] and not curve["label"].startswith(("Seconds", "Megabytes")):
+            value = curve["points"][-1][1]
+            found.append(f"{curve['label']} {percent(value) if curve['percent'] else plain(value)}")
+    return ", ".join(found[:6])
+
+
+def _table(states: Sequence[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    found = Table(title="runs", title_justify="left")
+    for name in ("run", "state", "rounds", "time", "left", "clients in trouble", "last values"):
+        found.add_column(name)
+    for state in states:
+        facts = dict(state["facts"])
+        lost = [f"{c['name']} ({c['state']})" for c in state["clients"] if c["state"] != "there"]
+        rounds = f"{state['done']} of {state['planned']}" if state["planned"] else str(state["done"])
+        cells = (
+            state["name"], state["words"], rounds, facts.get("Time", ""), facts.get("Time left", ""),
+            ", ".join(lost[:5]), _latest(state),
+        )  # fmt: skip
+        found.add_row(*(Text(line(cell)) for cell in cells))
+    return found
+
+
+class PageWatcher(RunWatcher):
+    """Shows a run in the terminal, and on a page that a process of its own serves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._child: Child | None = None
+
+    def begun(self, folder: Path) -> None:
+        from visard.processes import Child, ChildError
+
+        self._child = Child("visard.cli.watch:serve_beside", quiet=True, folder=str(folder.absolute()))
+        try:
+            say(f"watching at {self._child.receive().decode()}")
+        except ChildError as error:
+            mark("warning", f"there is no page to watch the run on: {error}")
+
+    def close(self) -> None:
+        super().close()
+        if self._child is not None:
+            time.sleep(EVERY + 0.5)  # for the page to ask for the last state
+            self._child.kill()
+        self._child = None
+
+
+def serve_beside(channel: socket.socket, folder: str) -> None:
+    """A child process: says its address, and serves until its parent is gone."""
+    from visard.processes import receive, send
+    from visard.report.live import LiveView
+
+    view = LiveView([Path(folder)])
+    threading.Thread(target=view.serve, daemon=True).start()
+    send(channel, view.address.encode())
+    while receive(channel) is not None:
+        pass
+    view.close()

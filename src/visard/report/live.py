@@ -1,0 +1,298 @@
+"""`visard watch`: a page that follows runs while they go on, served to this machine alone.
+
+The address holds a random token; other addresses, and requests that a page from elsewhere makes, get nothing. The page
+asks for `state.json` every two seconds; of each event log only what is new is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import statistics
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from visard.errors import UsageError, VisardError
+from visard.evaluation.metrics import describe
+from visard.report.html import esc, filled, page_file, policy, version
+from visard.report.run_folder import Event, Run, latest, parse_event, read_run, warnings_of
+from visard.text import count, duration, line, size
+
+POINTS = 400  # of a curve that are sent
+ROWS = 200  # clients and messages that are sent
+QUIET = 60.0  # seconds without an event, and five times a usual round, after which a run may have been killed
+MOST = 64 * 2**20  # bytes of a log that are read at a time
+HOSTS = ("127.0.0.1", "localhost")
+
+Json = dict[str, Any]
+
+
+class Followed:
+    """A run folder whose event log grows."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.error = folder, ""
+        self._log = folder / "events.jsonl"
+        self._forget()
+
+    def _forget(self) -> None:
+        self._events: list[Event] = []
+        self._place, self._file, self._rest, self._state = 0, 0, b"", Json()
+
+    def state(self) -> Json:
+        """What the page shows of it."""
+        if self._refresh() or not self._state or self._state["state"] in ("running", "quiet", "waiting"):
+            self._state = self._described()
+        return self._state
+
+    def _refresh(self) -> bool:
+        """Read what is new; whether something was. A log that was replaced is read from its beginning."""
+        try:
+            about = self._log.stat()
+            if about.st_size < self._place or (self._file and about.st_ino != self._file):
+                self._forget()
+            self._file = about.st_ino
+            with self._log.open("rb") as file:
+                file.seek(self._place)
+                data = file.read(MOST)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.error = f"{self._log}: {error.strerror}"
+            return True
+        self._place += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._events += [event for text in lines if (event := parse_event(text)) is not None]
+        return bool(data)
+
+    def _described(self) -> Json:
+        run = Run(self.folder, latest(self._events), {}, {}, "")
+        if run.status[0] == "finished":
+            with suppress(VisardError):  # its metrics may be on their way
+                run = read_run(self.folder)
+        state, words = _state_of(run)
+        return {
+            "name": line(run.name if self._events else self.folder.name, 80),
+            "folder": line(self.folder, 200),
+            "method": line(run.method, 60),
+            "state": "stopped" if self.error else state,
+            "words": line(self.error or words, 300),
+            "done": len(run.rounds),
+            "planned": run.planned,
+            "facts": _facts(run, state),
+            "curves": _curves(run),
+            "clients": _clients(run),
+            "messages": _messages(run),
+            "report": run.report.is_file(),
+        }
+
+
+def _state_of(run: Run) -> tuple[str, str]:
+    if not run.events:
+        return "waiting", "Waiting for the first event"
+    state, words = run.status
+    if state != "unfinished":
+        return state, words
+    age, usual = _age(run), _usual(run)
+    stage = run.rounds[-1].stage if run.rounds else ""
+    if age is not None and age > max(QUIET, 5 * (usual or 0)):
+        return "quiet", f"Nothing new for {duration(age)}: it may have been killed"
+    return "running", f"Running{f': {stage}' if stage else ''}"
+
+
+def _age(run: Run) -> float | None:
+    """Seconds since the last event."""
+    try:
+        last = datetime.fromisoformat(str(run.events[-1].get("time")).replace("Z", "+00:00"))
+        return max(0.0, (datetime.now(UTC) - last).total_seconds())
+    except (ValueError, TypeError):
+        return None
+
+
+def _usual(run: Run) -> float | None:
+    """Seconds of a round as the last ones took them, tests between them included."""
+    rounds = [r.seconds for r in run.rounds[-9:] if r.seconds is not None]
+    if not rounds:
+        return None
+    tests = sum(e.seconds or 0.0 for e in run.evaluations if e.step >= 0) / max(1, len(run.rounds))
+    return statistics.median(rounds) + tests
+
+
+def _facts(run: Run, state: str) -> list[tuple[str, str]]:
+    found = [("Method", line(run.method, 60)), ("Clients", count(run.clients)), ("Time", duration(run.seconds))]
+    usual = _usual(run)
+    if state == "running" and usual is not None and run.planned:
+        left = max(0, run.planned - len(run.rounds))
+        found.append(("Time left", f"about {duration(usual * left)}"))
+    found.append(("Sent up", size(sum(r.bytes_up or 0 for r in run.rounds))))
+    found.append(("Sent down", size(sum(r.bytes_down or 0 for r in run.rounds))))
+    spent = [r.figures["epsilon"] for r in run.rounds if r.figures.get("epsilon") is not None]
+    if spent:
+        found.append(("Privacy spent", f"epsilon {spent[-1]:.3g}"))
+    return found
+
+
+def _curves(run: Run) -> list[Json]:
+    """Curves of the tests, then of what the method logs, then of time and bytes."""
+    found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {}
+    for test in run.measured:
+        for name, values in test.generic.items():
+            for key, value in values.items():
+                metric = describe(key)
+                found.setdefault((f"{metric.label} ({name})", metric.is_share), []).append((test.step + 1, value))
+    for r in run.rounds:
+        for name, value in sorted(r.figures.items(), key=lambda item: "loss" not in item[0]):
+            metric = describe(name)
+            found.setdefault((metric.label, metric.is_share), []).append((r.step + 1, value))
+        found.setdefault(("Seconds of a round", False), []).append((r.step + 1, r.seconds))
+        sent = None if r.bytes_up is None else r.bytes_up / 1e6
+        found.setdefault(("Megabytes sent up in a round", False), []).append((r.step + 1, sent))
+    return [
+        {"label": line(label, 80), "percent": share, "points": _fewer([p for p in points if p[1] is not None])}
+        for (label, share), points in found.items()
+    ]
+
+
+def _fewer(points: list[Any]) -> list[Any]:
+    """At most POINTS of a curve, the last one always."""
+    every = -(-len(points) // POINTS) if points else 1
+    kept = points[::every]
+    return kept if not points or kept[-1] == points[-1] else [*kept, points[-1]]
+
+
+def _clients(run: Run) -> list[Json]:
+    """Who took part lately: seconds of the last step, and who is slow, missing or refused."""
+    lost: dict[str, list[Event]] = {}
+    for event in run.events:
+        if event["event"] in ("missing", "refused", "far"):
+            lost.setdefault(str(event.get("client")), []).append(event)
+    last = run.rounds[-1] if run.rounds else None
+    seen = {client: (r.step + 1, seconds) for r in run.rounds[-50:] for client, seconds in r.slowest.items()}
+    times = [seconds for _, seconds in seen.values() if seconds is not None]
+    slow = 3 * statistics.median(times) if times else float("inf")
+    rows: list[Json] = []
+    for client in sorted(seen.keys() | lost.keys()):
+        problems, (step, seconds) = lost.get(client, []), seen.get(client, (None, None))
+        now = [p for p in problems if last is not None and (p.get("stage"), p.get("round")) == (last.stage, last.round)]
+        state = str(now[-1]["event"]) if now else "slow" if (seconds or 0.0) > max(slow, 1.0) else "there"
+        rows.append(
+            {
+                "name": line(client, 60),
+                "state": state,
+                "seconds": duration(seconds),
+                "round": step,
+                "problems": len(problems),
+                "reason": line(problems[-1].get("reason", ""), 200) if problems else "",
+            }
+        )
+    rows.sort(key=lambda row: bool(row["state"] == "there"))
+    return rows[:ROWS]
+
+
+def _messages(run: Run) -> list[str]:
+    """Warnings, newest first, and what was refused."""
+    said = [line(e.get("text", ""), 300) for e in run.of("warning")]
+    lost = [
+        line(f"{e.get('stage')} round {e.get('round')}: {e.get('client')}: no reply: {e.get('reason')}", 300)
+        for e in run.of("missing")[-ROWS:]
+    ]
+    return [*(line(text, 300) for text in warnings_of(run.events)), *reversed(said + lost)][:ROWS]
+
+
+class LiveView:
+    """The server of the page; `address` is where it is."""
+
+    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+        self.runs = [Followed(folder) for folder in folders]
+        self.token = secrets.token_urlsafe(16)
+        self.lock = threading.Lock()
+        try:
+            self._server = ThreadingHTTPServer((HOSTS[0], port), _handler(self))
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"--port {port}: {getattr(error, 'strerror', None) or error}") from None
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        self.address = f"http://{HOSTS[0]}:{self.port}/{self.token}/"
+
+    def state(self) -> bytes:
+        """All runs as JSON."""
+        with self.lock:
+            states = [run.state() for run in self.runs]
+        return json.dumps({"runs": states}, allow_nan=False, separators=(",", ":")).encode()
+
+    def page(self) -> bytes:
+        script = page_file("live.js")
+        fetching = f"{policy(script)}; connect-src 'self'"
+        parts = {"policy": fetching, "version": esc(version()), "style": page_file("style.css"), "script": script}
+        return filled("live.html", parts).encode()
+
+    def finished(self) -> bool:
+        """Whether every run has come to its end."""
+        with self.lock:
+            return all(run.state()["state"] in ("finished", "stopped") for run in self.runs)
+
+    def serve(self) -> None:
+        """Answer until `close`."""
+        self._server.serve_forever(poll_interval=0.5)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 10  # seconds for a request to come whole
+        server_version, sys_version = "visard", ""
+
+        def do_GET(self) -> None:
+            host = (self.headers.get("Host") or "").rpartition(":")[0]
+            _, token, *rest = [*urlsplit(self.path).path.split("/"), ""][:4]
+            if host not in HOSTS or not secrets.compare_digest(token.encode(), view.token.encode()):
+                return self._send(404, b"not found", "text/plain")
+            what = "/".join(rest).strip("/")
+            if what == "":
+                return self._send(200, view.page(), "text/html; charset=utf-8")
+            if what == "state.json":
+                return self._state()
+            if what.startswith("report-") and what[7:].isdecimal() and int(what[7:]) < len(view.runs):
+                with suppress(OSError):
+                    page = (view.runs[int(what[7:])].folder / "report.html").read_bytes()
+                    return self._send(200, page, "text/html; charset=utf-8")
+            return self._send(404, b"not found", "text/plain")
+
+        def _state(self) -> None:
+            body = view.state()
+            tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+            if self.headers.get("If-None-Match") == tag:
+                return self._send(304, b"", "application/json", tag)
+            return self._send(200, body, "application/json", tag)
+
+        def _send(self, status: int, body: bytes, kind: str, tag: str = "") -> None:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self.send_response(status)
+                headers = {
+                    "Content-Type": kind,
+                    "Content-Length": str(len(body)),
+                    "Cache-Control": "no-cache",
+                    "Referrer-Policy": "no-referrer",
+                    "X-Content-Type-Options": "nosniff",
+                    "X-Frame-Options": "DENY",
+                    "Cross-Origin-Resource-Policy": "same-origin",
+                }
+                for name, value in (headers | ({"ETag": tag} if tag else {})).items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Silent: the terminal belongs to the user."""
+
+    return Handler

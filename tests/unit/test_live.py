@@ -1,0 +1,182 @@
+"""`visard watch`: what it shows of a run that goes on, to this machine alone."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.chromium import Browser, find
+
+from visard.cli import watch
+from visard.errors import UsageError
+from visard.report import live
+from visard.report.live import Followed, LiveView
+from visard.report.run_folder import EventLog
+
+NAME = "<img src=x onerror=alert(1)>"
+
+
+def begin(folder: Path, rounds: int = 4, name: str = NAME) -> EventLog:
+    log = EventLog(folder / "events.jsonl")
+    log.write("run_started", name=name, method="fedavg", clients=3, stages=[{"name": "federate", "rounds": rounds}])
+    return log
+
+
+def go_on(log: EventLog, step: int, **more: Any) -> None:
+    log.write(
+        "round", stage="federate", round=step, step=step, seconds=2.0, bytes_up=1000, bytes_down=2000, asked=3,
+        replied=3, figures={"lr": 0.1, "loss": 5.0 - step}, clients={}, slowest={"a": 1.0, "b": 1.1, "c": 9.0}, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[LiveView]:
+    view = LiveView([tmp_path / "run"])
+    serving = threading.Thread(target=view.serve)
+    serving.start()
+    yield view
+    view.close()
+    serving.join(10)
+
+
+def get(view: LiveView, path: str, **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    with closing(http.client.HTTPConnection("127.0.0.1", view.port, timeout=10)) as link:
+        link.request("GET", path, headers=headers)
+        answer = link.getresponse()
+        return answer.status, answer.read(), dict(answer.getheaders())
+
+
+def test_a_run_is_followed_as_its_log_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Followed(tmp_path)
+    assert run.state()["state"] == "waiting"
+    log = begin(tmp_path)
+    assert (run.state()["state"], run.state()["planned"]) == ("running", 4)
+    go_on(log, 0)
+    log.write("missing", stage="federate", round=1, client="b", reason="no reply\x1b[31m")
+    log.write("evaluation", stage="federate", round=0, step=0, seconds=1.0, generic={"test": {"accuracy": 0.75}})
+    go_on(log, 1)
+    state = run.state()
+    assert state["done"] == 2
+    facts = dict(state["facts"])
+    assert facts["Time left"] == "about 5\N{NO-BREAK SPACE}s", "two rounds of two seconds, and half a test each"
+    assert facts["Sent up"] == "2\N{NO-BREAK SPACE}kB"
+    curves = {curve["label"]: curve for curve in state["curves"]}
+    assert list(curves)[:2] == ["Verification accuracy (test)", "Training loss"]
+    assert curves["Verification accuracy (test)"] == {
+        "label": "Verification accuracy (test)",
+        "percent": True,
+        "points": [(1, 0.75)],
+    }
+    assert curves["Training loss"]["points"] == [(1, 5.0), (2, 4.0)]
+    assert {c["name"]: c["state"] for c in state["clients"]} == {"a": "there", "b": "missing", "c": "slow"}
+    assert not any("\x1b" in text for text in state["messages"])
+    monkeypatch.setattr(live, "QUIET", -1.0)
+    monkeypatch.setattr(live, "_usual", lambda run: 0.0)
+    assert run.state()["state"] == "quiet", "nothing new for too long"
+    log.write("run_finished", seconds=5.0)
+    assert run.state()["state"] == "finished"
+
+
+def test_only_whole_lines_count_and_a_new_log_begins_anew(tmp_path: Path) -> None:
+    log, run = begin(tmp_path), Followed(tmp_path)
+    go_on(log, 0)
+    text = log.path.read_bytes()
+    log.path.write_bytes(text[:-30])
+    assert run.state()["done"] == 0, "the round is half written"
+    with log.path.open("ab") as file:
+        file.write(text[-30:])
+    assert run.state()["done"] == 1
+    log.path.unlink()
+    begin(tmp_path, rounds=9, name="another")
+    assert (run.state()["name"], run.state()["done"], run.state()["planned"]) == ("another", 0, 9)
+
+
+def test_long_curves_are_thinned_and_end_where_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "POINTS", 10)
+    log = begin(tmp_path, rounds=100)
+    for step in range(96):
+        go_on(log, step)
+    points = next(c for c in Followed(tmp_path).state()["curves"] if c["label"] == "Training loss")["points"]
+    assert len(points) <= 11
+    assert points[-1][0] == 96
+
+
+def test_the_token_and_this_machine_are_needed(view: LiveView, tmp_path: Path) -> None:
+    begin(tmp_path / "run")
+    (tmp_path / "run" / "report.html").write_text("a report")
+    inside = f"/{view.token}/"
+    status, page, headers = get(view, inside)
+    assert status == 200
+    assert b"connect-src 'self'" in page
+    assert headers["Cache-Control"] == "no-cache"
+    assert get(view, f"{inside}report-0")[1] == b"a report"
+    for path in ("/", "/state.json", "/wrong/state.json", f"{inside}report-1", f"{inside}report-../x",
+                 f"{inside}../run", f"{inside}events.jsonl", f"/{view.token[:-1]}/"):  # fmt: skip
+        assert get(view, path)[0] == 404, path
+    assert get(view, inside, Host=f"evil.example:{view.port}")[0] == 404, "a name that points here is not enough"
+    assert get(view, inside, Host=f"localhost:{view.port}")[0] == 200
+
+
+def test_what_has_not_changed_is_not_sent_again(view: LiveView, tmp_path: Path) -> None:
+    log = begin(tmp_path / "run")
+    status, body, headers = get(view, f"/{view.token}/state.json")
+    assert (status, json.loads(body)["runs"][0]["done"]) == (200, 0)
+    assert get(view, f"/{view.token}/state.json", **{"If-None-Match": headers["ETag"]})[:2] == (304, b"")
+    go_on(log, 0)
+    status, body, _ = get(view, f"/{view.token}/state.json", **{"If-None-Match": headers["ETag"]})
+    assert (status, json.loads(body)["runs"][0]["done"]) == (200, 1)
+
+
+@pytest.mark.skipif(find() is None, reason="no Chromium here")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
+    log = begin(tmp_path / "run")
+    with Browser(tmp_path / "profile") as browser:
+        browser.visit(view.address, "document.documentElement?.dataset.shown", width, dark=width < 600)
+        assert browser.evaluate("document.getElementById('title').textContent") == NAME, "text, not an element"
+        go_on(log, 0)
+        go_on(log, 1)
+        browser.wait("document.querySelectorAll('.plot path').length >= 3")
+        browser.wait("document.querySelector('.value').textContent == '2 of 4 rounds'")
+        assert browser.evaluate("document.querySelector('.pill.slow').textContent") == "slow"
+        assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        log.write("run_finished", seconds=5.0)
+        browser.wait("document.querySelector('.pill.finished')")
+        assert browser.errors == []
+        assert {address.split("/")[2] for address in browser.requests if "data:" not in address} == {
+            f"127.0.0.1:{view.port}"
+        }
+
+
+def test_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = begin(tmp_path / "one", name="one")
+    go_on(log, 0)
+    log.write("run_finished", seconds=5.0)
+    watch.follow([tmp_path / "one"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "one: Finished, 1 of 4 rounds. Training loss 5" in said
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no run is there"):
+        watch.watch([tmp_path])
+
+
+def test_the_page_of_a_run_that_begins_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = watch.PageWatcher()
+    watcher.begun(tmp_path)
+    address = " ".join(capsys.readouterr().out.split()).partition("watching at ")[2]
+    port, token = address.removeprefix("http://127.0.0.1:").strip("/").split("/")
+    begin(tmp_path)
+    with closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)) as link:
+        link.request("GET", f"/{token}/state.json")
+        assert json.loads(link.getresponse().read())["runs"][0]["planned"] == 4
+    watcher.close()
+    with pytest.raises(OSError), closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)) as link:
+        link.request("GET", "/")
