@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from visard import plugins
+from visard.aggregation.dp import Privacy
 from visard.aggregation.optimisers import OPTIMISERS
 from visard.aggregation.outgoing import Postprocessor
 from visard.aggregation.registries import POSTPROCESSORS, RULES
@@ -331,9 +332,16 @@ def checked(kind: Any, fields: dict[str, Any], path: str, where: str) -> Any:
 
 
 def _aggregation(section: Any, where: str) -> Rule:
-    """The rule that a section names, with an optimiser that is a name, or a table with a name and settings."""
+    """The rule that a section names, with an optimiser that is a name, or a table with a name and settings, and with
+    the settings of differential privacy."""
     given: dict[str, Any] = section if isinstance(section, dict) else {}
     named, name, optimiser = given.get("optimiser"), given.get("rule", Mean.name), None
+    if (dp := given.get("dp")) is not None:
+        if name != Mean.name and name in RULES:
+            raise UsageError(f"{where}: aggregation.rule = {name}: the noise of aggregation.dp is for the mean alone")
+        if not isinstance(dp, dict):
+            raise UsageError(f"{where}: aggregation.dp = {str(dp)[:60]}: must be a section, for example dp.epsilon = 8")
+        section = given = given | {"dp": checked(Privacy, dp, "aggregation.dp", where)}
     if named is not None:
         section = {k: v for k, v in given.items() if k != "optimiser"}
         tree = {"aggregation.optimiser": {"name": named} if isinstance(named, str) else named}

@@ -25,7 +25,7 @@ from visard.engines.local import perform
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import PublicError
 from visard.learning.train import Training, batches
-from visard.methods import METHODS, fedavg, fedface, supervised
+from visard.methods import METHODS, fedavg, fedface, scoring, supervised
 from visard.methods.hf_maml import HFMaml, MetaTraining
 from visard.methods.scoring import steps_of
 
@@ -417,3 +417,32 @@ def test_class_vectors_of_public_people_are_not_those_of_a_partys_own(server: Ma
     fit, measure = supervised.Fit(one.theta, 0.01, class_vectors=True), supervised.Measure(one.theta)
     assert one.ask(fit, step="fit")[0] == "this step is for public alone"
     assert one.ask(measure, step="measure")[0] == "this step is for public alone"
+
+
+def test_a_party_counts_what_it_spends_and_stops_at_its_budget(server: Make) -> None:
+    """Over kills, forgotten runs and other runs; the same request again costs nothing."""
+    noisy, plain = ("model.name=tiny_nobn", "aggregation.dp.noise=2"), Protect(dp_epsilon=2.5, dp_delta=1e-3)
+    one = server(*noisy, protect=plain)
+    assert "sends nothing into sums without noise" in one.train()
+    assert "sends nothing into sums without noise" in one.train(noise=float("inf"))
+    assert one.train(noise=2.0) == ""
+    assert [one.train(noise=2.0), one.train(noise=2.0)] == ["", ""]
+    total, _ = Memory(one.home).spent()[HOUSE]
+    assert total == 0.25
+    assert one.train(noise=2.0, lr=0.2) == "", "another request for the same place is another reply"
+    assert Memory(one.home).spent()[HOUSE][0] == 0.5
+    one.restart(one.party.guard.policy)  # type: ignore[union-attr]
+    Memory(one.home).forget(RUN)
+    refused = one.train(run="cd" * 16, noise=1.0)
+    assert "this round would make epsilon 4" in refused
+    assert "this party's budget is 2.5 (protect.dp_epsilon)" in refused
+    assert Memory(one.home).spent()[HOUSE][0] == 0.5, "what was refused was not spent"
+    assert one.train(run="cd" * 16, noise=8.0) == ""
+    assert not one.ask(scoring.ScoreRequest(one.theta), step="score", run="cd" * 16)[0], "tests are no sums"
+
+
+def test_a_budget_that_cannot_be_read_is_no_budget(server: Make) -> None:
+    one = server("model.name=tiny_nobn", "aggregation.dp.noise=2", protect=Protect(dp_epsilon=5))
+    one.home.mkdir(parents=True, exist_ok=True)
+    (one.home / "spent.json").write_text('{"house-1": "nothing"}')
+    assert "record of what it has spent is damaged" in one.train(noise=2.0)

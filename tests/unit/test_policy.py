@@ -159,7 +159,7 @@ def test_a_policy_survives_its_file(tmp_path: Path) -> None:
     ("protect", "words"),
     [
         ("secure_aggregation = true", "secure aggregation, which the run has not"),
-        ("dp_epsilon = 3", "differential privacy"),
+        ("dp_epsilon = 3", "requires differential privacy, which the run has not"),
     ],
 )
 def test_protection_that_a_run_has_not_refuses_it(tmp_path: Path, protect: str, words: str) -> None:

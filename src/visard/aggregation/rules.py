@@ -22,6 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from visard.aggregation.dp import Privacy
 from visard.aggregation.limits import BOUND, MAX_WEIGHT
 from visard.aggregation.optimisers import Optimiser
 from visard.core import Weights
@@ -151,16 +152,21 @@ class Mean(Rule):
     neighbours: Annotated[int, Field(ge=2, le=4095)] = 100  # clients that each client has masks with, at most
     range: Annotated[float, Field(gt=0, le=1e6)] = 4.0  # largest change of one number in one round
 
+    dp: Privacy | None = None  # bounds and noise by which no client shows in the result
+
     def __post_init__(self) -> None:
+        if self.dp is not None and self.bound:
+            raise ValueError("bound is a multiple of the median of the norms, dp has a bound of its own (dp.clip)")
         if self.secure and self.bound:
             raise ValueError("bound needs the single replies, which secure = true hides ([[outgoing]] has clip)")
 
     @property
     def limited(self) -> bool:
-        return super().limited and not self.secure
+        return super().limited and not self.secure and self.dp is None
 
     def between_parties(self) -> Self:
-        return super().between_parties() if not self.secure else dataclasses.replace(self, bound=0.0)
+        own = self.secure or self.dp is not None
+        return dataclasses.replace(self, bound=0.0) if own else super().between_parties()
 
     def begin(self, sent: Weights | None) -> Gathered:
         return RunningMean()

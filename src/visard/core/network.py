@@ -72,6 +72,11 @@ class Network(Protocol):
         """
         ...
 
+    def sample(self, share: float) -> list[ClientId]:
+        """A random share of the clients (at least one), in their fixed order: a fixed number of them, unless the run's
+        differential privacy wants each drawn by itself."""
+        ...
+
     def log(self, /, **metrics: float) -> None:
         """Record metrics of this round (a loss, a diagnostic) for the event log and the report."""
         ...
@@ -82,10 +87,8 @@ class Network(Protocol):
 
 
 def sample_clients(net: Network, share: float) -> list[ClientId]:
-    """A random share of the clients (at least one) by the server's generator, in their fixed order."""
-    count = max(1, round(share * len(net.clients)))
-    chosen = torch.randperm(len(net.clients), generator=net.rng)[:count].tolist()
-    return [net.clients[i] for i in sorted(chosen)]
+    """A random share of the clients (at least one), in their fixed order; see `Network.sample`."""
+    return net.sample(share)
 
 
 def mean_metrics(parts: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:

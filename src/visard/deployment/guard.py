@@ -21,6 +21,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor
 
+from visard.aggregation.accounting import epsilon_plain
 from visard.aggregation.secure import Opening, Plan
 from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
 from visard.deployment.memory import Memory, Record
@@ -148,6 +149,34 @@ class Watch:
             self._masks(Plan.parse(self.request.secure), message)
         elif self.policy.protect.secure_aggregation and MODEL & frozenset(declared_kinds(step.types[1]).values()):
             raise PublicError("this party requires secure aggregation: it sends no weights in the clear (protect)")
+
+        if MODEL & frozenset(declared_kinds(step.types[1]).values()):
+            self._spend(message)
+
+    def _spend(self, message: Any) -> None:
+        """Count the sum that the reply is for, for good, before anything is computed; refuse one beyond the budget.
+
+        The server knows who takes part, so the party counts each time in full. The same request again, as after a
+        restart, costs nothing: its reply is the same.
+        """
+        protect, request = self.policy.protect, self.request
+        if protect.dp_epsilon is None:
+            return
+        if not 0 < request.noise < math.inf:
+            raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
+        place = [request.run, request.stage, request.round, request.ask, request.noise]
+        asked = digest_of_text(json.dumps(place) + hashlib.sha256(encode(message)).hexdigest())
+        spent = self.guard.memory.spent()
+        total, last = spent.get(request.client, (0.0, ""))
+        if last == asked:
+            return
+        total += request.noise**-2
+        if (epsilon := epsilon_plain(total, protect.dp_delta)) > protect.dp_epsilon:
+            raise PublicError(
+                f"this round would make epsilon {epsilon:.3g} at delta {protect.dp_delta:g}, this party's budget is "
+                f"{protect.dp_epsilon:g} (protect.dp_epsilon)"
+            )
+        self.guard.memory.spend(request.client, total, asked)
 
     def look(self, message: Any) -> None:
         """Refuse class vectors and weights that the policy does not allow."""

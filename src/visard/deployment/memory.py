@@ -4,9 +4,10 @@
     states/RUN/kept.json    which states were committed (`party.OwnStates`), which lie beside it in clients/
     states/RUN/seen-*.bin   the weights of the last request to a client, to measure the next ones by
     consents/RUN.toml       the policy that somebody agreed to at this machine, where no file was given
+    spent.json              of each client what its sums with noise add up to, over all runs (`protect.dp_epsilon`)
     models/*-RUN-*          the models that the party keeps; forgetting a run leaves them unless asked to remove them
 
-Of a forgotten run only its id and the day remain, so that no server takes it up again. No torch here.
+Of a forgotten run only its id, the day and what it spent remain, so that no server takes it up again. No torch here.
 """
 
 from __future__ import annotations
@@ -65,6 +66,20 @@ class Memory:
         """Keep a record."""
         path = self.states / run / "run.json"
         write_atomically(path, json.dumps(vars(record), indent=1) + "\n", PRIVATE, parents=True)
+
+    def spent(self) -> dict[str, tuple[float, str]]:
+        """Of each client: the sum of 1 / noise^2 over all sums that it was in, and the digest of the last one."""
+        path = self.home / "spent.json"
+        tree = mapping(read_json(path)) if path.exists() else {}
+        try:
+            return {str(client): (float(total), str(last)) for client, (total, last) in tree.items()}
+        except (TypeError, ValueError):
+            raise PublicError("this party's record of what it has spent is damaged") from None
+
+    def spend(self, client: str, total: float, last: str) -> None:
+        """Note what a client has spent with its next sum, durably."""
+        spent = self.spent() | {client: (total, last)}
+        write_atomically(self.home / "spent.json", json.dumps(spent, indent=1) + "\n", PRIVATE, parents=True)
 
     def runs(self) -> dict[str, Record]:
         """Runs that are not forgotten, the oldest first."""

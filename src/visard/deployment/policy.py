@@ -5,7 +5,7 @@ kinds       kinds of things that may leave (weights, class_vectors, statistic, m
 runs        ids of runs, servers: fingerprints of their CA; empty: any
 [bounds]    of every request: rounds, steps, learning rate, batch, pictures, parties, distance of weights, ...
 [weights]   start: digests of the weights that a run may begin with; frozen: entries that must stay the same
-[protect]   batch_norm_at_home, secure_aggregation, and what no run offers yet: dp_epsilon
+[protect]   batch_norm_at_home, secure_aggregation, and a budget of differential privacy: dp_epsilon, dp_delta
 [retention] days after which the states of a run that has gone quiet are removed
 [require]   settings of the run -> what they must be: a value, { at_least = x }, { at_most = x } or { one_of = [...] }
 [local]     settings that this party sets itself, in place of what the run says
@@ -92,7 +92,8 @@ class Protect(Table):
 
     batch_norm_at_home: bool = False  # no entry of batch norm leaves, its scale and shift neither
     secure_aggregation: bool = False  # the server sees sums alone
-    dp_epsilon: float | None = Field(default=None, gt=0)  # most that differential privacy may spend
+    dp_epsilon: float | None = Field(default=None, gt=0)  # most that all runs together may spend (aggregation.dp)
+    dp_delta: float = Field(default=1e-5, gt=0, lt=1)
 
 
 class Retention(Table):
@@ -222,8 +223,8 @@ class Policy(Table):
         aggregation = settings.get("aggregation")
         if self.protect.secure_aggregation and not (isinstance(aggregation, Mapping) and aggregation.get("secure")):
             raise PublicError("this party requires secure aggregation, which the run has not (aggregation.secure)")
-        if self.protect.dp_epsilon is not None:
-            raise PublicError("this party requires a budget of differential privacy, which no run has yet")
+        if self.protect.dp_epsilon is not None and not (isinstance(aggregation, Mapping) and aggregation.get("dp")):
+            raise PublicError("this party requires differential privacy, which the run has not (aggregation.dp)")
 
 
 SUMMED = frozenset({Disclosure.masked, Disclosure.share, Disclosure.public_key, Disclosure.ciphertext})

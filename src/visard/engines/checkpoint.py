@@ -299,6 +299,15 @@ class Checkpoint:
         found: State = decode(data, dict, MAX_HEADER_OF_FILES)
         return found
 
+    def secret(self) -> bytes:
+        """A secret of this run that the server's noise comes from, made once: 32 random bytes that never leave it."""
+        path = self.folder / "secret.key"
+        if not path.exists():
+            made = secrets.token_bytes(32)
+            write_durably(path, made if self.key is None else self.key.encrypt(made, _server_state(path.name)), PRIVATE)
+        data = path.read_bytes()
+        return data if self.key is None else decrypt(self.key, data, _server_state(path.name), path)
+
     def state_file(self, client: ClientId) -> StateFile | None:
         """Where a client's present state is; None before its first step."""
         return self._changed.get(client) or self.committed.clients.get(client)

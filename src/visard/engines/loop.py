@@ -14,13 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, TypeVar, get_type_hints
 
+from visard.aggregation.dp import BudgetSpent
 from visard.core import Method, Network, Stage
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork
 from visard.errors import Interrupted, one_line
 from visard.plugins import Registry
-from visard.text import line
+from visard.text import line, plural
 
 S = TypeVar("S")
 START = "start"  # the stage of what happens before the first round
@@ -190,8 +191,15 @@ def run_rounds(
         if round == 0:
             events.write("stage_started", stage=stage.name, rounds=stage.rounds)
         begun = time.perf_counter()
-        with asking(network, stage.name, round, events, watcher):
-            server = stage.run(server, network)
+        try:
+            with asking(network, stage.name, round, events, watcher):
+                server = stage.run(server, network)
+        except BudgetSpent as spent:
+            if not step:
+                raise
+            events.write("warning", text=f"after {plural(step, 'round')}: {spent}")
+            watcher.problem(f"{stage.name} round {round}: {spent}; the run ends here")
+            break
         traffic = network.traffic
         events.write(
             "round", stage=stage.name, round=round, step=step, seconds=time.perf_counter() - begun,

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
+from visard.aggregation.dp import Account, Privacy, PrivateReduction
 from visard.aggregation.limits import capped
 from visard.aggregation.optimisers import FIELD
 from visard.aggregation.reduction import Reduction, Remark
 from visard.aggregation.rules import Mean, Weighing
 from visard.aggregation.secure import PHASES, SecureAggregation, SecureReduction
-from visard.core import BoundStep, ClientId, M, R, Replies, State
+from visard.core import PUBLIC, BoundStep, ClientId, M, R, Replies, State
+from visard.crypto.discrete_gaussian import Stream
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import sizes_of
 from visard.engines.ledger import Ledger, parts_of
@@ -22,8 +28,10 @@ from visard.engines.refusal import refusal
 from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
+from visard.methods.scoring import TEST
 
 LONGEST_TRACEBACK = 20_000
+SERVER = "\0server"  # whose secret no client has
 
 
 @dataclass
@@ -87,13 +95,41 @@ class EngineNetwork(ABC):
         self.stage, self.round, self.asks = stage, round, 0
         self.rng = generator(self.world.seed, stage, round, "server")
         self.traffic = Traffic()
+        self._share: float | None = None  # of the clients that this round has drawn
+
+    @property
+    def _dp(self) -> Privacy | None:
+        return self.world.aggregation.dp if isinstance(self.world.aggregation, Mean) else None
+
+    def _stream(self, what: str, digest: bytes = b"") -> Stream:
+        """Random bits of this round that only the server knows: from a secret of its own, in a simulation from the
+        run's seed."""
+        real = self.states.remote
+        secret = self.states.secret() if real else self.world.secret_of(SERVER)
+        return Stream(secret, f"{self.place if real else ''} {self.stage} {self.round} {what}".encode(), digest)
+
+    def sample(self, share: float) -> list[ClientId]:
+        """See `Network.sample`."""
+        count, dp, self._share = max(1, round(share * len(self.clients))), self._dp, share
+        if dp is None:
+            chosen = torch.randperm(len(self.clients), generator=self.rng)[:count].tolist()
+            return [self.clients[i] for i in sorted(chosen)]
+        stream = self._stream("cohort")
+        while True:  # a cohort of nobody is as good as impossible (`Account.sum_of`)
+            drawn = stream.uniform(len(self.clients)).tolist()
+            limit = share if dp.sampling == "poisson" else sorted(drawn)[count - 1]
+            if found := [c for c, u in zip(self.clients, drawn, strict=True) if u <= limit]:
+                return found
 
     def log(self, /, **figures: float) -> None:
-        """See `Network.log`."""
+        """See `Network.log`; what differential privacy leaves out of replies has no figures."""
+        figures = figures if self._dp is None else {k: v for k, v in figures.items() if not math.isnan(v)}
         self.traffic.figures.update({k: float(v) for k, v in figures.items()})
 
     def log_client(self, client: ClientId, /, **figures: float) -> None:
-        """See `Network.log_client`."""
+        """See `Network.log_client`; with differential privacy nothing is recorded of single clients."""
+        if self._dp is not None:
+            return
         self.traffic.clients.setdefault(client, {}).update({k: float(v) for k, v in figures.items()})
 
     def ask(
@@ -105,6 +141,24 @@ class EngineNetwork(ABC):
         min_replies: int | None = None,
     ) -> Replies[R]:
         """See `Network.ask`."""
+        self._refuse_single(step, messages)
+        return self._ask(step, messages, timeout, min_replies)
+
+    def _refuse_single(self, step: BoundStep[Any, Any], messages: Mapping[ClientId, Any]) -> None:
+        """With differential privacy clients answer in sums alone, but for tests and those with public pictures."""
+        if self._dp is not None and step.name != TEST and not messages.keys() <= {PUBLIC}:
+            raise VisardError(
+                f"aggregation.dp: {step.name} of {step.owner.name} is asked of each client by itself, not for an "
+                "average, so no noise covers the replies"
+            )
+
+    def _ask(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        timeout: float | None = None,
+        min_replies: int | None = None,
+    ) -> Replies[R]:
         missing: dict[ClientId, str] = {}
         return Replies(dict(self._replies(step, messages, timeout, min_replies, missing)), missing)
 
@@ -117,6 +171,7 @@ class EngineNetwork(ABC):
         min_replies: int | None = None,
     ) -> Iterator[tuple[ClientId, R]]:
         """See `Network.stream`."""
+        self._refuse_single(step, messages)
         return self._replies(step, messages, timeout, min_replies, {})
 
     def reduce(
@@ -134,6 +189,8 @@ class EngineNetwork(ABC):
         fields = (mean,) if isinstance(mean, str) else mean
         if isinstance(self.world.aggregation, Mean) and self.world.aggregation.secure:
             return self._reduce_securely(self.world.aggregation, step, messages, fields, timeout, min_replies)
+        if self._dp is not None:
+            return self._reduce_privately(self._dp, step, messages, fields, timeout, min_replies)
         first = next(iter(messages.values()), None)
         if messages and (reason := self.world.aggregation.too_few(len(messages))):
             raise VisardError(f"{self.stage} round {self.round}: {reason}")
@@ -148,6 +205,32 @@ class EngineNetwork(ABC):
                 for client, (name, reason) in reduction.left_out.items():
                     self._refuse(client, rest.pop(client), name, reason, missing)
         self._check_enough(len(rest), messages, min_replies, missing)
+        return self._stepped(step, messages, means), Replies(rest, missing)
+
+    def _reduce_privately(
+        self,
+        dp: Privacy,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        fields: tuple[str, ...],
+        timeout: float | None,
+        min_replies: int | None,
+    ) -> tuple[dict[str, Any], Replies[R]]:
+        """As `reduce`, with updates of bounded length and noise; the clients count alike."""
+        account = Account(dp, self.remembered.setdefault("dp", {}), len(self.clients), self.world.rounds)
+        of, missing = account.sum_of(len(messages), self._share), dict[ClientId, str]()
+        account.check(of, messages)
+        stream = functools.partial(self._stream, f"{self.asks + 1} noise")
+        first = next(iter(messages.values()))
+        reduction = PrivateReduction(fields, first, account, of, len(messages), self.world.statistics, stream)
+        replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
+        rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
+        for client, (name, reason) in reduction.left_out.items():
+            self._refuse(client, rest.pop(client), name, reason, missing)
+        figures = account.take(of, rest)
+        means = reduction.result()
+        self._check_enough(len(rest), messages, min_replies, missing)
+        self.log(**figures)
         return self._stepped(step, messages, means), Replies(rest, missing)
 
     def _stepped(
@@ -204,7 +287,7 @@ class EngineNetwork(ABC):
         """One of the small steps of a secure sum; the asks of the method keep their numbers."""
         ask, self.asks = self.asks, number * PHASES + self.asks
         try:
-            replies = self.ask(SecureAggregation.steps()[name], messages, min_replies=0)
+            replies = self._ask(SecureAggregation.steps()[name], messages, min_replies=0)
         finally:
             self.asks = ask
         missing.update(replies.missing)
@@ -217,7 +300,7 @@ class EngineNetwork(ABC):
         timeout: float | None,
         min_replies: int | None,
         missing: dict[ClientId, str],
-        reduction: Reduction | SecureReduction | None = None,
+        reduction: Reduction | SecureReduction | PrivateReduction | None = None,
     ) -> Iterator[tuple[ClientId, R]]:
         self.asks += 1
         good = 0
@@ -229,6 +312,8 @@ class EngineNetwork(ABC):
         secure = reduction if isinstance(reduction, SecureReduction) else None
         if secure is not None:
             requests = [dataclasses.replace(request, secure=secure.plan(request.client)) for request in requests]
+        if isinstance(reduction, PrivateReduction):
+            requests = [dataclasses.replace(request, noise=reduction.noise) for request in requests]
         if isinstance(reduction, Reduction) and self._grouped(step, reduction):
             replies = self.replies_together(step, requests, reduction.fields[0])
         else:

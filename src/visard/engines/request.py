@@ -70,6 +70,7 @@ class Request:
     keep: str = ""  # instead of a step: keep your own model under this name (the message is the basis)
     trunk: str = ""  # instead of a step: keep the frozen part with this digest; a message without weights only asks
     secure: str = ""  # the plan of a secure sum: the reply leaves behind masks (`aggregation.secure`)
+    noise: float = 0.0  # of the sum that the reply goes into, by the longest update in it (`aggregation.dp`)
     session: str = ""  # the life of the server's process that asks: both sides' records name it
     version: int = VERSION
     message: Any = field(default=None, repr=False, compare=False)

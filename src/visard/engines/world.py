@@ -75,6 +75,7 @@ class World:
     numerics: Numerics
     timeout: float = 3600.0  # seconds of one step
     min_replies: float = 0.5  # share of the asked clients
+    rounds: int = 0  # of all stages of the method
     held_out: tuple[ClientId, ...] = ()  # clients that take no part in training
     public: FaceView | None = None  # pictures that every client has
     others: FaceView | None = None  # the test pictures of all clients, where tests may use them
@@ -222,6 +223,7 @@ def make_world(
         numerics=settings.numerics,
         timeout=settings.engine.timeout,
         min_replies=settings.engine.min_replies,
+        rounds=sum(stage.rounds for stage in settings.method.stages()),
         held_out=federation.hold_out,
         public=federation.public,
         others=federation.everyone() if settings.evaluation.impostors == "all" else None,

@@ -28,6 +28,7 @@ from visard.learning.weights import load_weights
 from visard.models.files import split_transform, with_transform
 
 TUNED = ("untuned", "tuned", "statistics", "gain", "learnt")  # the models of a test before and after tuning
+TEST = "score"  # the step that tests a client's model
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def score(method: Method[Any], client: Client, message: ScoreRequest) -> Scores:
 def steps_of(method: Method[Any] | type[Method[Any]]) -> dict[str, BoundStep[Any, Any]]:
     """All that a client of this method can be asked for, by name: the method's own steps, and to test its model."""
     owner, kind = (None, method) if isinstance(method, type) else (method, type(method))
-    steps = {**kind.steps(), "score": score}
+    steps = {**kind.steps(), TEST: score}
     return {name: step.__get__(owner, kind) for name, step in steps.items()}
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from visard.aggregation import accounting
 from visard.at_rest import Key
 from visard.config import Settings, load, parse
 from visard.core import ClientId, Disclosure
@@ -167,6 +168,8 @@ def _open(
             raise UsageError(
                 f"{method.name} needs the package {module} with these settings: pip install 'visard[{extra}]'"
             )
+    if getattr(settings.aggregation, "dp", None) is not None:
+        accounting.package()
     key = Key.load(settings.engine.encrypt_with)
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
