@@ -115,9 +115,8 @@ def _counted(sums: tuple[tuple[Sum, int], ...], delta: float) -> float:
     else:
         accountant = accounting.pld.PLDAccountant(value_discretization_interval=INTERVAL)
         for each, count in sums:
-            accountant.compose(
-                accounting.PoissonSampledDpEvent(each.share, accounting.GaussianDpEvent(each.noise)), count
-            )
+            event = accounting.PoissonSampledDpEvent(each.share, accounting.GaussianDpEvent(each.noise))
+            accountant.compose(event, count)
         delta = delta * (1 - 1e-3)  # the rest is for cohorts of nobody
     return float(accountant.get_epsilon(delta))
 

@@ -68,6 +68,7 @@ class Privacy:
     epsilon: Positive | None = None  # the run ends before it would spend more; None: it only counts
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / n^1.1 of n clients
     sampling: Sampling = "fixed"  # a cohort of fixed size, or each client drawn by itself
+    colluders: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of a secure sum that may tell the server its noise
 
     def __post_init__(self) -> None:
         if self.noise is None and self.epsilon is None:
@@ -227,7 +228,7 @@ class Grid:
 
     def integers(self, update: npt.NDArray[np.float64], clip: float) -> tuple[Integers, bool]:
         """An update, shortened to norm C, in units of the grid and cut towards zero; and whether it was within C."""
-        length = float(np.linalg.norm(update))
+        length = math.sqrt(float(np.square(update).sum()))  # the same for any number of threads
         if not math.isfinite(length):
             return np.zeros(len(update), np.int64), False
         scale = 1.0 if length <= clip else clip / length * (1 - 2.0**-40)  # rounding must not make it longer than C
@@ -271,11 +272,6 @@ class PrivateReduction:
         self._stream = stream
         self._sum: Integers = np.zeros(self._grid.size, np.int64)
         self._within, self._clients = 0, 0
-
-    @property
-    def noise(self) -> float:
-        """What parties learn of it, to count what they spend."""
-        return self._of.noise
 
     def known(self, reply: Any) -> tuple[str, ...]:
         return ()

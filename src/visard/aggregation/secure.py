@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, cast
 
@@ -30,6 +30,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from visard.aggregation.dp import Grid, bare
+from visard.aggregation.dp_shares import Shared
 from visard.core import BoundStep, Client, ClientId, Disclosure, Weights, client_step, declared_kinds, nothing
 from visard.crypto.secure_sum import (
     Keys,
@@ -119,6 +121,8 @@ def secure_shares(_: Any, client: Client, message: Circle) -> Shares:
 def secure_open(_: Any, client: Client, message: Opening) -> OpenedShares:
     """One share of each neighbour, of one of its two secrets."""
     plan = Plan.parse(message.plan)
+    if plan.private is not None:
+        plan.private.check_opening(len(plan.members.keys() & set(message.arrived)))
     opened = _member(client, plan.context).opened(plan.around, message.boxes, message.arrived)
     return OpenedShares(opened.own, opened.key)
 
@@ -160,11 +164,13 @@ class Plan:
     weights: dict[str, float]  # of all members, the largest is 1
     fields: tuple[str, ...]  # that are summed
     largest: float
+    private: Shared | None = None  # the noise of a sum with differential privacy
 
     def text(self) -> str:
         """As JSON."""
         around = {name: (keys.seal + keys.mask).hex() for name, keys in self.around.items()}
-        return json.dumps({**vars(self), "around": around}, sort_keys=True)
+        private = None if self.private is None else vars(self.private)
+        return json.dumps({**vars(self), "around": around, "private": private}, sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> Plan:
@@ -174,9 +180,10 @@ class Plan:
             around = _unpacked({str(k): bytes.fromhex(v) for k, v in tree["around"].items()})
             weights = {str(k): float(v) for k, v in tree["weights"].items()}
             members = {str(k): str(v) for k, v in tree["members"].items()}
+            private = None if tree.get("private") is None else Shared.parse(tree["private"])
             plan = cls(
                 str(tree["context"]), around, members, weights, tuple(str(f) for f in tree["fields"]),
-                float(tree["largest"]),
+                float(tree["largest"]), private,
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise PublicError("the plan of a secure sum is malformed") from None
@@ -190,6 +197,7 @@ class Plan:
     def asked(self, message: Any) -> bytes:
         """A digest of what every member must have been asked alike: weights, members, settings."""
         alike = [self.context, self.members, self.weights, self.fields, self.largest]
+        alike += [] if self.private is None else [vars(self.private)]
         total = hashlib.sha256(json.dumps(alike).encode())
         for name in self.fields:
             for key, value in (_entries(getattr(message, name, None)) or {}).items():
@@ -207,8 +215,14 @@ def masked(client: Client, plan: Plan, message: Any, reply: Any, statistics: Col
     if client.id not in plan.members:
         raise PublicError("this client is not among the members of the secure sum")
     layout = Layout.of(plan.fields, message, type(reply), statistics)
-    bits = fraction_bits(len(plan.members), plan.largest)
-    vector = encoded(plan.weights[client.id] * layout.flat(message, reply), bits, plan.largest)
+    if plan.private is not None:
+        if plan.private.members != len(plan.members):
+            raise PublicError("the noise of a secure sum is for another number of members")
+        vector = plan.private.vector(client.secret, plan.fields, message, reply, statistics)
+        reply = bare(reply, plan.fields)
+    else:
+        bits = fraction_bits(len(plan.members), plan.largest)
+        vector = encoded(plan.weights[client.id] * layout.flat(message, reply), bits, plan.largest)
     member = _member(client, plan.context)
     total = member.masked(vector, plan.around, plan.asked(message))
     return layout.without(reply, torch.from_numpy(total.view(np.int32)))
@@ -336,8 +350,18 @@ def _entries(value: Any) -> Weights | None:
 class SecureReduction:
     """One sum at the server, in the place of `Reduction`: the same calls, and the phases before and after."""
 
-    def __init__(self, names: tuple[str, ...], context: str, rule: Any, weights: Mapping[ClientId, float]) -> None:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        context: str,
+        rule: Any,
+        weights: Mapping[ClientId, float],
+        private: Callable[[int], Shared] | None = None,
+    ) -> None:
+        """`private` gives the noise for so many members, where the run has differential privacy."""
         self.fields, self.context, self.rule = names, context, rule
+        self.within = 0.0  # the share of the clients within the bound of their updates, where that adapts
+        self._make, self._private, self._grid = private, cast(Shared | None, None), cast(Grid | None, None)
         self.remarks: list[Any] = []
         self.left_out: dict[ClientId, tuple[str, str]] = {}
         most = max(weights.values(), default=1.0)
@@ -369,9 +393,12 @@ class SecureReduction:
         members = {client: digest_of_keys(self._keys[client]) for client in sorted(shares)}
         weights = {client: self._weights[client] for client in members}
         largest = float(self.rule.range)
+        if self._make is not None and members:
+            self._private = self._make(len(members))
+            self._grid = self._private.grid(self.fields, message, statistics)
         for client in members:
             around = {o: self._keys[o] for o in self._around[client] if o in members}
-            self._plans[client] = Plan(self.context, around, members, weights, self.fields, largest)
+            self._plans[client] = Plan(self.context, around, members, weights, self.fields, largest, self._private)
         self._message, self._bits = message, fraction_bits(len(members), largest)
         self._layout = Layout.of(self.fields, message, reply, statistics)
         asked = next(iter(self._plans.values())).asked(message) if self._plans else b""
@@ -388,7 +415,10 @@ class SecureReduction:
         first = self.fields[0]
         found = getattr(reply, first)
         vector = found.get(MASKED) if isinstance(found, dict) and len(found) == 1 else None
-        if not isinstance(vector, Tensor) or vector.dtype != torch.int32 or vector.shape != (self._layout.size,):
+        size = self._layout.size
+        if self._private is not None and self._grid is not None:
+            size = self._private.size(self._grid)
+        if not isinstance(vector, Tensor) or vector.dtype != torch.int32 or vector.shape != (size,):
             return first, "is not a masked vector of the length that was asked for"
         return None
 
@@ -408,6 +438,8 @@ class SecureReduction:
         """To every client whose vector arrived."""
         assert self._sum is not None
         arrived = tuple(sorted(self._sum.arrived))
+        if self._private is not None:
+            self._private.check_opening(len(arrived))
         return {
             c: Opening(self._plans[c].text(), {o: self._boxes[o][c] for o in (*self._plans[c].around, c)}, arrived)
             for c in arrived
@@ -418,6 +450,9 @@ class SecureReduction:
         assert self._sum is not None
         assert self._layout is not None
         total = self._sum.result({c: Opened(o.own, o.key) for c, o in opened.items()}, self._needed)
+        if self._private is not None and self._grid is not None:
+            mean, self.within = self._private.opened(total, len(self._sum.arrived), self._grid)
+            return self._grid.result(mean, self._message), {}
         weight = sum(self._weights[client] for client in self._sum.arrived)
         return self._layout.means(decoded(total, self._bits), self._message, weight)
 

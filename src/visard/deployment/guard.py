@@ -146,7 +146,10 @@ class Watch:
         if isinstance(message, Opening):
             self._opens(Plan.parse(message.plan), message)
         elif self.request.secure:
-            self._masks(Plan.parse(self.request.secure), message)
+            plan = Plan.parse(self.request.secure)
+            if self.policy.protect.dp_epsilon is not None and plan.private is None:
+                raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
+            self._masks(plan, message)
         elif self.policy.protect.secure_aggregation and MODEL & frozenset(declared_kinds(step.types[1]).values()):
             raise PublicError("this party requires secure aggregation: it sends no weights in the clear (protect)")
 
@@ -208,6 +211,8 @@ class Watch:
         if plan.context != f"{place.run} {place.stage} {place.round} {place.ask}":
             raise PublicError("the plan of a secure sum belongs to another place of the run")
         self._enough(len(plan.members))
+        if plan.private is not None and (plan.private.label, plan.private.noise) != (plan.context, place.noise):
+            raise PublicError("the noise of a secure sum is not that of its request")
         digest = hashlib.sha256(plan.asked(message) + encode(message)).hexdigest()
         self._once(plan.context, "masked", digest, "this party has masked another reply for the same secure sum")
         self._once(plan.context, "plan", digest_of_text(place.secure), "this secure sum had another plan")

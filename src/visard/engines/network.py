@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
-from visard.aggregation.dp import Account, Privacy, PrivateReduction
+from visard.aggregation.accounting import Sum
+from visard.aggregation.dp import Account, Privacy, PrivateReduction, bare
+from visard.aggregation.dp_shares import Shared
 from visard.aggregation.limits import capped
 from visard.aggregation.optimisers import FIELD
 from visard.aggregation.reduction import Reduction, Remark
@@ -207,6 +209,14 @@ class EngineNetwork(ABC):
         self._check_enough(len(rest), messages, min_replies, missing)
         return self._stepped(step, messages, means), Replies(rest, missing)
 
+    def _account(self, dp: Privacy, messages: Mapping[ClientId, Any], known: bool) -> tuple[Account, Sum]:
+        """What the run has spent, and the sum that comes next, which its budget allows."""
+        state = self.remembered.setdefault("dp", {})
+        account = Account(dp, state, len(self.clients), self.world.rounds, known)
+        of = account.sum_of(len(messages), self._share)
+        account.check(of, messages)
+        return account, of
+
     def _reduce_privately(
         self,
         dp: Privacy,
@@ -217,13 +227,11 @@ class EngineNetwork(ABC):
         min_replies: int | None,
     ) -> tuple[dict[str, Any], Replies[R]]:
         """As `reduce`, with updates of bounded length and noise; the clients count alike."""
-        account = Account(dp, self.remembered.setdefault("dp", {}), len(self.clients), self.world.rounds)
-        of, missing = account.sum_of(len(messages), self._share), dict[ClientId, str]()
-        account.check(of, messages)
+        (account, of), missing = self._account(dp, messages, known=False), dict[ClientId, str]()
         stream = functools.partial(self._stream, f"{self.asks + 1} noise")
         first = next(iter(messages.values()))
         reduction = PrivateReduction(fields, first, account, of, len(messages), self.world.statistics, stream)
-        replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
+        replies = self._replies(step, messages, timeout, min_replies, missing, reduction, of.noise)
         rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
         for client, (name, reason) in reduction.left_out.items():
             self._refuse(client, rest.pop(client), name, reason, missing)
@@ -265,21 +273,37 @@ class EngineNetwork(ABC):
     ) -> tuple[dict[str, Any], Replies[R]]:
         """As `reduce`, of which the server learns the sums alone; a client that is lost on the way is missing."""
         stated = [self.world.stated.get(client) for client in messages]
-        weights = capped([float(n or 1) if all(stated) else 1.0 for n in stated], rule.max_weight or 1.0)
+        equal = rule.dp is not None or not all(stated)
+        weights = capped([1.0 if equal else float(n or 1) for n in stated], rule.max_weight or 1.0)
         ask, missing = self.asks + 1, dict[ClientId, str]()
         place = f"{self.place} {self.stage} {self.round} {ask}"
-        with closing(SecureReduction(fields, place, rule, dict(zip(messages, weights, strict=True)))) as reduction:
+        account, of, private = None, None, None
+        if rule.dp is not None:
+            account, of = self._account(rule.dp, messages, known=True)
+            label = place if self.states.remote else f"{self.stage} {self.round} {ask}"
+            private = functools.partial(
+                Shared.of, label, threshold=rule.threshold, colluders=rule.dp.colluders, clip=account.clip,
+                noise=of.noise, expected=of.expected(len(messages)), adaptive=rule.dp.quantile is not None,
+            )  # fmt: skip
+        own = dict(zip(messages, weights, strict=True))
+        with closing(SecureReduction(fields, place, rule, own, private)) as reduction:
             keys = self._phase("secure_keys", 1, reduction.invitations(messages), missing)
             shares = self._phase("secure_shares", 2, reduction.circles(keys), missing)
             there = {client: messages[client] for client in shares}
             first = next(iter(there.values()), None)
             reduction.begin(shares, first, step.types[1], self.world.statistics)
             self._check_enough(len(there), messages, min_replies, missing)
-            replies = self._replies(step, there, timeout, min_replies, missing, reduction)
+            noise = 0.0 if of is None else of.noise
+            replies = self._replies(step, there, timeout, min_replies, missing, reduction, noise)
             rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
             opened = self._phase("secure_open", 3, reduction.openings(), {})
             means, metrics = reduction.result(opened)
         self._check_enough(len(rest), messages, min_replies, missing)
+        if account is not None and of is not None:
+            self.log(**account.take(of, rest))
+            if account.settings.quantile is not None:
+                account.adapt(reduction.within)
+            rest = {client: bare(reply, fields) for client, reply in rest.items()}
         ups = Replies({c: dataclasses.replace(r, **metrics) for c, r in rest.items()}, missing)
         return self._stepped(step, there, means), ups
 
@@ -301,6 +325,7 @@ class EngineNetwork(ABC):
         min_replies: int | None,
         missing: dict[ClientId, str],
         reduction: Reduction | SecureReduction | PrivateReduction | None = None,
+        noise: float = 0.0,
     ) -> Iterator[tuple[ClientId, R]]:
         self.asks += 1
         good = 0
@@ -309,11 +334,10 @@ class EngineNetwork(ABC):
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sizes_of([m for c, m in messages.items() if c != POOL])  # which is at the server
         requests = [self.request(client, step.name, message, timeout) for client, message in messages.items()]
+        requests = [dataclasses.replace(request, noise=noise) for request in requests] if noise else requests
         secure = reduction if isinstance(reduction, SecureReduction) else None
         if secure is not None:
             requests = [dataclasses.replace(request, secure=secure.plan(request.client)) for request in requests]
-        if isinstance(reduction, PrivateReduction):
-            requests = [dataclasses.replace(request, noise=reduction.noise) for request in requests]
         if isinstance(reduction, Reduction) and self._grouped(step, reduction):
             replies = self.replies_together(step, requests, reduction.fields[0])
         else:
