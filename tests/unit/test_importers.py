@@ -266,6 +266,20 @@ def test_a_zip_file_takes_no_more_memory_than_its_size_allows(
     container.close()
 
 
+def test_no_room_is_made_for_bytes_that_a_zip_file_only_announces(tmp_path: Path) -> None:
+    path = tmp_path / "people.zip"
+    with zipfile.ZipFile(path, "w") as z:
+        z.writestr("ann/1.png", b"a picture")
+    data = bytearray(path.read_bytes())
+    place = data.rfind(b"PK\x01\x02") + 20  # packed bytes, in the directory at the end
+    data[place : place + 4] = (2**31 - 1).to_bytes(4, "little")
+    path.write_bytes(data)
+    container = Container(path)
+    with pytest.raises(ValueError, match="cut short: 2147483647 bytes are not in the file"):
+        container.read("ann/1.png")
+    container.close()
+
+
 def test_no_name_in_a_list_leads_out_of_its_folder(people: Path) -> None:
     (people.parent / "secret.png").write_bytes(encoded(plain()))
     for name in ("../secret.png", "ann/../../secret.png", str(people.parent / "secret.png")):

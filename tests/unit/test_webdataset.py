@@ -3,6 +3,7 @@
 import io
 import random
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -115,6 +116,7 @@ def test_bad_pictures_are_skipped(tmp_path: Path) -> None:
         (member("a.png", png(0)) + member("a.cls", b"\x1b[31m") + bytes(1024), r"no usable label in \.cls"),
         (member("a.png", png(0)) + member("a.cls", b"1", kind=b"2") + bytes(1024), "has no label"),
         (b"\x1f\x8b" + bytes(600), "no plain tar file"),  # compressed shards
+        (member("x", b"", size=8**10, kind=b"x") + bytes(1024), "no plain tar|holds no pictures|cut short"),
         (member("././@LongLink", b"x" * 600, kind=b"L") * 2000, "no plain tar file|holds no pictures"),
     ],
 )
@@ -124,6 +126,23 @@ def test_damaged_files_are_one_line(tmp_path: Path, data: bytes, message: str) -
         import_faces("webdataset", tmp_path / "a.tar", tmp_path / "set")
     assert "\n" not in str(caught.value)
     assert [p.name for p in tmp_path.iterdir()] == ["a.tar"]
+
+
+@pytest.mark.parametrize("size", [b"\x80" + b"\x7f" * 11, b"\x80" + bytes(6) + b"\x40" + bytes(4)])
+def test_a_header_of_the_size_of_the_world(tmp_path: Path, size: bytes) -> None:
+    """Sizes in base 256: more than an index can be, and 2^38 bytes, for which no room is made."""
+    head = bytearray(member("x", b"", kind=b"x"))
+    head[124:136], head[148:156] = size, b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head[:512])
+    (tmp_path / "a.tar").write_bytes(bytes(head) + bytes(1024))
+    with pytest.raises(UsageError, match="no plain tar file|holds no pictures"):
+        import_faces("webdataset", tmp_path / "a.tar", tmp_path / "set")
+    tracemalloc.start()
+    with pytest.raises(UsageError):
+        import_faces("webdataset", tmp_path / "a.tar", tmp_path / "set")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 2**24
 
 
 def test_random_damage_never_escapes(tmp_path: Path) -> None:

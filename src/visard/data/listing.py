@@ -107,6 +107,8 @@ class Container:
         if self._zip is not None:
             part = self._zip.getinfo(name)
             check_length(part.file_size)
+            if part.compress_size > self.path.stat().st_size:  # zipfile makes room for what a file says
+                raise ValueError(f"cut short: {part.compress_size} bytes are not in the file")
             if part.compress_type not in PACKINGS:
                 raise ValueError("packed in an unusual way")
             if part.file_size > max(PACKED, RATIO * part.compress_size):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,20 +71,29 @@ def _samples(path: Path, pictures: tuple[str, ...], labels: tuple[str, ...]) -> 
         yield current, sample
 
 
+class _Bounded(io.BufferedReader):
+    """A file that makes room for no more than is left of it: tarfile asks for as much as a header says."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        left = os.fstat(self.fileno()).st_size - self.tell()
+        return super().read(size if size is None or size < 0 else min(size, max(0, left)))
+
+
 def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
     """Plain files of a shard; links, devices and sparse files are none. Nothing is ever unpacked to disk."""
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
     length = path.stat().st_size
     try:
-        with tarfile.open(path, "r:") as shard:  # uncompressed: a picture is a slice of the file
+        # uncompressed: a picture is a slice of the file
+        with _Bounded(io.FileIO(path)) as file, tarfile.open(fileobj=file, mode="r:") as shard:
             for member in shard:
                 if member.offset_data + member.size > length:
                     raise UsageError(f"{path} is cut short in {member.name[:80]!r}")
                 if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     yield member.name.removeprefix("./"), member, shard
                 shard.members = []  # type: ignore[attr-defined]  # tarfile remembers every member
-    except (tarfile.TarError, OSError, EOFError, ValueError, RecursionError) as error:
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"{path} is no plain tar file, or damaged: {' '.join(str(error).split())[:100]}") from None
 
 
