@@ -26,7 +26,8 @@ from visard.data.sources.catalog import open_faces
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.loop import Watchers, run_rounds
+from visard.engines.loop import run_rounds
+from visard.engines.watchers import Watchers
 from visard.engines.world import World, generator
 from visard.learning.train import batches
 from visard.methods.fedavg import FedAvg

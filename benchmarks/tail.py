@@ -35,7 +35,8 @@ from visard.data.partition import partition
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.loop import Watchers, run_rounds
+from visard.engines.loop import run_rounds
+from visard.engines.watchers import Watchers
 from visard.engines.world import World, make_world
 from visard.learning.features import input_batch
 from visard.learning.heads import build_head

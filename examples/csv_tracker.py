@@ -7,7 +7,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from visard.engines.loop import Watcher
+from visard.engines.watchers import Watcher
 from visard.plugins import register
 
 

@@ -20,7 +20,7 @@ from visard.cli import main
 from visard.data.faces import FaceSet
 from visard.data.sources.importing import import_faces
 from visard.data.synthetic.sets import SyntheticSpec, make
-from visard.engines.loop import Watcher
+from visard.engines.watchers import Watcher
 from visard.errors import UsageError, VisardError
 from visard.report.run_folder import read_run
 

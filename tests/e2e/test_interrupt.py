@@ -16,7 +16,7 @@ from tests.e2e.test_methods import assert_same_results
 
 import visard
 from visard.config import load
-from visard.engines.loop import Watcher
+from visard.engines.watchers import Watcher
 
 SETTINGS = [*SMOKE, "method.rounds=4"]
 

@@ -20,7 +20,7 @@ from tests.engines.deployed import until
 import visard
 from visard.at_rest import Key
 from visard.config import load, parse
-from visard.engines.loop import Watcher
+from visard.engines.watchers import Watcher
 from visard.errors import UsageError, VisardError
 from visard.methods import METHODS
 from visard.models.files import save_model

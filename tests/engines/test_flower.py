@@ -49,7 +49,7 @@ from visard.deployment.ledgers import compare
 from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.loop import Watcher
+from visard.engines.watchers import Watcher
 from visard.errors import VisardError
 from visard.models.files import save_model
 from visard.runs.run import run_id

@@ -23,8 +23,8 @@ from visard.deployment.party import OwnStates, Party
 from visard.deployment.policy import Policy
 from visard.deployment.remote import PartyLink
 from visard.engines.codec import decode, encode
-from visard.engines.loop import Watcher
 from visard.engines.request import Reply, Request, pack, unpack
+from visard.engines.watchers import Watcher
 from visard.errors import UsageError, VisardError
 from visard.methods.scoring import Scores
 

@@ -19,11 +19,11 @@ from visard.cli import main
 from visard.config import load, parse
 from visard.deployment.join import settings_of
 from visard.deployment.policy import Plugins, Policy
-from visard.engines.loop import WATCHERS
 from visard.errors import PublicError, UsageError, VisardError
 from visard.methods import METHODS
 from visard.models.files import save_model
 from visard.plugins import Registry
+from visard.runs.trackers import WATCHERS
 
 METHOD = """
 from dataclasses import dataclass

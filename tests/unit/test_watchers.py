@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from visard.engines.loop import Watcher, Watchers
+from visard.engines.watchers import Watcher, Watchers
 from visard.errors import Interrupted
 
 

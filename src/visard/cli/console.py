@@ -133,6 +133,9 @@ class RunWatcher:
     def problem(self, text: str) -> None:
         mark("warning", text)
 
+    def ended(self, finished: bool) -> None:
+        return
+
     def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> None:
         """Move the bar of what is going on."""
         if self._bar is None or self._bar.text != text:

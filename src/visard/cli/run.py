@@ -37,7 +37,7 @@ REGISTRIES = (
     "visard.aggregation.optimisers:OPTIMISERS",
     "visard.aggregation.registries:POSTPROCESSORS",
     "visard.evaluation.metrics:METRICS",
-    "visard.engines.loop:WATCHERS",
+    "visard.runs.trackers:WATCHERS",
 )
 
 
@@ -199,6 +199,9 @@ def _generic_rows(name: str, test: dict[str, Any]) -> list[tuple[str, str, str]]
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="one or more run folders")],
     out: Annotated[Path | None, typer.Option(help="the HTML file to write")] = None,
+    values: Annotated[
+        Path | None, typer.Option("--table", metavar="FILE", help="every metric of the runs, .csv or .parquet, instead")
+    ] = None,
 ) -> None:
     """Write one HTML page about a run, or about several side by side. It opens offline.
 
@@ -207,7 +210,16 @@ def report(
       visard report runs/demo
 
       visard report runs/fedavg runs/local runs/central --out comparison.html
+
+      visard report runs/fedavg runs/local --table figures.csv
     """
+    if values is not None:
+        from visard.report.table import write_table
+
+        if out is not None:
+            raise UsageError("--out writes a page, --table a table: give one of them")
+        say(f"{plural(write_table(runs, values), 'row')}: {values}")
+        return
     from visard.report.page import build_report
 
     say(f"report: {build_report(runs, out)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from visard.processes import Child
 
+TOKEN = re.compile(r"[\w-]{16,200}", re.ASCII)
 EVERY = 2.0  # seconds between two looks
 
 
@@ -30,6 +32,9 @@ def watch(
     text: Annotated[bool, typer.Option("--text", help="in the terminal instead of on a page")] = False,
     browser: Annotated[bool, typer.Option("--browser", help="open the page in the browser")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="for runs whose folders are not there yet")] = False,
+    token: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="holds the token of the address (default: a new one)")
+    ] = None,
 ) -> None:
     """Follow runs while they go on: progress and time left, curves, who is slow or missing, bytes.
 
@@ -42,6 +47,8 @@ def watch(
       visard watch runs/one runs/two --browser
 
       visard watch runs/short --text
+
+      visard watch runs/short --port 9464 --token token.txt    (Prometheus finds figures at /TOKEN/metrics)
     """
     from visard.report.live import LiveView
     from visard.report.run_folder import PARTS
@@ -52,7 +59,7 @@ def watch(
     if text:
         follow(runs)
         return
-    view = LiveView(runs, port)
+    view = LiveView(runs, port, _token(token))
     say(f"watching at {view.address} (Ctrl-C ends)")
     if browser:
         import webbrowser
@@ -60,6 +67,18 @@ def watch(
         webbrowser.open(view.address)
     with suppress(KeyboardInterrupt):
         view.serve()
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        found = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token {path}: {error}") from None
+    if not TOKEN.fullmatch(found):
+        raise UsageError(f"--token {path}: must hold 16 to 200 letters, digits, - or _")
+    return found
 
 
 def follow(runs: Sequence[Path]) -> None:

@@ -209,9 +209,9 @@ def _messages(run: Run) -> list[str]:
 class LiveView:
     """The server of the page; `address` is where it is."""
 
-    def __init__(self, folders: Sequence[Path], port: int = 0) -> None:
+    def __init__(self, folders: Sequence[Path], port: int = 0, token: str = "") -> None:
         self.runs = [Followed(folder) for folder in folders]
-        self.token = secrets.token_urlsafe(16)
+        self.token = token or secrets.token_urlsafe(16)
         self.lock = threading.Lock()
         try:
             self._server = ThreadingHTTPServer((HOSTS[0], port), _handler(self))
@@ -226,6 +226,32 @@ class LiveView:
         with self.lock:
             states = [run.state() for run in self.runs]
         return json.dumps({"runs": states}, allow_nan=False, separators=(",", ":")).encode()
+
+    def metrics(self) -> bytes:
+        """The last values of all runs, for Prometheus."""
+        try:
+            from prometheus_client import CollectorRegistry, Gauge, generate_latest
+        except ImportError:
+            return b"# pip install 'visard[prometheus]'\n"
+        registry = CollectorRegistry()
+
+        def gauge(name: str, about: str, *more: str) -> Any:
+            return Gauge(f"visard_{name}", about, ["run", *more], registry=registry)
+
+        rounds, planned = gauge("rounds_done", "rounds that are done"), gauge("rounds_planned", "rounds of the plan")
+        running, lost = gauge("running", "1 while it goes on"), gauge("clients_missing", "clients without a good reply")
+        values = gauge("value", "the last value of a curve", "curve")
+        with self.lock:
+            states = [(str(run.folder), run.state()) for run in self.runs]
+        for name, state in states:
+            rounds.labels(name).set(state["done"])
+            planned.labels(name).set(state["planned"] or 0)
+            running.labels(name).set(state["state"] == "running")
+            lost.labels(name).set(sum(c["state"] in ("missing", "refused") for c in state["clients"]))
+            for curve in state["curves"]:
+                if curve["points"]:
+                    values.labels(name, curve["label"]).set(curve["points"][-1][1])
+        return bytes(generate_latest(registry))
 
     def page(self) -> bytes:
         script = page_file("live.js")
@@ -262,6 +288,8 @@ def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
                 return self._send(200, view.page(), "text/html; charset=utf-8")
             if what == "state.json":
                 return self._state()
+            if what == "metrics":
+                return self._send(200, view.metrics(), "text/plain; version=0.0.4; charset=utf-8")
             if what.startswith("report-") and what[7:].isdecimal() and int(what[7:]) < len(view.runs):
                 with suppress(OSError):
                     page = (view.runs[int(what[7:])].folder / "report.html").read_bytes()

@@ -34,7 +34,7 @@ from visard.data.partition_kinds import pictures_of
 from visard.data.sources.catalog import data_folder
 from visard.data.sources.importing import import_faces
 from visard.data.storage import HEADER
-from visard.engines.loop import Watcher, Watchers
+from visard.engines.watchers import Watcher, Watchers
 from visard.engines.world import CLASS_VECTORS
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE_FOLDER, SHARED, only_user, plain, read_json, write_json

@@ -48,6 +48,11 @@ def metrics_before(
     samples: dict[str, Samples] = {}
     found = _tested(settings, method, world, server, net, samples)
     write_json(file, plain({"metrics": found, "samples": samples}))
+    return in_brief(found)
+
+
+def in_brief(found: dict[str, Any]) -> dict[str, Any]:
+    """Final metrics as those of an `evaluation` event."""
     generic = {name: brief(test) for name, test in found["generic"].items()}
     return {"generic": generic} | {who: found[who]["summary"] for who in CLIENTS if who in found}
 

@@ -30,10 +30,11 @@ from visard.deployment.remote import PartyLink, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
-from visard.engines.loop import WATCHERS, Watcher, Watchers, asking, run_rounds, stop_on_interrupt
+from visard.engines.loop import asking, run_rounds, stop_on_interrupt
 from visard.engines.network import EngineNetwork
 from visard.engines.pool import PoolNetwork
 from visard.engines.shared_memory import in_memory, remove_folder
+from visard.engines.watchers import Watcher, Watchers
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world, refuse_unlabelled, want
 from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
@@ -44,8 +45,9 @@ from visard.plugins import again, modules_in, named, trust
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, digest_of_tests, read_events, read_run, rounds, warnings_of
-from visard.runs.evaluation import check_groups, final_metrics, metrics_before, metrics_of_round
+from visard.runs.evaluation import check_groups, final_metrics, in_brief, metrics_before, metrics_of_round
 from visard.runs.folder import run_folder
+from visard.runs.trackers import WATCHERS
 from visard.text import plural
 
 
@@ -79,13 +81,26 @@ def run(
     files = [name for make in named for name in getattr(make, "files", ())]
     with run_folder(folder, settings, resume, overwrite, files), _threads(settings.numerics.threads_per_step):
         watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
-        watchers.begun(folder)
-        link = connect(settings, watchers.problem)
-        with closing(link) if link is not None else nullcontext(), _memory(settings) as memory:
-            job = _open(settings, folder, watchers, link, memory)
-            server, metrics = _train(job)
-        _save(job, server, metrics)
+        with _watched(watchers, folder):
+            link = connect(settings, watchers.problem)
+            with closing(link) if link is not None else nullcontext(), _memory(settings) as memory:
+                job = _open(settings, folder, watchers, link, memory)
+                server, metrics = _train(job)
+            watchers.evaluation(in_brief(metrics))
+            _save(job, server, metrics)
     return read_run(folder)
+
+
+@contextmanager
+def _watched(watchers: Watchers, folder: Path) -> Iterator[None]:
+    """Watchers hear of the beginning and of the end."""
+    watchers.begun(folder)
+    finished = False
+    try:
+        yield
+        finished = True
+    finally:
+        watchers.ended(finished)
 
 
 def resume(

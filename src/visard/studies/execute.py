@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from visard.config import Settings, load, parse
-from visard.engines.loop import Watcher, Watchers
+from visard.engines.watchers import Watcher, Watchers
 from visard.errors import Interrupted, UsageError, VisardError, one_line
 from visard.files import read_json, write_json
 from visard.processes import Child, ChildError, receive, send

@@ -1,0 +1,94 @@
+"""Who sees a run go by: progress bars, notebooks, trackers, tests."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from visard.errors import Interrupted, one_line
+from visard.text import line
+
+
+class Watcher(Protocol):
+    """Who wants to see a run go by: the progress bar of the command line, a notebook, a tracker, a test.
+
+    One that is derived from this class does nothing where it does not say otherwise. The class attribute `files` names
+    what it writes into the run folder, so that --overwrite may remove it.
+    """
+
+    def begun(self, folder: Path) -> None:
+        """The run has its folder."""
+        return
+
+    def rendering(self, done: int, total: int) -> None:
+        """So many of the synthetic faces are drawn."""
+        return
+
+    def activations(self, done: int, total: int) -> None:
+        """So many pictures have gone through the frozen part of the network."""
+        return
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        """Round `step` of all `steps` is done; `figures` are what the method logged."""
+        return
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        """Models were tested."""
+        return
+
+    def problem(self, text: str) -> None:
+        """A line for people: somebody is missing, something is slow."""
+        return
+
+    def ended(self, finished: bool) -> None:
+        """The run has finished, or has stopped before its end."""
+        return
+
+
+class Watchers:
+    """Forwards every event to all watchers, in their order.
+
+    What one of them raises never ends the run, unless it is the user's interrupt: the others hear of it, once.
+    """
+
+    def __init__(self, watchers: Watcher | Iterable[Watcher] | None = None) -> None:
+        alone = watchers is not None and not isinstance(watchers, Iterable)
+        self._all: list[Watcher] = [watchers] if alone else list(watchers or ())  # type: ignore[list-item,arg-type]
+        self._failed: set[int] = set()
+
+    def begun(self, folder: Path) -> None:
+        self.tell("begun", folder)
+
+    def rendering(self, done: int, total: int) -> None:
+        self.tell("rendering", done, total)
+
+    def activations(self, done: int, total: int) -> None:
+        self.tell("activations", done, total)
+
+    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+        self.tell("round", stage, step, steps, figures)
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        self.tell("evaluation", figures)
+
+    def problem(self, text: str) -> None:
+        self.tell("problem", text)
+
+    def ended(self, finished: bool) -> None:
+        self.tell("ended", finished)
+
+    def tell(self, event: str, *values: Any) -> None:
+        """Forward one event."""
+        for number, watcher in enumerate(self._all):
+            try:
+                if (hear := getattr(watcher, event, None)) is not None:  # one from before there was this event
+                    hear(*values)
+            except Interrupted:
+                raise
+            except Exception as error:
+                if number not in self._failed:
+                    self._failed.add(number)
+                    text = f"a watcher failed, the run goes on: {type(watcher).__name__}: {one_line(error)}"
+                    logging.getLogger("visard").warning(line(text))
