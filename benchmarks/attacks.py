@@ -332,8 +332,7 @@ def secure_sum(victim: Victim, people: list[int], policy: Policy, message: fedav
         f"{HOUSE}-{k}": victim.party(victim.home(list(group)), "fedavg", changes, policy, f"{HOUSE}-{k}")
         for k, group in enumerate(groups)
     }
-    place = f"{RUN} federate 0 1"
-    reduction = SecureReduction(("theta",), place, Mean(secure=True), dict.fromkeys(at, 1.0))
+    reduction = SecureReduction(("theta",), f"{RUN} federate 0 1 1", Mean(secure=True), dict.fromkeys(at, 1.0))
 
     def asked(step: str, ask: int, messages: Mapping[str, Any], reply: type) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -350,11 +349,11 @@ def secure_sum(victim: Victim, people: list[int], policy: Policy, message: fedav
 
     keys = asked("secure_keys", PHASES, reduction.invitations(at), PublicKeys)
     shares = asked("secure_shares", 2 * PHASES, reduction.circles(keys), Shares)
-    reduction.begin(shares, message, fedavg.Up, frozenset())
+    reduction.begin(shares, message, fedavg.Up, frozenset(), at[f"{HOUSE}-0"][1])
     replies = asked("local", 1, dict.fromkeys(at, message), fedavg.Up)
     for name, reply in replies.items():
         reduction.take(name, message, reply)
-    opened = asked("secure_open", 3 * PHASES, reduction.openings(), OpenedShares)
+    opened = asked("secure_open", 3 * PHASES, reduction.openings({}), OpenedShares)
     return replies[f"{HOUSE}-0"].theta[MASKED].double(), reduction.result(opened)[0]["theta"]
 
 

@@ -165,11 +165,13 @@ class Settings(Section):
             raise ValueError(f"model.frozen_norm = false: batch norm does not train with {self.model.train}")
         if self.model.rank and self.method.trains_norm():
             raise ValueError(f"method.batch_norm is about batch norm, which does not train with {self.model.train}")
-        packed = next((p.name for p in self.outgoing if p.last), "")
-        if packed and getattr(self.aggregation, "secure", False):
+        packed = next((p for p in self.outgoing if p.last), None)
+        rule = self.aggregation
+        summed = getattr(packed, "to", "") == "int8" and getattr(rule, "dp", None) is None
+        if packed and getattr(rule, "secure", False) and not summed:
             raise ValueError(
-                f"outgoing: {packed} sends weights in another form, of which aggregation.secure can make no sum: "
-                "leave out one of the two"
+                f"outgoing: {packed.name} sends weights in another form, of which aggregation.secure can make no sum "
+                '(it can of compress with to = "int8", without aggregation.dp)'
             )
         return self
 

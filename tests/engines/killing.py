@@ -1,7 +1,8 @@
-"""`python -m tests.engines.killing OUT_FOLDER SEED KILLS`: kill -9 the run, the server and parties of a deployment.
+"""`python -m tests.engines.killing OUT SEED KILLS [SETTING...]`: kill -9 run, server and parties of a deployment.
 
 At random moments one of them dies and is started again at once; a run that ends with an error because of that is
-resumed. The finished run must have the bits of a local one, and the ledgers of server and parties must agree.
+resumed. The finished run must have the bits of a local one, and the ledgers of server and parties must agree. With
+aggregation.secure=true every party must have opened the same sums, each once.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ from tests.engines.deployed import VISARD, Deployment, until
 
 import visard
 from visard.deployment.ledgers import compare
+from visard.runs.run import run_id
 
 METHOD = "fedavg"
 PARTIES = 3
 SETTINGS = [*smoke(METHOD), f"partition.clients={PARTIES}", "method.rounds=6", "evaluation.bootstrap=0"]
 LIMITS = ["aggregation.bound=3.0", "aggregation.max_weight=0.5"]  # as runs with real parties have them
+MORE: list[str] = []  # settings of the command line
 MOST_ATTEMPTS = 40  # resumes of one run
 
 
 def start_run(there: Deployment, out: Path) -> subprocess.Popen[bytes]:
     """Start the run, or continue it."""
     far = ["engine.kind=flower", f"engine.server='{there.state}'", "engine.wait=40", "engine.min_replies=1.0"]
-    words = [part for text in (*SETTINGS, *far) for part in ("--set", text)]
+    words = [part for text in (*SETTINGS, *MORE, *far) for part in ("--set", text)]
     begun = (out / "config.toml").exists()
     command = [str(VISARD), "run", *(["--resume"] if begun else [METHOD, *words]), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": there.paths}
@@ -87,13 +90,27 @@ def check_ledgers(there: Deployment, out: Path) -> int:
     return len(found.open)
 
 
-def main(folder: Path, seed: int, wanted: int) -> None:
+def check_sums(there: Deployment, out: Path) -> int:
+    """What the parties have on record of secure sums: the same attempt and the same clients, once; returns how many."""
+    found: dict[str, set[tuple[str, str]]] = {}
+    for number in range(1, PARTIES + 1):
+        (path,) = (there.folder / f"party-{number}" / "states").glob(f"{run_id(out / 'checkpoint')}/run.json")
+        for place, known in json.loads(path.read_text())["sums"].items():
+            found.setdefault(place.rpartition(" ")[0], set()).add((known["attempt"], known["opened"]))
+    if torn := [place for place, opened in found.items() if len(opened) > 1]:
+        raise SystemExit(f"the parties have opened different sums of {torn[0]}")
+    return sum(int(attempt) > 1 for opened in found.values() for attempt, _ in opened)
+
+
+def main(folder: Path, seed: int, wanted: int, *more: str) -> None:
     rng = random.Random(seed)
+    MORE[:] = more
+    secure = "aggregation.secure=true" in more
     folder.mkdir(parents=True, exist_ok=True)
-    visard.run(METHOD, overrides=[*SETTINGS, *LIMITS], out=folder / "reference")
+    visard.run(METHOD, overrides=[*SETTINGS, *(() if secure else LIMITS), *more], out=folder / "reference")
     there = Deployment(folder, PARTIES, [f"{party + 1}=client-{party:03d}" for party in range(PARTIES)])
     killed: dict[str, int] = {}
-    number = open_replies = 0
+    number = open_replies = again = 0
     try:
         for party in range(PARTIES):
             there.start_node(party + 1, [f"client-{party:03d}"])
@@ -104,14 +121,16 @@ def main(folder: Path, seed: int, wanted: int) -> None:
                 killed[victim] = killed.get(victim, 0) + times
             check_same(folder / "reference", out)
             open_replies += check_ledgers(there, out)
+            again += check_sums(there, out) if secure else 0
             number += 1
     finally:
         there.close()
     print(
         f"{sum(killed.values())} kills over {number} runs: the same bits, the ledgers agree "
         f"({open_replies} replies left open); {json.dumps(killed, sort_keys=True)}"
+        + (f"; {again} sums were begun again" if secure else "")
     )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -19,8 +19,10 @@ pytest.importorskip("flwr", reason="visard[flower] is not installed")
 from tests.e2e.smoke import SMOKE
 from tests.engines.deployed import VISARD, Deployment, until
 
+import visard
 from visard.deployment.ledgers import Comparison, compare, verify
 from visard.engines.records import read_records
+from visard.runs.run import run_id
 
 pytestmark = pytest.mark.flower
 
@@ -42,7 +44,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         made.close()
 
 
-def start(there: Deployment, out: Path, resume: bool = False) -> subprocess.Popen[bytes]:
+def start(there: Deployment, out: Path, resume: bool = False, *more: str) -> subprocess.Popen[bytes]:
     where = (
         "engine.kind=flower",
         f"engine.server='{there.state}'",
@@ -50,7 +52,7 @@ def start(there: Deployment, out: Path, resume: bool = False) -> subprocess.Pope
         "engine.timeout=40",
         "engine.min_replies=1.0",
     )
-    sets = [part for s in (*SMOKE, "evaluation.every=0", "method.rounds=6", *where) for part in ("--set", s)]
+    sets = [part for s in (*SMOKE, "evaluation.every=0", "method.rounds=6", *where, *more) for part in ("--set", s)]
     command = [str(VISARD), "run", *(["--resume"] if resume else ["fedavg", *sets]), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": there.paths}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -112,3 +114,33 @@ def test_after_a_kill_the_records_agree(there: Deployment, undisturbed: Path, tm
     for name in ("ledger.json", "model.safetensors"):
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes()
     assert json.loads((out / "metrics.json").read_text()) == json.loads((undisturbed / "metrics.json").read_text())
+
+
+def test_a_secure_run_survives_kills_of_run_party_and_server(there: Deployment, tmp_path: Path) -> None:
+    """The same weights as without kills, and every party has opened each sum once, with the same clients."""
+    secure = ("aggregation.secure=true", "aggregation.signed=true")
+    sets = [*SMOKE, "evaluation.every=0", "method.rounds=6", *secure]
+    visard.run("fedavg", out=tmp_path / "local", overrides=[*sets, "engine.kind=local"])
+    out, chance = tmp_path / "run", random.Random(1)
+    process = start(there, out, False, *secure)
+    until((out / "checkpoint" / "manifest.json").exists, "the first round")
+    for victim in ("node-2", "run", "server"):
+        time.sleep(chance.uniform(0.0, 1.5))
+        if victim == "run":
+            process.kill()
+            process.wait(200)
+            process = start(there, out, resume=True)
+        else:
+            there.end(victim, signal.SIGKILL)
+            there.restart(victim)
+    process.wait(200)
+    finish(there, out)
+    assert (out / "model.safetensors").read_bytes() == (tmp_path / "local" / "model.safetensors").read_bytes()
+    assert compared(there, out).differences == []
+    opened: dict[str, set[tuple[str, str]]] = {}
+    for number in ROLES:
+        record = there.folder / f"party-{number}" / "states" / run_id(out / "checkpoint") / "run.json"
+        for place, known in json.loads(record.read_text())["sums"].items():
+            opened.setdefault(place.rpartition(" ")[0], set()).add((known["attempt"], known["opened"]))
+    assert len(opened) == 6, "one sum a round"
+    assert all(len(found) == 1 for found in opened.values())

@@ -198,6 +198,21 @@ def test_every_method_that_averages_can_have_it(tmp_path: Path, method: str) -> 
     assert {row[5] for row in rows} >= {"masked", "share"}
 
 
+def test_a_method_that_needs_single_replies_says_what_stays_visible(tmp_path: Path) -> None:
+    """FedFace averages its network securely; the server still has the class vectors, and the run says so in a line."""
+    heard = Heard()
+    sets = [*smoke("fedface"), "aggregation.secure=true", "evaluation.every=0", "method.rounds=1"]
+    visard.run("fedface", out=tmp_path / "run", overrides=sets, watcher=heard)
+    assert [
+        line for line in heard.problems if "needs the single replies of the clients for their class vectors" in line
+    ]
+    kinds = {
+        row[5] for row in json.loads((tmp_path / "run" / "ledger.json").read_text())["rows"] if row[0] == "federate"
+    }
+    assert {"masked", "class_vectors"} <= kinds
+    assert "weights" not in kinds
+
+
 def test_it_gives_the_same_bits_on_a_pool(tmp_path: Path) -> None:
     sets = [*SMOKE, "aggregation.secure=true", "evaluation.every=0", "method.rounds=1"]
     for engine in ("local", "pool"):
@@ -286,7 +301,7 @@ def test_a_party_masks_one_reply_and_opens_one_sum_for_good(go: Go, tmp_path: Pa
     assert unpack(again.do(header, payload)[0], Reply).failure is None, "the same once more is no news"
     opening = decode(payload, Opening)
     for changed, line in (
-        (replace(opening, arrived=(HOUSES[0],)), "opened the same secure sum for other clients"),
+        (replace(opening, arrived=(HOUSES[0],)), "wants 2 parties in a sum"),
         (replace(opening, arrived=("x", *opening.arrived)), "not those that it began with"),
         (replace(opening, plan=replace(Plan.parse(opening.plan), largest=2.0).text()), "masked nothing"),
     ):

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import math
 import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
+import numpy as np
 import pytest
 import torch
-from tests.toys import Toy, ToyDown, toy_engine, toy_world
+from safetensors.torch import load_file
+from tests.e2e.smoke import SMOKE
+from tests.toys import Toy, ToyDown, ToyUp, toy_engine, toy_world
 
+import visard
 from visard.aggregation.compression import Compress, levels, opened
+from visard.aggregation.layout import Levels
 from visard.aggregation.outgoing import Clip
 from visard.config import load
 from visard.core import Client, Disclosure, Weights, client_step
@@ -200,4 +208,76 @@ def test_settings() -> None:
     with pytest.raises(UsageError, match="outgoing.to = 'int4'"):
         load("fedavg", ['outgoing=[{name="compress", to="int4"}]'])
     with pytest.raises(UsageError, match="compress sends weights in another form, of which aggregation.secure"):
-        load("fedavg", ['outgoing=["compress"]', "aggregation.secure=true"])
+        load("fedavg", ['outgoing=[{name="compress", to="fp16"}]', "aggregation.secure=true"])
+    load("fedavg", ['outgoing=["compress"]', "aggregation.secure=true"])
+
+
+# ---- behind masks ----------------------------------------------------------------------------------------------------
+SENT = ToyDown(torch.zeros(4), {"a": torch.tensor([0.5, -2.0, 0.0, 1.0, 0.1]), "b": torch.zeros(2, 1)})
+
+
+def secure_levels(feedback: bool = True) -> Levels:
+    return Levels.of(("theta",), SENT, ToyUp, (), Compress(reach=0.1, feedback=feedback))
+
+
+def reply(update: float, rng: torch.Generator) -> ToyUp:
+    theta = {k: v + update * torch.randn(v.shape, generator=rng) for k, v in SENT.theta.items()}
+    return ToyUp(torch.zeros(4), theta, 1, 0.0)
+
+
+@pytest.mark.parametrize("members", [2, 4, 5, 20, 257, 258, 300])
+def test_levels_of_many_clients_are_summed_exactly(members: int) -> None:
+    """Lanes do not run into each other, for as many clients as there are; a third of them is lost on the way."""
+    levels, rng = secure_levels(), torch.Generator().manual_seed(members)
+    widths = {"a": 0.1 * 2.0 / 127, "b": 0.1 * 0.1 / 127}
+    assert levels.widths == {"theta": pytest.approx(widths)}
+    arrived = max(1, 2 * members // 3)
+    total, slow = (
+        np.zeros(levels.size(SENT, members), np.uint32),
+        {k: torch.zeros(v.shape) for k, v in SENT.theta.items()},
+    )
+    for number in range(arrived):
+        client: Any = SimpleNamespace(state={}, rng=torch.Generator().manual_seed(number))
+        up = reply(5.0 if number < 3 else 0.05, rng)  # some far beyond what one reply can say
+        total += levels.packed(client, SENT, up, 0.5, members)
+        drawn = torch.Generator().manual_seed(number)
+        for key, value in SENT.theta.items():
+            for place, r in enumerate(torch.rand(value.shape, generator=drawn).reshape(-1).tolist()):
+                u = 0.5 * (float(up.theta[key].reshape(-1)[place]) - float(value.reshape(-1)[place]))
+                q = min(127, max(-127, math.floor(u / widths[key] + r)))
+                slow[key].reshape(-1)[place] += q
+                said = float(client.state["compress"]["ToyUp.theta"][key].reshape(-1)[place])
+                assert said == pytest.approx(u - widths[key] * q, abs=1e-6)
+    found = levels.updates(total, SENT, members, arrived)["theta"]
+    for key in slow:
+        assert torch.equal((found[key] / widths[key]).round(), slow[key].double())
+    assert levels.lanes(members)[0] == (3 if members <= 4 else 2 if members <= 258 else 1)
+
+
+def test_what_one_round_leaves_unsaid_comes_with_the_next() -> None:
+    """An update that is too long for one message has been said in full after some, and no error is left behind."""
+    levels = secure_levels()
+    client: Any = SimpleNamespace(state={}, rng=torch.Generator().manual_seed(0))
+    said = torch.zeros(2, 1, dtype=torch.float64)
+    for number in range(12):
+        move = 0.05 if number == 0 else 0.0
+        up = ToyUp(torch.zeros(4), {k: v + move for k, v in SENT.theta.items()}, 1, 0.0)
+        said += levels.updates(levels.packed(client, SENT, up, 1.0, 2), SENT, 2, 1)["theta"]["b"]
+    assert said.numpy() == pytest.approx(0.05 * np.ones((2, 1)), abs=0.1 * 0.1 / 127)
+
+
+def test_a_secure_run_sends_half_the_bytes_and_has_the_same_bits_on_a_pool(tmp_path: Path) -> None:
+    sets = [*SMOKE, "aggregation.secure=true", "evaluation.every=0", "method.rounds=2"]
+    small = [*sets, 'outgoing=["compress"]']
+    for name, overrides in {"plain": sets, "small": small, "pool": [*small, "engine.kind=pool"]}.items():
+        visard.run("fedavg", out=tmp_path / name, overrides=overrides)
+    sizes = {
+        name: json.loads((tmp_path / name / "ledger.json").read_text())["totals"]["masked"]["bytes"]
+        for name in ("plain", "small")
+    }
+    assert sizes["small"] < 0.55 * sizes["plain"], "three clients: two and a half levels in a number"
+    for file in ("model.safetensors", "ledger.json"):
+        assert (tmp_path / "small" / file).read_bytes() == (tmp_path / "pool" / file).read_bytes()
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "small"))
+    moved = max(float((a[k] - b[k]).abs().max()) for k in a if a[k].is_floating_point())
+    assert 0 < moved < 0.5

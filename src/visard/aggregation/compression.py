@@ -11,6 +11,9 @@ the message and $e$ what earlier rounds left unsaid (Seide et al. 2014; Karimire
     int8   bytes: two float32, the least value $l$ and the width $w$ of a level, then a byte $q$ for each number, which
            stands for $l + w q$. $u$ is rounded up or down at random so that $E[l + w q] = u$ (Alistarh et al. 2017).
 
+With `aggregation.secure` (int8 alone) all clients have the same levels, 127 up and 127 down, so that they can be summed
+behind masks: see `layout.Levels`.
+
 The server adds what it reads to $\theta_0$, and nothing after that knows of it: checks, limits and rules see weights.
 The difference is the next $e$, which stays with the client as a part of its state. Running statistics, counters, and
 entries that would not become smaller are sent as they are.
@@ -21,10 +24,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from visard.aggregation.outgoing import Postprocessor
@@ -47,12 +51,14 @@ class Compress(Postprocessor):
 
     to: Literal["fp16", "int8"] = "int8"
     feedback: bool = True  # whether what a round leaves unsaid is added to the next one
+    # with aggregation.secure: largest change of a number that one reply can say, relative to the largest of its entry
+    reach: Annotated[float, Field(gt=0, le=100)] = 0.1
 
     def __call__(self, client: Client, message: Any, reply: R) -> R:
         changes = {}
         for field, sent, value in _weights(message, reply):
             if sent.keys() == value.keys():
-                left = _left(client.state, f"{type(reply).__name__}.{field}") if self.feedback else {}
+                left = unsaid(client.state, f"{type(reply).__name__}.{field}") if self.feedback else {}
                 changes[field] = {k: self._entry(client, k, sent[k], v, left) for k, v in value.items()}
         return replace(reply, **changes) if changes else reply  # type: ignore[type-var]
 
@@ -120,7 +126,7 @@ def _weights(message: Any, reply: Any) -> Iterator[tuple[str, Weights, Weights]]
             yield field, sent, value
 
 
-def _left(state: State, where: str) -> Weights:
+def unsaid(state: State, where: str) -> Weights:
     """What earlier rounds left unsaid of a field; changes to it are changes of the state."""
     found: Weights = state.setdefault("compress", {}).setdefault(where, {})
     return found

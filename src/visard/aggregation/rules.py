@@ -146,8 +146,10 @@ class Mean(Rule):
     title = "the mean, each client by its weight"
     of_groups = True
 
-    OF_SECURE: ClassVar = ("secure", "threshold", "neighbours", "range")
+    OF_SECURE: ClassVar = ("secure", "signed", "fewest", "threshold", "neighbours", "range")
     secure: bool = False  # the server sees sums alone (`aggregation.secure`); the other settings are about that
+    signed: bool = False  # clients sign their keys and the list of replies that arrived: policies can name known keys
+    fewest: Annotated[int, Field(ge=2, le=4096)] = 2  # clients in a sum, at least
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3  # share of the holders of a secret that can open it
     neighbours: Annotated[int, Field(ge=2, le=4095)] = 100  # clients that each client has masks with, at most
     range: Annotated[float, Field(gt=0, le=1e6)] = 4.0  # largest change of one number in one round

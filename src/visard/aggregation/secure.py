@@ -11,6 +11,9 @@ one that is asked for, and that step's reply leaves with its masks on. What is s
     w_i                     for each field, because a client may have nothing to say in it
     w_i m_i, w_i            of each metric that the reply names
 
+With `compress` (to = "int8") the updates of the trained entries are levels of 8 bits, rounded at random, and several of
+them share one number of the vector, each with room for the sum over all clients (`layout`): these are what is masked.
+
 The result is theta + sum / sum of weights. Its bits depend neither on the masks nor on the order of the replies. A
 weight is public: what the operator states of a party (`parties.NAME.pictures`), or 1 for all. What a client claims of
 itself does not count, and metrics come back as their mean: each reply has the same.
@@ -20,37 +23,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from visard.aggregation.dp import Grid, bare
+from visard.aggregation.compression import Compress
+from visard.aggregation.dp import Grid, bare, entries_of
 from visard.aggregation.dp_shares import Shared
-from visard.core import BoundStep, Client, ClientId, Disclosure, Weights, client_step, declared_kinds, nothing
+from visard.aggregation.layout import Layout
+from visard.core import BoundStep, Client, ClientId, Disclosure, client_step, nothing
 from visard.crypto.secure_sum import (
     Keys,
     Member,
     Opened,
     Sum,
-    decoded,
     encoded,
     fraction_bits,
     neighbours,
     threshold,
 )
-from visard.disclosure import MASKED, declared_names, is_statistic
+from visard.disclosure import MASKED
 from visard.errors import PublicError, VisardError
 
-COARSE = 256.0  # running statistics and metrics are divided by this: they are larger, and need fewer digits
 PHASES = 10_000  # asks of the three small steps are numbered from here on, so that those of methods keep theirs
-
-Doubles = npt.NDArray[np.float64]
 
 
 # ---- the small steps -----------------------------------------------------------------------------------------------
@@ -61,6 +60,7 @@ class Invitation:
     """A sum is about to begin."""
 
     context: str
+    sign: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ class PublicKeys:
 
     seal: Annotated[bytes, Disclosure.public_key]
     mask: Annotated[bytes, Disclosure.public_key]
+    signature: Annotated[bytes, Disclosure.public_key] = b""  # by the key of the client's party
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Circle:
     context: str
     keys: dict[str, bytes]
     needed: int
+    signatures: dict[str, bytes] = field(default_factory=dict)  # of the neighbours, each of its keys
 
 
 @dataclass(frozen=True)
@@ -88,12 +90,28 @@ class Shares:
 
 
 @dataclass(frozen=True)
+class Listed:
+    """Whose vectors arrived."""
+
+    plan: str  # what the client had when it masked its reply
+    arrived: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """A client has seen this list and will open the sum of no other."""
+
+    signature: Annotated[bytes, Disclosure.public_key]
+
+
+@dataclass(frozen=True)
 class Opening:
     """Whose vectors arrived; the boxes are those that this client's neighbours sent it."""
 
     plan: str  # what the client had when it masked its reply
     boxes: dict[str, bytes]
     arrived: tuple[str, ...]
+    signatures: dict[str, bytes] = field(default_factory=dict)  # of neighbours that have seen the same list
 
 
 @dataclass(frozen=True)
@@ -108,13 +126,19 @@ class OpenedShares:
 def secure_keys(_: Any, client: Client, message: Invitation) -> PublicKeys:
     """Two public keys for one sum."""
     keys = _member(client, message.context).keys
-    return PublicKeys(keys.seal, keys.mask)
+    return PublicKeys(keys.seal, keys.mask, _signed(client, of_keys(message.context, client.id, keys), message.sign))
 
 
 @client_step(trains=nothing)
 def secure_shares(_: Any, client: Client, message: Circle) -> Shares:
     """Shares of the client's secrets for its neighbours."""
     return Shares(_member(client, message.context).shares(_unpacked(message.keys), message.needed))
+
+
+@client_step(trains=nothing)
+def secure_agree(_: Any, client: Client, message: Listed) -> Agreed:
+    """The client's word that it has seen one list of replies."""
+    return Agreed(_signed(client, of_list(Plan.parse(message.plan).context, message.arrived), True))
 
 
 @client_step(trains=nothing)
@@ -138,7 +162,28 @@ class SecureAggregation:
     @classmethod
     def steps(cls) -> dict[str, BoundStep[Any, Any]]:
         """All that a client can be asked for in a sum, by name."""
-        return {step.name: step for step in (s.__get__(cls, cls) for s in (secure_keys, secure_shares, secure_open))}
+        small = (secure_keys, secure_shares, secure_agree, secure_open)
+        return {step.name: step for step in (s.__get__(cls, cls) for s in small)}
+
+
+def of_keys(context: str, client: ClientId, keys: Keys) -> bytes:
+    """What a client signs of its keys: they are its own, and of one sum."""
+    return _statement("keys", context, client, (keys.seal + keys.mask).hex())
+
+
+def of_list(context: str, arrived: Sequence[ClientId]) -> bytes:
+    """What a client signs of a list of clients whose vectors arrived."""
+    return _statement("list", context, *sorted(arrived))
+
+
+def _statement(*parts: str) -> bytes:
+    return json.dumps(["visard secure sum", *parts]).encode()
+
+
+def _signed(client: Client, statement: bytes, wanted: bool) -> bytes:
+    if wanted and client.signer is None:
+        raise PublicError("this client has no key to sign with")
+    return client.signer()(statement) if wanted and client.signer is not None else b""
 
 
 def _member(client: Client, context: str) -> Member:
@@ -158,19 +203,22 @@ def _unpacked(keys: Mapping[str, bytes]) -> dict[str, Keys]:
 class Plan:
     """All that the masks of one client's reply depend on beside the message; it travels with the request."""
 
-    context: str  # run, stage, round, ask
+    context: str  # run, stage, round, ask, attempt
     around: dict[str, Keys]  # neighbours that have sent shares
     members: dict[str, str]  # all members of the sum: digest of their keys
     weights: dict[str, float]  # of all members, the largest is 1
     fields: tuple[str, ...]  # that are summed
     largest: float
     private: Shared | None = None  # the noise of a sum with differential privacy
+    signatures: dict[str, bytes] = field(default_factory=dict)  # of the neighbours, each of its keys
 
     def text(self) -> str:
         """As JSON."""
         around = {name: (keys.seal + keys.mask).hex() for name, keys in self.around.items()}
         private = None if self.private is None else vars(self.private)
-        return json.dumps({**vars(self), "around": around, "private": private}, sort_keys=True)
+        signatures = {name: signature.hex() for name, signature in self.signatures.items()}
+        told = {"around": around, "private": private, "signatures": signatures}
+        return json.dumps({**vars(self), **told}, sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> Plan:
@@ -183,7 +231,7 @@ class Plan:
             private = None if tree.get("private") is None else Shared.parse(tree["private"])
             plan = cls(
                 str(tree["context"]), around, members, weights, tuple(str(f) for f in tree["fields"]),
-                float(tree["largest"]), private,
+                float(tree["largest"]), private, {str(k): bytes.fromhex(v) for k, v in tree["signatures"].items()},
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise PublicError("the plan of a secure sum is malformed") from None
@@ -194,13 +242,18 @@ class Plan:
             raise PublicError("a weight or the range of a secure sum is out of bounds")
         return plan
 
-    def asked(self, message: Any) -> bytes:
-        """A digest of what every member must have been asked alike: weights, members, settings."""
-        alike = [self.context, self.members, self.weights, self.fields, self.largest]
+    def asked(self, message: Any, settings: Mapping[str, Any]) -> bytes:
+        """A digest of what every member must have been asked alike.
+
+        The members and their weights, the settings of the run, the fields that are summed, and the numbers of the
+        message beside these, such as the learning rate. Other fields may be a client's own.
+        """
+        numbers = {name: value for name, value in vars(message).items() if isinstance(value, float)}
+        alike = [self.context, self.members, self.weights, self.fields, self.largest, numbers, dict(settings)]
         alike += [] if self.private is None else [vars(self.private)]
-        total = hashlib.sha256(json.dumps(alike).encode())
+        total = hashlib.sha256(json.dumps(alike, sort_keys=True).encode())
         for name in self.fields:
-            for key, value in (_entries(getattr(message, name, None)) or {}).items():
+            for key, value in (entries_of(getattr(message, name, None)) or {}).items():
                 total.update(f"\0{name}\0{key}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
                 total.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
         return total.digest()
@@ -210,141 +263,56 @@ def digest_of_keys(keys: Keys) -> str:
     return hashlib.sha256(keys.seal + keys.mask).hexdigest()[:32]
 
 
-def masked(client: Client, plan: Plan, message: Any, reply: Any, statistics: Collection[str]) -> Any:
+def masked(
+    client: Client,
+    plan: Plan,
+    message: Any,
+    reply: Any,
+    statistics: Collection[str],
+    settings: Mapping[str, Any],
+    compress: Compress | None = None,
+) -> Any:
     """A reply with what is summed behind masks, and nothing else that is the client's own."""
     if client.id not in plan.members:
         raise PublicError("this client is not among the members of the secure sum")
-    layout = Layout.of(plan.fields, message, type(reply), statistics)
+    layout = Layout.of(plan.fields, message, type(reply), statistics, compress)
     if plan.private is not None:
         if plan.private.members != len(plan.members):
             raise PublicError("the noise of a secure sum is for another number of members")
         vector = plan.private.vector(client.secret, plan.fields, message, reply, statistics)
         reply = bare(reply, plan.fields)
     else:
-        bits = fraction_bits(len(plan.members), plan.largest)
-        vector = encoded(plan.weights[client.id] * layout.flat(message, reply), bits, plan.largest)
+        bits, weight = fraction_bits(len(plan.members), plan.largest), plan.weights[client.id]
+        vector = np.concatenate([encoded(weight * part, bits, plan.largest) for part in layout.parts(message, reply)])
+        if layout.levels is not None:
+            vector = np.concatenate([vector, layout.levels.packed(client, message, reply, weight, len(plan.members))])
     member = _member(client, plan.context)
-    total = member.masked(vector, plan.around, plan.asked(message))
+    total = member.masked(vector, plan.around, plan.asked(message, settings))
     return layout.without(reply, torch.from_numpy(total.view(np.int32)))
 
 
+# ---- the server's side ---------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class Layout:
-    """Where each number of a reply stands in the vector: the same for all clients that were sent the same."""
+class Begun:
+    """What a server keeps of a sum before it is opened, so that a run that is killed then can open the same one.
 
-    entries: dict[str, dict[str, tuple[torch.Size, float]]]  # by field: shape of an entry, and what it is divided by
-    metrics: tuple[tuple[str, str], ...]  # field and name; a field that is one number has the name ""
+    Clients open one sum for each place in a run. As long as none has opened it, a run that comes back makes another
+    attempt, with other masks and whichever clients are there; afterwards only the same sum can be had.
+    """
 
-    @classmethod
-    def of(cls, names: Sequence[str], message: Any, reply: type, statistics: Collection[str]) -> Layout:
-        entries: dict[str, dict[str, tuple[torch.Size, float]]] = {}
-        for name in names:
-            sent = _entries(getattr(message, name, None))
-            entries[name] = {
-                key: (value.shape, COARSE if is_statistic(key, statistics) else 1.0)
-                for key, value in (sent or {}).items()
-                if value.is_floating_point()
-            }
-        allowed = declared_names(reply)
-        metrics = [
-            (name, word)
-            for name, kind in declared_kinds(reply).items()
-            if kind is Disclosure.metric
-            for word in sorted(allowed[name].words) or [""]
-        ]
-        return cls(entries, tuple(metrics))
-
-    def flat(self, message: Any, reply: Any) -> Doubles:
-        """The numbers of a reply: updates and metrics, each with a 1 before it; 0 for what is not there."""
-        parts: list[Doubles] = []
-        for name, entries in self.entries.items():
-            sent, value = _entries(getattr(message, name, None)), _entries(getattr(reply, name))
-            if value is not None and sent is None:
-                raise PublicError(f"{name} cannot be summed securely: the clients are not sent it")
-            parts.append(np.array([float(value is not None)]))
-            for key, (shape, divisor) in entries.items():
-                if value is None:
-                    parts.append(np.zeros(shape.numel()))
-                elif key not in value or value[key].shape != shape:
-                    raise PublicError(f"{name} has other entries or shapes than what was sent")
-                else:
-                    update = value[key].detach().double() - cast(Weights, sent)[key].double()
-                    parts.append(update.numpy().reshape(-1) / divisor)
-        for name, word in self.metrics:
-            found = getattr(reply, name)
-            number = found.get(word) if isinstance(found, dict) else found
-            there = isinstance(number, int | float) and math.isfinite(number)
-            parts.append(np.array([float(there), cast(float, number) / COARSE if there else 0.0]))
-        return np.concatenate(parts)
+    place: str  # run, stage, round, ask
+    attempt: int
+    keys: dict[str, bytes] = field(default_factory=dict)
+    signatures: dict[str, bytes] = field(default_factory=dict)
+    boxes: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    arrived: tuple[str, ...] = ()  # nobody: it was not opened
 
     @property
-    def size(self) -> int:
-        """Numbers of the vector."""
-        numbers = sum(1 + sum(shape.numel() for shape, _ in entries.values()) for entries in self.entries.values())
-        return numbers + 2 * len(self.metrics)
-
-    def without(self, reply: Any, vector: Tensor) -> Any:
-        """The reply with the vector in its first field, without the others and without what it says of itself."""
-        empty: dict[str, Any] = {name: _nothing(getattr(reply, name)) for name in (*self.entries, *dict(self.metrics))}
-        if declared_kinds(type(reply)).get("n") is Disclosure.count:
-            empty["n"] = 1
-        return replace(reply, **empty | {next(iter(self.entries)): {MASKED: vector}})
-
-    def means(self, sums: Doubles, message: Any, weight: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(fields, metrics): what was sent plus the mean update, and the mean of each metric.
-
-        `weight` is that of all clients in the sum: no part can have more.
-        """
-        found: dict[str, Any] = {}
-        place = 0
-        for name, entries in self.entries.items():
-            sent, total, place = getattr(message, name, None), _share(sums[place], weight), place + 1
-            means: Weights = dict(_entries(sent) or {})
-            for key, (shape, divisor) in entries.items():
-                part, place = sums[place : place + shape.numel()], place + shape.numel()
-                if total > 0:
-                    update = torch.from_numpy(part * (divisor / total)).reshape(shape)
-                    means[key] = (means[key].double() + update).to(means[key].dtype)
-            found[name] = None if total <= 0 else means[""] if isinstance(sent, Tensor) else means
-        metrics: dict[str, Any] = {}
-        for name, word in self.metrics:
-            total, value, place = _share(sums[place], weight), float(sums[place + 1]) * COARSE, place + 2
-            if word:
-                metrics.setdefault(name, {})
-            if total > 0 and word:
-                metrics[name][word] = value / total
-            elif not word:
-                metrics[name] = value / total if total > 0 else float("nan")
-        return found, metrics
-
-
-def _share(total: float, weight: float) -> float:
-    """The weight of the clients that had something to say; 0 where rounding alone is left."""
-    if not -1e-3 <= total <= weight + 1e-3:
-        raise VisardError("the masks of a secure sum do not cancel: its clients were asked different things")
-    return float(total) if total > 1e-3 else 0.0
-
-
-def _nothing(value: Any) -> Any:
-    """In the place of a value: of the same type, and empty."""
-    return (
-        {}
-        if isinstance(value, dict)
-        else torch.empty(0)
-        if isinstance(value, Tensor)
-        else None
-        if value is None
-        else 0.0
-    )
-
-
-def _entries(value: Any) -> Weights | None:
-    if isinstance(value, Tensor):
-        return {"": value}
-    return value if isinstance(value, dict) else None
-
-
-# ---- the server's side ---------------------------------------------------------------------------------------------
+    def context(self) -> str:
+        """The one sum that keys and masks are for."""
+        return f"{self.place} {self.attempt}"
 
 
 class SecureReduction:
@@ -357,9 +325,10 @@ class SecureReduction:
         rule: Any,
         weights: Mapping[ClientId, float],
         private: Callable[[int], Shared] | None = None,
+        compress: Compress | None = None,
     ) -> None:
         """`private` gives the noise for so many members, where the run has differential privacy."""
-        self.fields, self.context, self.rule = names, context, rule
+        self.fields, self.context, self.rule, self._compress = names, context, rule, compress
         self.within = 0.0  # the share of the clients within the bound of their updates, where that adapts
         self._make, self._private, self._grid = private, cast(Shared | None, None), cast(Grid | None, None)
         self.remarks: list[Any] = []
@@ -369,25 +338,39 @@ class SecureReduction:
         self._keys: dict[ClientId, Keys] = {}
         self._boxes: dict[ClientId, Mapping[ClientId, bytes]] = {}
         self._plans: dict[ClientId, Plan] = {}
+        self._signatures: dict[ClientId, bytes] = {}
         self._sum: Sum | None = None
         self._layout: Layout | None = None
         self._message: Any = None
 
     # phase by phase: messages to send, replies to take
     def invitations(self, clients: Collection[ClientId]) -> dict[ClientId, Invitation]:
-        return {client: Invitation(self.context) for client in clients}
+        return {client: Invitation(self.context, self.rule.signed) for client in clients}
 
     def circles(self, keys: Mapping[ClientId, PublicKeys]) -> dict[ClientId, Circle]:
+        self._signatures = {client: k.signature for client, k in keys.items() if k.signature}
         self._keys = {client: Keys(k.seal, k.mask) for client, k in keys.items()}
         self._around = neighbours(list(keys), self.rule.neighbours, self.context.encode())
         self._needed = {c: threshold(len(around) + 1, self.rule.threshold) for c, around in self._around.items()}
         packed = {client: k.seal + k.mask for client, k in keys.items()}
         return {
-            c: Circle(self.context, {other: packed[other] for other in around}, self._needed[c])
-            for c, around in self._around.items()
+            c: Circle(
+                self.context, {other: packed[other] for other in around}, self._needed[c], self._signatures_of(around)
+            )
+            for c, around in ((c, self._around[c]) for c in keys)
         }
 
-    def begin(self, shares: Mapping[ClientId, Shares], message: Any, reply: type, statistics: Collection[str]) -> None:
+    def _signatures_of(self, clients: Collection[ClientId]) -> dict[str, bytes]:
+        return {client: self._signatures[client] for client in clients if client in self._signatures}
+
+    def begin(
+        self,
+        shares: Mapping[ClientId, Shares],
+        message: Any,
+        reply: type,
+        statistics: Collection[str],
+        settings: Mapping[str, Any],
+    ) -> None:
         """All members are known: those that have sent shares."""
         self._boxes = {client: s.boxes for client, s in shares.items()}
         members = {client: digest_of_keys(self._keys[client]) for client in sorted(shares)}
@@ -398,12 +381,26 @@ class SecureReduction:
             self._grid = self._private.grid(self.fields, message, statistics)
         for client in members:
             around = {o: self._keys[o] for o in self._around[client] if o in members}
-            self._plans[client] = Plan(self.context, around, members, weights, self.fields, largest, self._private)
+            signatures = self._signatures_of(around)
+            self._plans[client] = Plan(
+                self.context, around, members, weights, self.fields, largest, self._private, signatures
+            )
         self._message, self._bits = message, fraction_bits(len(members), largest)
-        self._layout = Layout.of(self.fields, message, reply, statistics)
-        asked = next(iter(self._plans.values())).asked(message) if self._plans else b""
+        self._layout = Layout.of(self.fields, message, reply, statistics, self._compress)
+        asked = next(iter(self._plans.values())).asked(message, settings) if self._plans else b""
         sharing = {c: {o: self._keys[o] for o in self._around[c]} for c in members}
         self._sum = Sum(sharing, self._keys, asked)
+
+    def begun(self, begun: Begun) -> Begun:
+        """What must be kept before clients are asked to open the sum."""
+        keys = {client: keys.seal + keys.mask for client, keys in self._keys.items()}
+        boxes = {client: dict(boxes) for client, boxes in self._boxes.items()}
+        return replace(begun, keys=keys, signatures=self._signatures, boxes=boxes, arrived=self.arrived)
+
+    def again(self, begun: Begun) -> tuple[dict[ClientId, Circle], dict[ClientId, Shares]]:
+        """The circles and the shares of a sum that clients may have opened already."""
+        keys = {c: PublicKeys(k[:32], k[32:], begun.signatures.get(c, b"")) for c, k in begun.keys.items()}
+        return self.circles(keys), {client: Shares(boxes) for client, boxes in begun.boxes.items()}
 
     def plan(self, client: ClientId) -> str:
         """What goes with the request to a client."""
@@ -415,12 +412,17 @@ class SecureReduction:
         first = self.fields[0]
         found = getattr(reply, first)
         vector = found.get(MASKED) if isinstance(found, dict) and len(found) == 1 else None
-        size = self._layout.size
-        if self._private is not None and self._grid is not None:
-            size = self._private.size(self._grid)
-        if not isinstance(vector, Tensor) or vector.dtype != torch.int32 or vector.shape != (size,):
+        if not isinstance(vector, Tensor) or vector.dtype != torch.int32 or vector.shape != (self._size,):
             return first, "is not a masked vector of the length that was asked for"
         return None
+
+    @property
+    def _size(self) -> int:
+        assert self._layout is not None
+        if self._private is not None and self._grid is not None:
+            return self._private.size(self._grid)
+        levels = self._layout.levels
+        return self._layout.size + (levels.size(self._message, len(self._plans)) if levels is not None else 0)
 
     def known(self, reply: Any) -> tuple[str, ...]:
         """Fields that need no other check: they are behind masks, or empty."""
@@ -434,16 +436,29 @@ class SecureReduction:
         self._sum.add(client, vector)
         return replace(reply, **{name: {} if isinstance(getattr(reply, name), dict) else None for name in self.fields})
 
-    def openings(self) -> dict[ClientId, Opening]:
-        """To every client whose vector arrived."""
+    @property
+    def arrived(self) -> tuple[ClientId, ...]:
+        """Whose vectors are in the sum."""
         assert self._sum is not None
-        arrived = tuple(sorted(self._sum.arrived))
+        return tuple(sorted(self._sum.arrived))
+
+    def lists(self) -> dict[ClientId, Listed]:
+        """To every client whose vector arrived, where clients sign."""
+        if len(self.arrived) < self.rule.fewest:
+            few = f"{len(self.arrived)} clients are in a sum, {self.rule.fewest} are needed (aggregation.fewest)"
+            raise VisardError(few)
         if self._private is not None:
-            self._private.check_opening(len(arrived))
-        return {
-            c: Opening(self._plans[c].text(), {o: self._boxes[o][c] for o in (*self._plans[c].around, c)}, arrived)
-            for c in arrived
-        }
+            self._private.check_opening(len(self.arrived))
+        return {c: Listed(self._plans[c].text(), self.arrived) for c in self.arrived if self.rule.signed}
+
+    def openings(self, agreed: Mapping[ClientId, Agreed]) -> dict[ClientId, Opening]:
+        """To every client whose vector arrived."""
+        found = {}
+        for c in self.arrived:
+            near = (*self._plans[c].around, c)
+            words = {o: agreed[o].signature for o in near if o in agreed}
+            found[c] = Opening(self._plans[c].text(), {o: self._boxes[o][c] for o in near}, self.arrived, words)
+        return found
 
     def result(self, opened: Mapping[ClientId, OpenedShares]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(fields, metrics): the means over all clients whose vectors arrived."""
@@ -454,7 +469,10 @@ class SecureReduction:
             mean, self.within = self._private.opened(total, len(self._sum.arrived), self._grid)
             return self._grid.result(mean, self._message), {}
         weight = sum(self._weights[client] for client in self._sum.arrived)
-        return self._layout.means(decoded(total, self._bits), self._message, weight)
+        wide, rest, levels = total[: self._layout.size], total[self._layout.size :], self._layout.levels
+        members, arrived = len(self._plans), len(self._sum.arrived)
+        updates = levels.updates(rest, self._message, members, arrived) if levels is not None else {}
+        return self._layout.means(wide, self._bits, self._message, weight, updates)
 
     def close(self) -> None:
         """Let go of what is held."""

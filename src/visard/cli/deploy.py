@@ -88,6 +88,19 @@ def bind(
     table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()])
 
 
+@keys.command("show")
+def show(
+    keys: Annotated[Path, typer.Option(help="a folder that visard keys make wrote, of the server or of a party")],
+) -> None:
+    """Show the fingerprints of the keys in a folder: a policy names those of the parties it knows (known).
+
+    Example: visard keys show --keys keys/server
+    """
+    from visard.deployment.keys import fingerprints
+
+    table("Keys", ("node", "fingerprint"), list(fingerprints(keys).items()))
+
+
 @keys.command("file")
 def key_file(out: Annotated[Path, typer.Option(help="the file to write")]) -> None:
     """Make a key file for --encrypt-with: 32 random bytes that only you can read.
@@ -174,7 +187,7 @@ def take_part(
     key = Key.load(encrypt_with)  # a wrong one is said at once
     fleet = Fleet(server, own.ca, own.private, _say)
     with only_user(state):
-        front = Front(recipe, state, _say, policy, own.fingerprint, key.path if key else None)
+        front = Front(recipe, state, _say, policy, own.fingerprint, key.path if key else None, own.file)
         sent = Sent(state, server, node, lambda: front.carried)
         do = front.do
         if policy is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_type_hints, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar, get_type_hints, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,17 @@ ClientId = str
 Weights = dict[str, Tensor]
 State = dict[str, Any]  # what a client keeps between steps: tensors, numbers, text, nested dicts and lists of these
 PUBLIC: ClientId = "public"  # the client with the public pictures, where a run has some; it can be asked like a client
+
+
+class Signs(Protocol):
+    """Signs with the key of a party."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of its public key."""
+
+    def __call__(self, statement: bytes) -> bytes:
+        """The signature of a statement."""
 
 
 @dataclass
@@ -36,6 +47,7 @@ class Client:
     public: FaceView | None = None  # training pictures that every client has
     others: FaceView | None = None  # for tests alone: the test pictures of all clients, its own among them
     secret: bytes = field(default=b"", repr=False)  # of this client alone; in a simulation it comes from the run's seed
+    signer: Callable[[], Signs] | None = field(default=None, repr=False)  # with the key of its party
 
 
 M = TypeVar("M")

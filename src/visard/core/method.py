@@ -60,6 +60,7 @@ class Method(ABC, Generic[S]):
     discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
     compared: ClassVar[tuple[str, ...]] = ()  # names of `alternatives`
     hostile: ClassVar[str] = ""  # what a server that breaks the protocol can learn, and which setting prevents it
+    singly: ClassVar[str] = ""  # what the server needs of each client by itself, which aggregation.secure does not hide
     centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
 
     extendable: ClassVar[bool] = (

@@ -77,9 +77,10 @@ def fraction_bits(members: int, largest: float) -> int:
 
 def encoded(values: npt.NDArray[np.float64], bits: int, largest: float) -> Vector:
     """round(2^bits x) modulo 2^32; numbers beyond `largest`, and those that are not finite, are refused."""
-    if values.size and not float(np.abs(values).max()) <= largest:
+    if values.size and not max(float(values.max()), -float(values.min())) <= largest:
         raise PublicError(f"a number is beyond {largest:g}, the range of a secure sum, or not finite")
-    return np.rint(values * 2.0**bits).astype(np.int64).astype(np.uint32)
+    scaled = values * 2.0**bits
+    return np.rint(scaled, out=scaled).astype(np.int32).view(np.uint32)  # `fraction_bits` leaves room for the sum
 
 
 def decoded(total: Vector, bits: int) -> npt.NDArray[np.float64]:

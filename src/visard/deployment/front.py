@@ -26,7 +26,8 @@ class Front:
     """Hands requests to the worker; a dead worker costs one retry, a late one its step.
 
     The recipe makes (World, Method) of the settings of a run; states are kept in the folder `state`, encrypted
-    if a key is named. `policy` is what the party allows, `server` the fingerprint of the server's CA.
+    if a key is named. `policy` is what the party allows, `server` the fingerprint of the server's CA, `key` the file
+    of the party's own key.
     """
 
     def __init__(
@@ -37,9 +38,10 @@ class Front:
         policy: dict[str, Any] | None,
         server: str = "",
         encrypt_with: Path | None = None,
+        key: Path | None = None,
     ) -> None:
         self.recipe, self.state, self.say, self.policy, self.server = recipe, state, say, policy, server
-        self._encrypt_with = str(encrypt_with) if encrypt_with else None
+        self._encrypt_with, self._key = (str(path) if path else None for path in (encrypt_with, key))
         self._worker: Child | None = None
         self._stopped = False
         self.carried = b""  # what the worker says of its last reply, for the party's record
@@ -47,7 +49,7 @@ class Front:
 
     def _hire(self) -> Child:
         given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
-        given |= {"policy": self.policy, "server": self.server}
+        given |= {"policy": self.policy, "server": self.server, "key": self._key}
         self._worker = worker = Child("visard.deployment.party:serve", False, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)

@@ -12,7 +12,7 @@ import fnmatch
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 
 from visard.aggregation.accounting import epsilon_plain
-from visard.aggregation.secure import Opening, Plan
+from visard.aggregation.secure import Circle, Listed, Opening, Plan, of_keys, of_list
 from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
+from visard.crypto.secure_sum import Keys
+from visard.crypto.signatures import signed_by
 from visard.deployment.memory import Memory, Record
 from visard.deployment.policy import Policy, digest_of
 from visard.disclosure import carried_kinds, pieces
@@ -34,6 +36,7 @@ from visard.engines.world import World
 from visard.errors import PublicError
 from visard.files import PRIVATE, write_atomically
 
+LIGHT = 0.1  # of a client's own weight in a sum: who has less does not count as another party
 Seen = dict[str, Weights]  # by the field of a message: entries of the network
 
 
@@ -143,14 +146,18 @@ class Watch:
                 raise PublicError(f"{step.name} has batches of fewer than {bounds.batch} pictures (bounds.batch)")
         self.policy.check_kinds(certain_kinds(step.types[1]), f"{step.name} would send")
         self.look(message)
-        if isinstance(message, Opening):
-            self._opens(Plan.parse(message.plan), message)
+        if isinstance(message, Circle):
+            self._shares(message, client)
+        elif isinstance(message, Listed):
+            self._agrees(Plan.parse(message.plan), message, client)
+        elif isinstance(message, Opening):
+            self._opens(Plan.parse(message.plan), message, client)
         elif self.request.secure:
             plan = Plan.parse(self.request.secure)
             if self.policy.protect.dp_epsilon is not None and plan.private is None:
                 raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
-            self._masks(plan, message)
-        elif self.policy.protect.secure_aggregation and MODEL & frozenset(declared_kinds(step.types[1]).values()):
+            self._masks(plan, message, client)
+        elif self.policy.sums_only and MODEL & frozenset(declared_kinds(step.types[1]).values()):
             raise PublicError("this party requires secure aggregation: it sends no weights in the clear (protect)")
 
         if MODEL & frozenset(declared_kinds(step.types[1]).values()):
@@ -205,38 +212,108 @@ class Watch:
                 self._near(path, part, before)
         self.guard.remember(self.request, networks if before else found)
 
-    def _masks(self, plan: Plan, message: Any) -> None:
+    def _shares(self, circle: Circle, client: Client) -> None:
+        """Holders of shares that this party does not know could be the server: too few to open both secrets.
+
+        A hostile server asks some holders for one secret and the others for the other one. It has both if the known
+        ones, divided between the two, and the unknown ones, which give it everything, are enough for each.
+        """
+        if self.policy.known:
+            around = {name: Keys(both[:32], both[32:]) for name, both in circle.keys.items()}
+            known = self._known(circle.context, around, circle.signatures)
+            holders, unknown = len(around) + 1, len(around) - len(known)
+            if 2 * circle.needed <= holders + unknown:
+                raise PublicError(f"this party knows {len(known)} of {len(around)} neighbours in a secure sum: too few")
+            self._enough(set(known.values()) | {fingerprint_of(client)})
+
+    def _masks(self, plan: Plan, message: Any, client: Client) -> None:
         """One sum, one reply: two different ones behind the same masks would give away their difference."""
         place = self.request
-        if plan.context != f"{place.run} {place.stage} {place.round} {place.ask}":
+        if plan.context.rpartition(" ")[0] != f"{place.run} {place.stage} {place.round} {place.ask}":
             raise PublicError("the plan of a secure sum belongs to another place of the run")
-        self._enough(len(plan.members))
-        if plan.private is not None and (plan.private.label, plan.private.noise) != (plan.context, place.noise):
+        self._enough(self._parties(plan, plan.members, client))
+        noise = place.noise if plan.private is None else plan.private.noise
+        label = plan.context.rpartition(" ")[0] if plan.private is None else plan.private.label
+        if (label, noise) != (plan.context.rpartition(" ")[0], place.noise):
             raise PublicError("the noise of a secure sum is not that of its request")
-        digest = hashlib.sha256(plan.asked(message) + encode(message)).hexdigest()
-        self._once(plan.context, "masked", digest, "this party has masked another reply for the same secure sum")
-        self._once(plan.context, "plan", digest_of_text(place.secure), "this secure sum had another plan")
+        known = self._attempt(plan, begins=True)
+        digest = hashlib.sha256(plan.asked(message, place.settings) + encode(message)).hexdigest()
+        self._once(known, "masked", digest, "this party has masked another reply for the same secure sum")
+        self._once(known, "plan", digest_of_text(place.secure), "this secure sum had another plan")
 
-    def _opens(self, plan: Plan, message: Opening) -> None:
-        """A sum is opened once, for one set of clients: two sums that differ by one client would give it away."""
-        known = self.record.sums.get(f"{plan.context} {self.request.client}", {})
+    def _agrees(self, plan: Plan, message: Listed, client: Client) -> None:
+        """A party gives its word to open one sum: from enough of these the others know that all open the same."""
+        known = self._attempt(plan)
         if known.get("plan") != digest_of_text(message.plan):
             raise PublicError("this party has masked nothing for this secure sum")
         arrived = frozenset(message.arrived)
         if self.request.client not in arrived or not arrived <= plan.members.keys():
             raise PublicError("the clients of a secure sum are not those that it began with")
-        self._enough(len(arrived))
+        self._enough(self._parties(plan, arrived, client))
         digest = digest_of_text(json.dumps(sorted(arrived)))
-        self._once(plan.context, "opened", digest, "this party has opened the same secure sum for other clients")
+        self._once(known, "agreed", digest, "this party has agreed to open the same secure sum for other clients")
 
-    def _enough(self, clients: int) -> None:
-        fewest = self.policy.bounds.parties
-        if clients < fewest:
-            raise PublicError(f"this party wants {fewest} parties in a sum, at least (bounds.parties)")
+    def _opens(self, plan: Plan, message: Opening, client: Client) -> None:
+        """A sum is opened once, for one set of clients: two sums that differ by one client would give it away."""
+        self._agrees(plan, Listed(message.plan, message.arrived), client)
+        if self.policy.known:
+            known = self._known(plan.context, plan.around, plan.signatures)
+            statement = of_list(plan.context, message.arrived)
+            words = [n for n, s in message.signatures.items() if n in known and signed_by(statement, s) == known[n]]
+            if 2 * (len(words) + 1) <= len(plan.around) + 1:
+                raise PublicError(f"{len(words)} known neighbours have agreed to open this secure sum: too few")
+        digest = digest_of_text(json.dumps(sorted(message.arrived)))
+        refusal = "this party has opened the same secure sum for other clients"
+        self._once(self._attempt(plan), "opened", digest, refusal)
 
-    def _once(self, context: str, what: str, digest: str, refusal: str) -> None:
+    def _known(self, context: str, around: Mapping[str, Keys], signatures: Mapping[str, bytes]) -> dict[str, str]:
+        """Of the neighbours whose keys are signed by a party that this one knows: the fingerprint of that party."""
+        found = {}
+        for name in around.keys() & signatures.keys():
+            try:
+                who = signed_by(of_keys(context, name, around[name]), signatures[name])
+            except PublicError:
+                raise PublicError(f"the keys of {name} in a secure sum are not the ones that it signed") from None
+            if who in self.policy.known:
+                found[name] = who
+        return found
+
+    def _parties(self, plan: Plan, among: Collection[str], client: Client) -> set[str]:
+        """The parties that count: all that the server names or, where a policy knows some, those of the neighbours.
+
+        One with much less weight than this client hides nothing of it, and does not count.
+        """
+        least = LIGHT * plan.weights.get(client.id, 0.0)
+        heavy = {name for name in among if plan.weights[name] >= least}
+        if not self.policy.known:
+            return heavy
+        known = self._known(plan.context, plan.around, plan.signatures)
+        return {who for name, who in known.items() if name in heavy} | {fingerprint_of(client)}
+
+    def _enough(self, parties: Collection[str]) -> None:
+        fewest = max(self.policy.bounds.parties, getattr(self.world.aggregation, "fewest", 0))
+        if len(parties) < fewest:
+            what = f"has {len(parties)} that it knows" if self.policy.known else "has fewer"
+            raise PublicError(
+                f"this party wants {fewest} parties in a sum, at least, and {what} (bounds.parties, aggregation.fewest)"
+            )
+
+    def _attempt(self, plan: Plan, begins: bool = False) -> dict[str, str]:
+        """The record of a sum. One that was not opened may begin anew, with other masks; then the old one is over."""
+        place, _, number = plan.context.rpartition(" ")
+        known = self.record.sums.setdefault(f"{place} {self.request.client}", {})
+        last = int(known.get("attempt", "0"))
+        if not number.isdecimal() or len(number) > 9 or int(number) < last:
+            raise PublicError("this secure sum has begun anew since")
+        if int(number) > last:
+            if not begins or "opened" in known or "agreed" in known:
+                raise PublicError("this party has opened this secure sum for good, or has not begun it")
+            known.clear()
+            known["attempt"] = number
+        return known
+
+    def _once(self, known: dict[str, str], what: str, digest: str, refusal: str) -> None:
         """Note a digest for good, before anything leaves; another one for the same thing is refused."""
-        known = self.record.sums.setdefault(f"{context} {self.request.client}", {})
         if known.get(what, digest) != digest:
             raise PublicError(refusal)
         if what not in known:
@@ -300,6 +377,13 @@ class Watch:
                     norm = {k: v for k, v in value.items() if k.rpartition(".")[0] in layers}
                     if changed(message, norm):
                         raise PublicError("the reply holds batch norm, which this party keeps at home (protect)")
+
+
+def fingerprint_of(client: Client) -> str:
+    """Of the key that a client's party signs with."""
+    if client.signer is None:
+        raise PublicError("this party has no key to sign with")
+    return client.signer().fingerprint
 
 
 def digest_of_text(text: str) -> str:

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
 
+from visard.crypto.signatures import CURVE, fingerprint
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, mapping, read_json, write_durably, write_json
 
@@ -26,7 +27,6 @@ FILE = "roles.json"  # beside the public keys of the parties: party -> its clien
 ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> party
 NAME = re.compile(r"[\w.~-]{1,100}")  # of a client
 DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
-CURVE = ec.SECP384R1()
 LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
 
 
@@ -129,6 +129,7 @@ class PartyKeys:
     ca: Path
     private: ec.EllipticCurvePrivateKey
     fingerprint: str  # of the CA's certificate: SHA-256 in hexadecimal digits
+    file: Path  # of the private key
 
     @classmethod
     def load(cls, folder: Path, node: str) -> PartyKeys:
@@ -137,13 +138,30 @@ class PartyKeys:
         ca, key = folder / "ca.crt", folder / f"node-{node}.key"
         _check_there(ca, key, why="it comes from visard keys make on the server's side")
         try:
-            private = serialization.load_pem_private_key(key.read_bytes(), None)
             fingerprint = x509.load_pem_x509_certificate(ca.read_bytes()).fingerprint(hashes.SHA256()).hex()
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise UsageError(f"{key} or {ca} is not a key or certificate in PEM form") from None
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise UsageError(f"{key} is not an elliptic-curve key")
-        return cls(ca, private, fingerprint)
+        return cls(ca, private_key(key), fingerprint, key)
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The key of a party."""
+    try:
+        private = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm, OSError):
+        raise UsageError(f"{path} is not a key in PEM form") from None
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise UsageError(f"{path} is not an elliptic-curve key")
+    return private
+
+
+def fingerprints(folder: Path) -> dict[str, str]:
+    """Node -> fingerprint of its key, of all public and private keys of nodes in a key folder."""
+    files = [*folder.glob("nodes/*.pub"), *folder.glob("server/nodes/*.pub"), *folder.glob("node-*.key")]
+    if not files:
+        raise UsageError(f"{folder} holds no key of a node (node-N.key, nodes/node-N.pub)")
+    found = {path.stem: _public(path) if path.suffix == ".pub" else private_key(path).public_key() for path in files}
+    return {node: fingerprint(key) for node, key in sorted(found.items())}
 
 
 def make_keys(out: Path, parties: int, hosts: list[str], assignment: Assignment | None = None) -> dict[Path, str]:

@@ -20,7 +20,9 @@ import torch
 from visard.aggregation.secure import SecureAggregation
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
+from visard.crypto.signatures import Signer
 from visard.deployment.guard import Guard, NoPolicy, Watch
+from visard.deployment.keys import private_key
 from visard.deployment.policy import Policy
 from visard.deployment.question import ANY, anything_of, question
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
@@ -155,6 +157,7 @@ class Party:
     models: Path | None = None  # where the party keeps its own finished models
     trunks: Path | None = None  # where it keeps frozen parts of networks, by digest
     secret: bytes | None = None  # of the party, for masks and noise; None: a simulation
+    signer: Signer | None = None  # with the key of the party
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)  # type and parts of the last step's reply, for the record
 
@@ -197,7 +200,7 @@ class Party:
             trunk = self.worlds[key][0].trunk
             if trunk is not None and self.trunks is not None:
                 trunk.load = partial(self.trunk, trunk.digest, trunk.load)
-            self.worlds[key][0].secret = self.secret
+            self.worlds[key][0].secret, self.worlds[key][0].signer = self.secret, self.signer
             torch.set_num_threads(self.worlds[key][0].numerics.threads_per_step)
         return self.worlds[key]
 
@@ -328,12 +331,14 @@ def serve(
     policy: dict[str, Any] | None,
     server: str,
     encrypt_with: str | None = None,
+    key: str | None = None,
 ) -> None:
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
     It answers until its front is gone. A request is two frames, header and payload, and so is the reply;
     a third frame says what is in it, for the party's own record, and does not leave the machine. Without a
-    `policy` it does nothing that was not agreed to before; `server` is the fingerprint of the server's CA.
+    `policy` it does nothing that was not agreed to before; `server` is the fingerprint of the server's CA, `key` the
+    file of the party's own key.
     """
     torch.set_num_threads(1)
     home = Path(state)
@@ -342,6 +347,7 @@ def serve(
     party = Party(
         Recipe(**recipe).function(), states, guard,
         models=home / "models", trunks=home / "trunks", secret=own_secret(home / "secret.key"),
+        signer=Signer(private_key(Path(key))) if key else None,
     )  # fmt: skip
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:

@@ -3,6 +3,7 @@
 methods     methods that it takes part in, by the names that runs give them
 kinds       kinds of things that may leave (weights, class_vectors, statistic, metric, count, ...)
 runs        ids of runs, servers: fingerprints of their CA; empty: any
+known       fingerprints of the keys of other parties: only these count as parties, in sums that they sign
 [bounds]    of every request: rounds, steps, learning rate, batch, pictures, parties, distance of weights, ...
 [weights]   start: digests of the weights that a run may begin with; frozen: entries that must stay the same
 [protect]   batch_norm_at_home, secure_aggregation, and a budget of differential privacy: dp_epsilon, dp_delta
@@ -115,6 +116,7 @@ class Policy(Table):
     kinds: tuple[str, ...] = SAFE
     runs: tuple[str, ...] = ()
     servers: tuple[str, ...] = ()
+    known: tuple[str, ...] = ()
     bounds: Bounds = Bounds()
     weights: Start = Start()
     protect: Protect = Protect()
@@ -130,6 +132,14 @@ class Policy(Table):
         for name in found:
             if name not in known:
                 raise ValueError(f"unknown kind {name!r}{did_you_mean(name, known)}")
+        return found
+
+    @field_validator("known")
+    @classmethod
+    def _fingerprints(cls, found: tuple[str, ...]) -> tuple[str, ...]:
+        for text in found:
+            if len(text) != 64 or not set(text) <= set("0123456789abcdef"):
+                raise ValueError("a fingerprint has 64 hexadecimal digits: visard keys show writes it")
         return found
 
     @field_validator("require", "local")
@@ -184,6 +194,11 @@ class Policy(Table):
         """Whether things of this kind may leave; what a secure sum needs may, where weights may leave in the clear."""
         return kind.value in self.kinds or (kind in SUMMED and Disclosure.weights.value in self.kinds)
 
+    @property
+    def sums_only(self) -> bool:
+        """Whether weights leave in sums alone; who counts known parties must, for only sums say who is in them."""
+        return self.protect.secure_aggregation or bool(self.known)
+
     def check_kinds(self, kinds: frozenset[Disclosure], what: str) -> None:
         """Refuse what would let a kind leave that is not allowed; the line says how to go on."""
         for kind in Disclosure:
@@ -223,6 +238,11 @@ class Policy(Table):
         aggregation = settings.get("aggregation")
         if self.protect.secure_aggregation and not (isinstance(aggregation, Mapping) and aggregation.get("secure")):
             raise PublicError("this party requires secure aggregation, which the run has not (aggregation.secure)")
+        if self.known and not (isinstance(aggregation, Mapping) and aggregation.get("signed")):
+            raise PublicError(
+                "this party counts only parties that it knows (known), which needs aggregation.secure = true and "
+                "aggregation.signed = true"
+            )
         if self.protect.dp_epsilon is not None and not (isinstance(aggregation, Mapping) and aggregation.get("dp")):
             raise PublicError("this party requires differential privacy, which the run has not (aggregation.dp)")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -61,12 +62,14 @@ def perform(
         seed_default(_default_seed(world, request))  # as if nothing had looked
     begun = time.perf_counter()
     value = step(client, own(request.message))
+    compress = world.compress if request.secure else None  # behind masks it is a part of these
     for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
-        value = postprocess(client, request.message, value)
+        value = value if postprocess is compress else postprocess(client, request.message, value)
     if check is not None:
         check.after(request.message, value)
     if request.secure:
-        value = masked(client, Plan.parse(request.secure), request.message, value, world.statistics)
+        plan = Plan.parse(request.secure)
+        value = masked(client, plan, request.message, value, world.statistics, request.settings, compress)
     value = value if sent else own(value)
     seconds = time.perf_counter() - begun
     return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)
@@ -92,6 +95,7 @@ def enter(world: World, request: Request, state: State) -> Client:
         public=world.public,
         others=world.others,
         secret=world.secret_of(request.client),
+        signer=partial(world.signer_of, request.client),
     )
 
 

@@ -20,20 +20,22 @@ from visard.aggregation.limits import capped
 from visard.aggregation.optimisers import FIELD
 from visard.aggregation.reduction import Reduction, Remark
 from visard.aggregation.rules import Mean, Weighing
-from visard.aggregation.secure import PHASES, SecureAggregation, SecureReduction
+from visard.aggregation.secure import PHASES, Begun, SecureAggregation, SecureReduction
 from visard.core import PUBLIC, BoundStep, ClientId, M, R, Replies, State
 from visard.crypto.discrete_gaussian import Stream
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.codec import sizes_of
+from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode, sizes_of
 from visard.engines.ledger import Ledger, parts_of
 from visard.engines.refusal import refusal
 from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
+from visard.files import PRIVATE, write_atomically
 from visard.methods.scoring import TEST
 
 LONGEST_TRACEBACK = 20_000
 SERVER = "\0server"  # whose secret no client has
+SUM = "sum.bin"  # in the checkpoint folder: the secure sum that may have been opened (`Begun`)
 
 
 @dataclass
@@ -60,11 +62,13 @@ class EngineNetwork(ABC):
     """`Network` for the engines: they only say how replies come about."""
 
     place = ""  # which run this is, where clients are elsewhere
+    settings: dict[str, Any]  # and what these are told of it
 
     def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
         self.world = world
         self.clients, self.held_out = world.training, world.held_out
         self.states = states
+        self.settings = {}
         self.ledger = ledger
         self.remembered: State = {}  # what the aggregation remembers from round to round; checkpoints hold it
         self._streaming = False
@@ -285,18 +289,34 @@ class EngineNetwork(ABC):
                 Shared.of, label, threshold=rule.threshold, colluders=rule.dp.colluders, clip=account.clip,
                 noise=of.noise, expected=of.expected(len(messages)), adaptive=rule.dp.quantile is not None,
             )  # fmt: skip
+        begun = self._attempt(place)
         own = dict(zip(messages, weights, strict=True))
-        with closing(SecureReduction(fields, place, rule, own, private)) as reduction:
-            keys = self._phase("secure_keys", 1, reduction.invitations(messages), missing)
-            shares = self._phase("secure_shares", 2, reduction.circles(keys), missing)
-            there = {client: messages[client] for client in shares}
+        with closing(SecureReduction(fields, begun.context, rule, own, private, self.world.compress)) as reduction:
+            if begun.arrived:
+                circles, shares = reduction.again(begun)
+                self._phase("secure_keys", 1, reduction.invitations(begun.keys), {})  # for the ledger: they sent these
+                self._phase("secure_shares", 2, circles, {})
+                missing |= {c: "was not in the sum when the run ended" for c in messages if c not in begun.arrived}
+            else:
+                keys = self._phase("secure_keys", 1, reduction.invitations(messages), missing)
+                shares = self._phase("secure_shares", 2, reduction.circles(keys), missing)
+            there = {client: messages[client] for client in messages if client in (begun.arrived or shares)}
             first = next(iter(there.values()), None)
-            reduction.begin(shares, first, step.types[1], self.world.statistics)
+            reduction.begin(shares, first, step.types[1], self.world.statistics, self.settings)
             self._check_enough(len(there), messages, min_replies, missing)
             noise = 0.0 if of is None else of.noise
             replies = self._replies(step, there, timeout, min_replies, missing, reduction, noise)
             rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
-            opened = self._phase("secure_open", 3, reduction.openings(), {})
+            if lost := [client for client in begun.arrived if client not in rest]:
+                raise VisardError(
+                    f"{self.stage} round {self.round}: {', '.join(lost)} must come back ({missing[lost[0]]}): the sum "
+                    "with what it sent was being opened when the run ended, and no client opens another one"
+                )
+            lists = reduction.lists()
+            if self.place and not begun.arrived:
+                self._keep(reduction.begun(begun))
+            agreed = self._phase("secure_agree", 4, lists, {})
+            opened = self._phase("secure_open", 3, reduction.openings(agreed), {})
             means, metrics = reduction.result(opened)
         self._check_enough(len(rest), messages, min_replies, missing)
         if account is not None and of is not None:
@@ -307,8 +327,26 @@ class EngineNetwork(ABC):
         ups = Replies({c: dataclasses.replace(r, **metrics) for c, r in rest.items()}, missing)
         return self._stepped(step, there, means), ups
 
+    def _attempt(self, place: str) -> Begun:
+        """The next attempt at a sum, or the last one if clients may have opened it."""
+        if not self.place:  # simulated clients go where the run goes
+            return Begun(place, 1)
+        path = self.states.folder / SUM
+        last = decode(path.read_bytes(), Begun, MAX_HEADER_OF_FILES) if path.exists() else Begun("", 0)
+        if last.place != place:
+            last = Begun(place, 0)
+        if not last.arrived:
+            last = Begun(place, last.attempt + 1)
+            self._keep(last)
+        return last
+
+    def _keep(self, begun: Begun) -> None:
+        write_atomically(self.states.folder / SUM, encode(begun), PRIVATE, parents=True)
+
     def _phase(self, name: str, number: int, messages: Mapping[ClientId, Any], missing: dict[ClientId, str]) -> Any:
         """One of the small steps of a secure sum; the asks of the method keep their numbers."""
+        if not messages:
+            return {}
         ask, self.asks = self.asks, number * PHASES + self.asks
         try:
             replies = self._ask(SecureAggregation.steps()[name], messages, min_replies=0)

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from visard import models, plugins
+from visard.aggregation.compression import Compress
 from visard.aggregation.outgoing import Postprocessor
 from visard.aggregation.rules import Mean, Rule
 from visard.at_rest import Key
 from visard.config import Settings, load
 from visard.core import PUBLIC, ClientId, Disclosure, Method, Setup, Weights
+from visard.crypto.signatures import Signer
 from visard.data.activations import MIRROR, PLAIN, Activations, refuse_random, seen, store_of
 from visard.data.augment import Augment
 from visard.data.faces import ClientData, FaceSet, FaceView, Federation
@@ -84,6 +86,7 @@ class World:
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
     aggregation: Rule = Mean()  # how replies become one
     secret: bytes | None = field(default=None, repr=False)  # of the party where these clients are; None: simulated
+    signer: Signer | None = field(default=None, repr=False)  # with the key of that party
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
     frozen_norm: bool = False  # batch norm keeps the statistics that it came with
     spec: Mapping[str, str] = field(default_factory=dict)  # what the network is and expects, for model files
@@ -119,6 +122,15 @@ class World:
         """What masks and noise of a client come from: a secret of its party, or in a simulation the run's seed."""
         own = b"simulated %d" % self.seed if self.secret is None else self.secret
         return hmac.digest(own, client.encode(), "sha256")
+
+    @property
+    def compress(self) -> Compress | None:
+        """What makes replies smaller, where the run has it."""
+        return next((p for p in self.outgoing if isinstance(p, Compress)), None)
+
+    def signer_of(self, client: ClientId) -> Signer:
+        """What a client signs with: the key of its party, or in a simulation one that comes from the run's seed."""
+        return self.signer or Signer.of_secret(self.secret_of(client))
 
     def whole(self, weights: Weights) -> Weights:
         """The weights of a whole network, of those that are trained."""

@@ -77,6 +77,7 @@ class FedFace(Fitting[Server], Looking[Server]):
     name = "fedface"
     title = "one face on each phone: positives at the clients, separation at the server"
     paper = "Aggarwal et al. 2021 (IJCB)"
+    singly = "class vectors, which it pushes apart"
     hostile = (
         "The server holds a face template (class vector) of every person of every client: that is how "
         "the method works, and a policy refuses it unless kinds names class_vectors. With weights crafted so that "

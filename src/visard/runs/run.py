@@ -231,6 +231,11 @@ def _open(
     if oracle := method.oracle():
         job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
     own = [settings.note] if settings.note else []
+    if settings.method.singly and getattr(settings.aggregation, "secure", False):
+        own.append(
+            f"aggregation.secure hides the updates of the network alone: {settings.method.name} needs the single "
+            f"replies of the clients for their {settings.method.singly}"
+        )
     for note in (*notes, *own, *_about_network(settings, world.spec, faces), *_doubts(faces)):
         job.warn(note)
     return job
