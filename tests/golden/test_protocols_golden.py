@@ -9,6 +9,7 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
+from scipy.interpolate import BSpline
 
 from visard.evaluation import scores as scores_module
 from visard.evaluation.benchmarks import by_group, lfw, squared_distances, ten_folds
@@ -36,7 +37,11 @@ def slow_ten_folds(distance, same, fold, far_target):
         threshold, before, rate_before = 0.0, None, 0.0
         for t in np.arange(0, 4, 0.001).tolist():
             rate = bisect.bisect_left(impostors, t) / len(impostors) if impostors else 0.0  # those below t
-            if rate >= far_target:
+            if rate == far_target:  # of distances with the same rate the last
+                threshold = t
+            if rate > far_target:
+                if rate_before == far_target:
+                    break
                 threshold = (t - before) / (rate - rate_before) * (far_target - rate_before) + before
                 break
             before, rate_before = t, rate
@@ -78,6 +83,26 @@ def test_ten_folds(case: str, far: float) -> None:
     assert found.accuracy_std == pytest.approx(np.std(accuracy))
     assert found.tar == pytest.approx(np.nanmean(tar))
     assert found.far == pytest.approx(np.nanmean(reached))
+
+
+def test_a_rate_that_is_hit_exactly_is_that_of_the_released_code() -> None:
+    """It draws a line through distances over rates with scipy, as a spline of degree 1 with a knot at every rate.
+
+    Where many distances have the target rate the spline has its last. (Newer versions of scipy refuse equal rates.)
+    """
+    rng = np.random.default_rng(1)
+    same = np.tile(np.repeat([True, False], 30), 10)
+    distance = np.where(same, 0.9, 1.6) + 0.35 * rng.standard_normal(600)
+    fold = np.repeat(np.arange(10), 60)
+    grid = np.arange(0, 4, 0.001)
+    for far in (10 / 270, 27 / 270, 0.05):  # two that are hit exactly, one between
+        expected = []
+        for k in range(10):
+            others = distance[(fold != k) & ~same]
+            rates = np.array([(others < t).mean() for t in grid])
+            at = float(BSpline(np.r_[rates[0], rates, rates[-1]], grid, 1)(far))
+            expected.append((distance[(fold == k) & same] < at).mean())
+        assert ten_folds(distance, same, far=far).fold_tar == pytest.approx(expected, abs=1e-12)
 
 
 def test_ten_folds_of_uneven_sizes_and_of_given_folds() -> None:

@@ -165,6 +165,15 @@ def test_looking_into_all_lists_is_exact(metric: Metric, monkeypatch: pytest.Mon
     assert np.array_equal(nearest(x, metric, "faiss")[0], nearest(x, metric, "exact")[0])
 
 
+def test_neighbours_far_from_the_origin_are_exact() -> None:
+    x = np.random.default_rng(0).standard_normal((1500, 16)).astype(np.float32) + np.float32(100)
+    wide = x.astype(np.float64)
+    for i, found in enumerate(nearest(x)[0].tolist()):
+        distance = ((wide - wide[i]) ** 2).sum(1)
+        distance[i] = np.inf
+        assert found == int(np.argmin(distance))
+
+
 @pytest.mark.parametrize("metric", ["chord", "cosine", "euclidean"])
 def test_rows_without_a_direction_are_at_the_origin(metric: Metric) -> None:
     """Two of them are each other's neighbours, and half a unit of cosine beats the way through the origin."""

@@ -150,7 +150,7 @@ def _accepted(distance: Doubles, place: Ints, folds: int) -> Ints:
 
 
 def _thresholds(false: Ints, impostors: Ints, target: float) -> Doubles:
-    """For each fold the distance at which the others reach the target FAR."""
+    """For each fold the distance at which the others reach the target FAR; the last such one if there are several."""
     found = np.zeros(len(false))
     for k in range(len(false)):
         total = impostors.sum() - impostors[k]
@@ -159,7 +159,11 @@ def _thresholds(false: Ints, impostors: Ints, target: float) -> Doubles:
         far = (false.sum(axis=0) - false[k]) / total
         if far.max() < target:
             continue
-        i = int(np.searchsorted(far, target))  # far[0] is 0: no distance is below 0
+        last = int(np.searchsorted(far, target, side="right")) - 1
+        if far[last] == target:
+            found[k] = FINE[last]
+            continue
+        i = last + 1  # far[0] is 0: no distance is below 0
         slope = (FINE[i] - FINE[i - 1]) / (far[i] - far[i - 1])
         found[k] = slope * (target - far[i - 1]) + FINE[i - 1]
     return found
