@@ -128,7 +128,8 @@ def slow_training(
     Omega = (before.Omega if before else torch.stack(means)).clone().requires_grad_()
     Pi = (before.Pi if before else torch.eye(8, dtype=torch.float64)).clone().requires_grad_()
     shift = (before.shift if before else torch.zeros(8, dtype=torch.float64)).clone().requires_grad_()
-    start = slow_balanced_bias(K, how.scale, how.margin, how.t, how.balance)
+    balanced = slow_balanced_bias(K, how.scale, how.margin, how.t, how.balance)
+    start = balanced if how.bias_start == "balanced" else 0.0
     b = (before.b if before else torch.tensor([start], dtype=torch.float64)).clone().requires_grad_()
     Phi = Phi.double().clone().requires_grad_()
     model, glob = toy_network().double(), toy_network().double()

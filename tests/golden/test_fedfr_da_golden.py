@@ -135,6 +135,23 @@ def test_one_round_of_algorithm_1(tmp_path: Path, with_source: bool, target_head
             assert value == max(theta[key] for theta in slow)
 
 
+def test_a_share_of_the_targets_takes_part(tmp_path: Path) -> None:
+    how = method(participation=0.5)
+    net, s = begin(tmp_path, how, targets=4)
+    asked = []
+    for round in range(12):
+        net.begin("federate", round)
+        drawn = how.drawn(s.labelled, net)
+        asked.append(tuple(drawn))
+        assert 1 <= len(drawn) <= 3, "half of five clients, of which one is the source"
+        assert drawn == [c for c in s.labelled if c in drawn]
+    assert {c for drawn in asked for c in drawn} == set(s.labelled)
+    assert len(set(asked)) > 2
+    net.begin("federate", 0)
+    how.round(s, net)
+    assert net.traffic.asked == len(asked[0]) + 1, "the source takes part in each round"
+
+
 def test_equation_3_moves_the_source_alone(tmp_path: Path) -> None:
     """DCL changes what the source sends and nothing else, and keeps it nearer to theta_r."""
     moved = {}

@@ -41,7 +41,7 @@ TRAINING = JointTraining(lr=0.05, batch_size=4, amount=2, clip=0.0, augment=Augm
 METHOD = FedFRJoint(
     rounds=3, training=TRAINING, head=JointHead("cosface", 12.0, 0.2), cosine_weight=0.7,
     public=PublicSettings(threshold=0.965), contrast=ContrastSettings(weight=3.0, tau=0.4),
-    branch=BranchSettings(weight=6.0, scale=16.0, margin=0.3, balance=0.6),
+    branch=BranchSettings(weight=6.0, scale=16.0, margin=0.3, balance=0.6, bias_start="balanced"),
 )  # fmt: skip
 
 
@@ -111,6 +111,8 @@ def test_g_is_the_repaired_one() -> None:
 def test_the_balanced_bias_start() -> None:
     assert balanced_bias(100, 30.0, 0.4, 3.0, 0.7) == pytest.approx(slow_balanced_bias(100, 30.0, 0.4, 3.0, 0.7))
     assert balanced_bias(100, 30.0, 0.4, 3.0, 0.7) == pytest.approx(6.78, abs=0.01)
+    assert Branch(BranchSettings(), 3, 8).head.bias.item() == 0, "as in the released code"
+    assert Branch(BranchSettings(bias_start="balanced"), 3, 8).head.bias.item() != 0
 
 
 def test_the_transformation_starts_as_the_identity() -> None:

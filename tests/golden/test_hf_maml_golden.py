@@ -57,6 +57,21 @@ def test_exact_on_a_quadratic(delta: float, scale_delta: bool, order: Order) -> 
     torch.testing.assert_close(before, quadratic(old, D))
 
 
+def test_momentum_of_the_update_on_a_quadratic() -> None:
+    D, D1, D2 = quadratics()
+    p = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    slow, v, velocity = p.detach().clone(), torch.zeros(5, dtype=torch.float64), [torch.zeros(5, dtype=torch.float64)]
+    for _ in range(3):
+        g = D1[0] @ (slow - ALPHA * (D[0] @ slow + D[1])) + D1[1]
+        v = 0.9 * v + g - ALPHA * D2[0] @ g
+        slow = slow - BETA * v
+        meta_step(
+            [p], lambda b: quadratic(p, b), (D, D1, D2), alpha=ALPHA, beta=BETA, delta=0.01, momentum=0.9,
+            velocity=velocity,
+        )  # fmt: skip
+    torch.testing.assert_close(p.detach(), slow, rtol=1e-9, atol=1e-9)
+
+
 def test_first_order_and_clipping_on_a_quadratic() -> None:
     D, D1, D2 = quadratics()
     old = torch.randn(5, dtype=torch.float64)

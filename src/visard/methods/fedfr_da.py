@@ -15,8 +15,20 @@ from typing import Annotated, Literal
 import torch
 
 from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
-from visard.core import Client, ClientId, Disclosure, Network, Setup, Stage, Weights, client_step, mean_metrics, nothing
-from visard.core.method import AtLeastOne, NotNegative, Number
+from visard.core import (
+    Client,
+    ClientId,
+    Disclosure,
+    Network,
+    Setup,
+    Stage,
+    Weights,
+    client_step,
+    mean_metrics,
+    nothing,
+    sample_clients,
+)
+from visard.core.method import AtLeastOne, NotNegative, Number, Share
 from visard.errors import UsageError, VisardError
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import HeadSettings
@@ -99,6 +111,7 @@ class FedFRDA(Aligning[Server]):
     target_head: Literal["random", "means"] = "means"  # how a target's head starts: from the means of its clusters
     source_head: Literal["pretrained", "random", "means"] = "pretrained"  # means: of the features of its people
     weighting: Literal["uniform", "data"] = "uniform"
+    participation: Share = 1.0  # share of the clients that are drawn in a round; the source takes part in each
     pretrain_rounds: Number = 0  # stage 1 in this run; 0: model.weights has the source's network
     pretraining: Training = Training()
     measure: bool = True  # targets compare their clusters with the identities of their files, where there are some
@@ -158,8 +171,9 @@ class FedFRDA(Aligning[Server]):
         if self.relabel_every and net.round and net.round % self.relabel_every == 0:
             s = self.label_all(s, net)
         lr = self.training.lr_at(net.round, self.rounds)
-        met, pulls = self.exchanged(s.met, net, s.theta, s.labelled)
-        messages = {c: Down(s.theta, lr, pull=pulls.get(c)) for c in s.labelled}
+        asked = self.drawn(s.labelled, net)
+        met, pulls = self.exchanged(s.met, net, s.theta, asked)
+        messages = {c: Down(s.theta, lr, pull=pulls.get(c)) for c in asked}
         if self.with_source:
             head = {} if s.begun else s.head
             messages = {SOURCE: Down(s.theta, lr, not s.begun, head, pulls.get(SOURCE)), **messages}
@@ -168,6 +182,14 @@ class FedFRDA(Aligning[Server]):
         )
         net.log(lr=lr, **losses_of_sides({c: up.loss for c, up in ups.items()}))
         return replace(s, theta=means["theta"], begun=s.begun or SOURCE in ups, met=met)
+
+    def drawn(self, labelled: list[ClientId], net: Network) -> list[ClientId]:
+        """The targets that train in this round."""
+        found: list[ClientId] = labelled if self.participation == 1 else []
+        while not found:
+            chosen = set(sample_clients(net, self.participation))
+            found = [client for client in labelled if client in chosen]
+        return found
 
     @client_step(trains=lambda self, client, msg: self.pretraining.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Down) -> Up:

@@ -31,7 +31,7 @@ class BranchSettings:
     t: float = 3.0  # t' of g(z) = 2((z + 1)/2)^t' - 1
     balance: float = 0.7  # lambda
     bias: Literal["shared", "per_class"] = "shared"  # b: one number, or one for each head
-    bias_start: Literal["balanced", "zero"] = "balanced"  # balanced: positives and negatives pull equally at first
+    bias_start: Literal["balanced", "zero"] = "zero"  # balanced: positives and negatives pull equally at first
     detach: bool = False  # True: the gradient of the branch stops before the backbone
 
     def build_head(self, classes: int, embedding: int) -> Head:

@@ -16,10 +16,11 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from visard.core import Client, Work
@@ -41,7 +42,7 @@ Order = Literal["hessian-free", "exact", "first"]
 
 @dataclass(frozen=True)
 class MetaTraining:
-    """How a client trains in one round. There is no momentum: the adaptation is plain gradient descent."""
+    """How a client trains in one round. The adaptation is plain gradient descent; the update may have momentum."""
 
     alpha: NotNegative = 0.01  # step of the adaptation, Eq. 2
     beta: Positive = 0.1  # step of the update, Eq. 1
@@ -51,6 +52,7 @@ class MetaTraining:
     order: Order = "hessian-free"
     scale_delta: bool = False  # probe at distance delta, not delta * |g|
     clip: NotNegative = 0.0  # largest norm of g; 0 = no clipping
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0  # of the update; the paper's "All" in Table IV has 0.9
     schedule: Schedule = "constant"  # of beta
     augment: Augment = Augment()
 
@@ -116,6 +118,8 @@ def meta_step(
     order: Order = "hessian-free",
     scale_delta: bool = False,
     clip: float = 0.0,
+    momentum: float = 0.0,
+    velocity: Sequence[Tensor] = (),
     quietly: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Tensor:
     r"""One step on the parameters `p` in place; returns the loss on D at the old p.
@@ -123,6 +127,7 @@ def meta_step(
     $\tilde p = p - \alpha \nabla F(p; D)$, $g = \nabla F(\tilde p; D')$ (Eq. 2),
     $h = [\nabla F(p + \delta g; D'') - \nabla F(p - \delta g; D'')] / 2\delta$ (Eq. 3),
     $p \leftarrow p - \beta (g - \alpha h)$ (Eq. 1). `exact`: $h = \nabla (\nabla F(p; D'')^T g)$ with g held fixed.
+    With momentum $\mu$ the step is along $v \leftarrow \mu v + g - \alpha h$, which `velocity` holds.
     h is a derivative at the *old* p and has g inside. `loss` reads p where it is; p is put back from a
     copy between the passes, so no rounding stays behind. All passes but the first run in `quietly()`.
     """
@@ -160,6 +165,10 @@ def meta_step(
             _, below = gradient(D2)
             torch._foreach_sub_(above, below)
             torch._foreach_add_(g, above, alpha=-alpha / (2 * d))  # g - alpha h
+    if momentum:
+        torch._foreach_mul_(list(velocity), momentum)
+        torch._foreach_add_(list(velocity), g)
+        g = list(velocity)
     move(g, -beta)
     return before
 
@@ -227,6 +236,7 @@ def meta_train(
         losses.append(value.detach())
         return value if drift is None or batch.reference is None else value + drift.penalty(features, batch.reference)
 
+    velocity = [torch.zeros_like(p) for p in parameters] if training.momentum else []
     total, samples = torch.zeros((), dtype=torch.float64), 0
     for _ in range(training.steps):
         D, D1, D2 = three_batches(len(view), training.batch_size, rng)
@@ -235,7 +245,7 @@ def meta_train(
         meta_step(
             parameters, loss, (adapt, test, probe), alpha=training.alpha, beta=beta, delta=training.delta,
             order=training.order, scale_delta=training.scale_delta, clip=training.clip,
-            quietly=lambda: still_statistics(model),
+            momentum=training.momentum, velocity=velocity, quietly=lambda: still_statistics(model),
         )  # fmt: skip
         total += losses[0]
         losses.clear()
