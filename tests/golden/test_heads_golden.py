@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visard.learning.heads import ArcFace, CosFace, Head, Softmax, SphereFace2, balanced_bias, build_head
+from visard.learning.heads import AdaFace, ArcFace, CosFace, Head, Softmax, SphereFace2, balanced_bias, build_head
 
 B, K, D = 7, 5, 6
 M = 0.5
@@ -125,6 +125,34 @@ def test_cosface_is_equation_4(batch: tuple[Tensor, Tensor]) -> None:
     f, y = batch
     head = CosFace(K, D, scale=8.0, margin=0.35).double()
     agree(head, f, y, cosface_loop(f, head.weight, y, 8.0, 0.35), [f, head.weight])
+
+
+def adaface_loop(f, w, y, s, m, h, mean, std):
+    """Picture by picture, with the mean and the standard deviation of lengths given."""
+    total = 0.0
+    for i in range(len(f)):
+        z = max(-1.0, min(1.0, h * (min(max(f[i].detach().norm().item(), 1e-3), 100) - mean) / (std + 1e-3)))
+        logits = [s * angle_cos(f[i], w[j]) for j in range(len(w))]
+        logits[y[i]] = s * (torch.cos(torch.acos(angle_cos(f[i], w[y[i]])) - m * z) - m * (1 + z))
+        total = total - torch.log(torch.exp(logits[y[i]]) / sum(torch.exp(x) for x in logits))
+    return total / len(f)
+
+
+def test_adaface_is_equations_4_to_8(batch: tuple[Tensor, Tensor]) -> None:
+    f, y = batch
+    lengths = [row.norm().item() for row in f.detach()]
+    mean, std = sum(lengths) / B, (sum((x - sum(lengths) / B) ** 2 for x in lengths) / (B - 1)) ** 0.5
+    head = AdaFace(K, D, scale=8.0, margin=0.4).double().eval()
+    agree(head, f, y, adaface_loop(f, head.weight, y, 8.0, 0.4, 0.333, mean, std), [f, head.weight])
+    assert head.lengths is None, "only training remembers"
+    head = AdaFace(K, D, scale=8.0, margin=0.4, h=0.7, pace=0.1).double().train()
+    head.loss(f, y)
+    head.loss(2 * f, y)
+    assert [float(x) for x in head.lengths or ()] == pytest.approx([1.1 * mean, 1.1 * std]), (
+        "0.9 of one and 0.1 of twice it"
+    )
+    slow = adaface_loop(f, head.weight, y, 8.0, 0.4, 0.7, 0.9 * 1.1 * mean + 0.1 * mean, 0.9 * 1.1 * std + 0.1 * std)
+    assert head.loss(f, y).item() == pytest.approx(slow.item(), rel=1e-9)
 
 
 def test_softmax_is_linear_with_bias(batch: tuple[Tensor, Tensor]) -> None:

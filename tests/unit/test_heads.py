@@ -183,7 +183,7 @@ def test_defaults_stay_where_nothing_is_given() -> None:
     build_head("softmax", 4, 8, scale=30.0, margin=0.35)  # the margin of a shared setting is ignored
 
 
-@pytest.mark.parametrize("kind", ["arcface", "cosface", "softmax", "sphereface2"])
+@pytest.mark.parametrize("kind", ["arcface", "cosface", "adaface", "softmax", "sphereface2"])
 def test_settings_know_which_heads_have_biases(kind: Any) -> None:
     assert HeadSettings(kind).biased == ("bias" in HeadSettings(kind).build(3, 4).state_dict())
     if HeadSettings(kind).biased:

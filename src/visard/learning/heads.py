@@ -1,4 +1,4 @@
-"""Classification heads that shape the embedding: ArcFace, CosFace, softmax, SphereFace2.
+"""Classification heads that shape the embedding: ArcFace, CosFace, AdaFace, softmax, SphereFace2.
 
 Symbols: f (B, embedding) features; W (classes, embedding) class vectors; y (B,) labels; theta_j the angle
 between f and w_j in radians; s (SphereFace2: r) the scale; m the margin (radians for ArcFace, else cosine).
@@ -214,6 +214,48 @@ class CosFace(MarginHead):
         return cos.new_full(rows.shape, -self.margin)
 
 
+class AdaFace(Head):
+    r"""A margin that follows the quality of a picture (Kim, Jain, Liu, CVPR 2022, Eqs. 4 to 8); m for both its parts.
+
+    The length of a feature says how good its picture is: z = clip(h (|f| - \mu) / \sigma, -1, 1) with the mean and the
+    standard deviation of lengths over the batches so far, averaged exponentially. The target's logit is
+    s [cos(\theta_y - m z) - m (1 + z)]: good pictures get more of a margin where they are easy, poor ones less.
+    The average starts with the first batch of a round (the released code: with 20 and 100) and is no part of the state.
+    """
+
+    def __init__(
+        self, classes: int, embedding: int, scale: float = 64.0, margin: float = 0.4, detach_margin: bool = False,
+        h: float = 0.333, pace: float = 0.01,
+    ) -> None:  # fmt: skip
+        super().__init__(classes, embedding)
+        _check_scale(scale)
+        if not (0 <= margin < 1 and h > 0 and 0 < pace <= 1):
+            raise UsageError(f"adaface needs 0 <= margin < 1, h > 0 and 0 < pace <= 1: got {margin}, {h}, {pace}")
+        self.scale, self.margin, self.detach_margin, self.h, self.pace = scale, margin, detach_margin, h, pace
+        self.lengths: tuple[Tensor, Tensor] | None = None  # mean and standard deviation
+
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+        cos = cosine(f, w)
+        if labels is None:
+            return self.scale * cos
+        rows, z = labels[:, None], self._quality(f.detach())
+        target = (cos.detach() if self.detach_margin else cos).gather(1, rows)
+        theta = torch.arccos(target.clamp(-1 + EPS, 1 - EPS)) - self.margin * z
+        moved = torch.cos(theta.clamp(1e-3, math.pi - 1e-3)) - self.margin * (1 + z)
+        return self.scale * cos.scatter_add(1, rows, moved - target)
+
+    def _quality(self, f: Tensor) -> Tensor:
+        """z of each row (B, 1)."""
+        length = torch.linalg.vector_norm(f, dim=1, keepdim=True).clamp(1e-3, 100)
+        mean, std = length.mean(), length.std(unbiased=True) if len(length) > 1 else torch.zeros_like(length.mean())
+        if self.lengths is not None:
+            mean, std = (old + self.pace * (new - old) for old, new in zip(self.lengths, (mean, std), strict=True))
+        if self.training:
+            self.lengths = mean, std
+        z: Tensor = (self.h * (length - mean) / (std + 1e-3)).clamp(-1, 1)
+        return z
+
+
 class Softmax(Head):
     r"""Softmax without margin: logits w_j . f + b_j, or with `normalise` s cos \theta_j (no bias then).
 
@@ -300,7 +342,7 @@ def _check_scale(scale: float) -> None:
 
 HEADS: Registry[type[Head]] = Registry(
     "heads",
-    {"arcface": ArcFace, "cosface": CosFace, "softmax": Softmax, "sphereface2": SphereFace2},
+    {"arcface": ArcFace, "cosface": CosFace, "adaface": AdaFace, "softmax": Softmax, "sphereface2": SphereFace2},
     lambda value: isinstance(value, type) and issubclass(value, Head),
 )
 
