@@ -1,5 +1,6 @@
 """What all tests share: one torch thread, the same examples every time, and the folder of real data."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from hypothesis import settings
 
 from visard import plugins
 
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # bits are promised on the CPU
 torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")  # `make fuzz`

@@ -96,6 +96,7 @@ class EngineSettings(Section):
 
     kind: Literal["auto", "local", "pool", "flower"] = "auto"  # auto: a pool where there are cores and clients for it
     workers: int | None = Field(default=None, ge=1)  # of pool and flower; None: cores / numerics.threads_per_step
+    workers_per_device: int = Field(default=1, ge=1, le=64)  # of the pool, where numerics.device is no CPU
     server: str | None = None  # flower: state folder of the `visard server` whose parties do the steps; None: simulated
     wait: float = Field(default=300.0, ge=0)  # seconds to wait for parties that are not connected
     timeout: float = Field(default=3600.0, gt=0, le=1e6)  # seconds of one client step; at most eleven days
@@ -244,6 +245,9 @@ class Settings(Section):
         if not self.frozen_norm:  # runs from before there was this setting go on
             content["model"].pop("frozen_norm", None)
         content["model"].pop("cache_in", None)
+        del content["numerics"]["device"]  # a run may go on elsewhere
+        if not self.numerics.deterministic:  # as above
+            del content["numerics"]["deterministic"]
         if content["evaluation"]["fmr"] == EvaluationSettings.model_fields["fmr"].default:
             del content["evaluation"]["fmr"]  # as above
         if not rounds and not self.method.fixed_length():

@@ -1,13 +1,135 @@
-"""How numbers are computed in a run: precision, memory format, compilation, threads."""
+"""How numbers are computed: on which device, and in a run in which precision, memory format and number of threads.
+
+A process computes on one device, the CPU unless `computing_on` chose another: networks and what goes into them are
+there (`on_device`, `moved`), and what comes out of training, embedding and comparing is on the CPU again. So messages,
+states and files never know of a device.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
+
+from visard.errors import UsageError
+
+M = TypeVar("M", bound=nn.Module)
+CPU = torch.device("cpu")
+NAMES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
+LOSS_SCALE = 1024.0  # where fp16 begins: a round is short, and steps that overflow are lost to it
+SHARE = 0.5  # of the free memory of a device that a table may take
+
+_here = CPU
+
+
+def device() -> torch.device:
+    """Where this process computes."""
+    return _here
+
+
+def count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    if kind == "mps":
+        return int(torch.backends.mps.is_available())
+    module = torch.get_device_module(kind)
+    return int(module.device_count()) if module.is_available() else 0
+
+
+def resolve(name: str) -> torch.device:
+    """The device of this name; `auto` is the first CUDA device where there is one, or else the CPU."""
+    if not NAMES.fullmatch(name):
+        raise UsageError(f"device {name!r}: must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps")
+    kind, _, number = name.partition(":")
+    if kind == "auto":
+        kind = "cuda" if count("cuda") else "cpu"
+    if kind == "cpu":
+        return CPU
+    there = count(kind)
+    if not there:
+        raise UsageError(f"device {name}: torch {torch.__version__} finds none here; take cpu or auto")
+    if int(number or 0) >= there:
+        raise UsageError(f"device {name}: there are {there}, {kind}:0 to {kind}:{there - 1}")
+    return torch.device(kind, int(number or 0))
+
+
+def spread(name: str) -> list[str]:
+    """The devices that worker processes share: all of a kind, or the one that is named by number."""
+    first = resolve(name)
+    if first == CPU or ":" in name:
+        return [str(first)]
+    return [f"{first.type}:{i}" for i in range(count(first.type))]
+
+
+def compute_on(where: str | torch.device, deterministic: bool = False) -> torch.device:
+    """From here on this process computes on that device; returns where it did before.
+
+    With `deterministic` a device repeats itself, more slowly; the CPU always does.
+    """
+    global _here
+    before, _here = _here, resolve(where) if isinstance(where, str) else where
+    exact = deterministic and _here != CPU
+    if exact:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
+    if exact != torch.are_deterministic_algorithms_enabled():
+        torch.use_deterministic_algorithms(exact)
+        torch.backends.cudnn.deterministic = exact
+    if _here != CPU and hasattr(module := torch.get_device_module(_here), "set_device"):
+        module.set_device(_here)
+    return before
+
+
+@contextmanager
+def computing_on(where: str | torch.device, deterministic: bool = False) -> Iterator[torch.device]:
+    """The same for as long as the context lasts."""
+    before = compute_on(where, deterministic)
+    try:
+        yield device()
+    finally:
+        compute_on(before)
+
+
+def moved(x: Tensor) -> Tensor:
+    """x on the device of this process; a GPU fetches it by itself while this process goes on."""
+    if x.device == _here:
+        return x
+    if _here.type == "mps" and x.dtype == torch.float64:  # which it does not know
+        x = x.float()
+    if _here.type == "cuda" and x.device == CPU:
+        return x.pin_memory().to(_here, non_blocking=True)
+    return x.to(_here)
+
+
+def resident(table: Tensor) -> Tensor:
+    """A table on the device if that has room for it, or else as it is: parts of it are `moved` one by one."""
+    return moved(table) if table.numel() * table.element_size() <= SHARE * _free() else table
+
+
+def _free() -> float:
+    """Bytes of the device that are free, as far as it says so."""
+    if _here.type in ("cuda", "xpu"):
+        return float(torch.get_device_module(_here).mem_get_info(_here)[0])
+    if _here.type == "mps":
+        return float(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    return float("inf")
+
+
+def on_device(network: M) -> M:
+    """A network, moved in place to the device of this process if any part of it is elsewhere."""
+    parts = chain(network.parameters(), network.buffers())
+    return network if all(part.device == _here for part in parts) else network.to(_here)
+
+
+def seed_device(seed: int) -> None:
+    """Seed the random numbers that layers draw on a device; those of the CPU are not touched."""
+    if _here != CPU:
+        torch.get_device_module(_here).manual_seed_all(seed)
 
 
 def fast_bf16() -> bool:
@@ -21,21 +143,42 @@ class Numerics(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    precision: Literal["fp32", "bf16"] = "fp32"  # bf16 pays only on a processor with instructions for it
+    device: str = "auto"  # cpu, cuda, cuda:N, xpu, xpu:N, mps; auto: CUDA where there is one, else the CPU
+    deterministic: bool = False  # a run repeats itself on one device too; on the CPU it always does
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # on a CPU bf16 pays only with instructions for it, fp16 never
     channels_last: bool = True
     compile: bool = False  # torch.compile: about 40 s once, worth it for runs of more than ten minutes
     threads_per_step: int = Field(default=1, ge=1, le=64)  # torch threads of one client step; bits depend on it
 
+    @field_validator("device")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not NAMES.fullmatch(name):
+            raise ValueError("must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps")
+        return name
+
     def autocast(self) -> AbstractContextManager[object]:
         """The context in which a training forward pass runs."""
-        if self.precision == "bf16":
-            return torch.autocast("cpu", dtype=torch.bfloat16)
-        return nullcontext()
+        if self.precision == "fp32":
+            return nullcontext()
+        return torch.autocast(_here.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+    def scaler(self) -> torch.amp.GradScaler:
+        """What keeps small gradients of fp16 from becoming 0: it scales the loss, and the gradients back; off else."""
+        return torch.amp.GradScaler(_here.type, init_scale=LOSS_SCALE, enabled=self.precision == "fp16")
+
+    @property
+    def loss_scale(self) -> float:
+        """By which a loss is multiplied, and its gradients divided, where there is no optimiser to scale for."""
+        return LOSS_SCALE if self.precision == "fp16" else 1.0
 
     def place(self, x: Tensor) -> Tensor:
         """A batch of pictures in the memory format of the run; vectors have no such format."""
         return x.contiguous(memory_format=torch.channels_last) if self.channels_last and x.ndim == 4 else x
 
     def prepare(self, model: nn.Module) -> nn.Module:
-        """A network in the memory format of the run."""
-        return model.to(memory_format=torch.channels_last) if self.channels_last else model  # type: ignore[call-overload]
+        """A network on the device, in the memory format of the run."""
+        where: dict[str, Any] = {} if _here == CPU else {"device": _here}
+        if self.channels_last:
+            where["memory_format"] = torch.channels_last
+        return model.to(**where) if where else model

@@ -48,13 +48,16 @@ def serve(
     require: Annotated[Path | None, typer.Option(hidden=True)] = None,
     poll: Annotated[float, typer.Option(min=0.05, max=600, help="seconds between looks for work when idle")] = 1.0,
     encrypt_with: options.EncryptWith = None,
+    device: Annotated[
+        str, typer.Option(help="where it computes, whatever a run says: cpu, cuda, cuda:N, xpu, mps, or auto")
+    ] = "auto",
 ) -> None:
     """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
 
     Without --policy it shows at the terminal what a new run asks for, and waits for a yes.
 
     Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
-    --trunk mobilefacenet.safetensors
+    --trunk mobilefacenet.safetensors --device cuda:1
     """
     if context.invoked_subcommand is not None:
         return
@@ -91,6 +94,11 @@ def serve(
         raise UsageError(f"--trunk {trunk}: there is no such file")
     files = {"encrypt_with": encrypt_with, "trunk": trunk}
     own = {name: str(path.absolute()) for name, path in files.items() if path}
+    if device not in ("auto", "cpu"):  # which are everywhere; for others torch is asked, before anything begins
+        from visard.numerics import resolve
+
+        resolve(device)
+    own["device"] = device
     recipe = Recipe("visard.deployment.join:world_of_party", {"data": data, "file": file, "clients": role} | own)
     take_part(server, keys, node, recipe, home, poll, allowed, ask, encrypt_with)
 

@@ -82,6 +82,7 @@ def identify(
     threshold: Given = None,
     encrypt_with: options.EncryptWith = None,
     plugin: options.Plugin = None,
+    device: options.Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Find who is in a picture: the most alike people of a gallery, and whether the score is enough.
@@ -92,8 +93,10 @@ def identify(
     """
     from visard.at_rest import Key
     from visard.inference.gallery import Gallery, features_of
+    from visard.numerics import compute_on
 
     options.load_plugins(plugin)
+    compute_on(device)
     known = Gallery.load(gallery, Key.load(encrypt_with))
     if threshold is not None:
         limit = _given(threshold)

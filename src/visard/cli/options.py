@@ -19,6 +19,9 @@ EncryptWith = Annotated[
     Path | None,
     typer.Option("--encrypt-with", metavar="KEYFILE", help="the key that files are encrypted with (visard keys file)"),
 ]
+Device = Annotated[
+    str, typer.Option("--device", help="where the network computes: cpu, cuda, cuda:N, xpu, mps, or auto")
+]
 OpenModel = Callable[[Path], "FaceModel"]
 
 
@@ -45,12 +48,15 @@ def opens_a_model(command: Callable[..., None]) -> Callable[..., None]:
         order: Annotated[str | None, typer.Option(help="channels: rgb or bgr")] = None,
         mean: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,
         std: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,
+        device: Device = "auto",
         plugin: Plugin = None,
         **given: Any,
     ) -> None:
         def open_model(path: Path) -> FaceModel:
             from visard.inference.model import load_model
+            from visard.numerics import compute_on
 
+            compute_on(device)
             return load_model(path, input=input, size=size, order=order, mean=mean, std=std)
 
         load_plugins(plugin)

@@ -24,6 +24,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from visard.errors import UsageError, VisardError
+from visard.numerics import CPU, device, moved, resident
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -31,6 +32,7 @@ Metric = Literal["euclidean", "chord", "cosine"]
 Search = Literal["auto", "exact", "faiss"]
 
 BLOCK = 1024  # rows and columns of the products held at a time: 4 MB, which a cache holds
+LARGE = 8192  # the same on a device: 256 MB
 EXACT = 300_000  # up to so many vectors "auto" compares every pair
 LISTS, PROBES, SAMPLES = 2048, 32, 40  # with faiss: lists, lists looked into for a vector, vectors to train a list
 CHUNK, ASKING = 65536, 8192  # rows of a search for lists, and of a product with one or of distances
@@ -57,7 +59,7 @@ def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") ->
         unit = metric != "euclidean" and float(np.einsum("nd,nd->n", x, x).min()) > 0.5
         # far from the origin products are rounding error: distances are the same from the middle of the vectors
         middle = x if unit else np.asarray(x - x.mean(0, dtype=np.float64), np.float32)
-        row = _exact(torch.from_numpy(middle), unit).numpy()
+        row = _exact(torch.from_numpy(middle), unit).cpu().numpy()
     pieces = (slice(i, i + ASKING) for i in range(0, len(x), ASKING))
     distance = np.concatenate([np.linalg.norm(x[i].astype(np.float64) - x[row[i]], axis=1) for i in pieces])
     return row, (distance**2 / 2 if metric == "cosine" else distance).astype(np.float32)
@@ -75,21 +77,21 @@ def _exact(x: Tensor, unit: bool) -> Tensor:
     Largest values are cheap to find, their places are not: the place is looked up only where a block beats what
     was found before, which for vectors in random order happens in H(blocks) = ln(blocks) + 0.6 blocks of a row.
     """
-    n = len(x)
-    best, row = torch.full((n,), -math.inf), torch.zeros(n, dtype=torch.int64)
-    half = None if unit else (x * x).sum(1) / 2  # on the sphere it is the same for all
-    buffer = torch.empty(BLOCK * BLOCK)
-    for i in range(0, n, BLOCK):
-        a = x[i : i + BLOCK]
-        for j in range(i, n, BLOCK):
-            b = x[j : j + BLOCK]
+    n, step, table = len(x), BLOCK if device() == CPU else min(LARGE, len(x)), resident(x)
+    best, row = moved(torch.full((n,), -math.inf)), moved(torch.zeros(n, dtype=torch.int64))
+    half = None if unit else moved((x * x).sum(1) / 2)  # on the sphere it is the same for all
+    buffer = moved(torch.empty(step * step))
+    for i in range(0, n, step):
+        a = moved(table[i : i + step])
+        for j in range(i, n, step):
+            b = moved(table[j : j + step])
             products = torch.mm(a, b.T, out=buffer[: len(a) * len(b)].view(len(a), len(b)))
             if i == j:
                 products.fill_diagonal_(-math.inf)
             else:  # first the columns: for row j+k the rows i.. come before those of its own block
-                scores = products if half is None else products - half[i : i + BLOCK, None]
+                scores = products if half is None else products - half[i : i + step, None]
                 _improve(best, row, j, i, scores.amax(0), scores.T)
-            scores = products if half is None else products.sub_(half[j : j + BLOCK])
+            scores = products if half is None else products.sub_(half[j : j + step])
             _improve(best, row, i, j, scores.amax(1), scores)
     return row
 
@@ -99,9 +101,15 @@ def _improve(best: Tensor, row: Tensor, at: int, offset: int, largest: Tensor, s
     better = torch.nonzero(largest > best[at : at + len(largest)])[:, 0]
     if len(better):
         found = scores[better] if len(better) < len(scores) else scores
-        # numpy's argmax takes the first of equals and is several times as fast as torch's
-        row[at + better] = torch.from_numpy(np.argmax(found.numpy(), axis=1)) + offset
+        row[at + better] = _first_largest(found) + offset
         best[at + better] = largest[better]
+
+
+def _first_largest(scores: Tensor) -> Tensor:
+    """The place of the largest number of each row, of equals the first."""
+    if scores.device != CPU:
+        return scores.argmax(1)
+    return torch.from_numpy(np.argmax(scores.numpy(), axis=1))  # several times as fast as torch's
 
 
 def _through_faiss(x: Floats) -> Ints:
@@ -129,24 +137,26 @@ def _through_faiss(x: Floats) -> Ints:
 def _within_lists(x: Tensor, near: npt.NDArray[np.int16], lists: int) -> Ints:
     """The nearest row of each row of x (n, D) among those whose first list is in `near` (n, probes) of the row."""
     members, asking = _by_list(near[:, 0], 1, lists), _by_list(near.reshape(-1), near.shape[1], lists)
-    half = (x * x).sum(1) / 2
-    best, row = torch.full((len(x),), -math.inf), torch.full((len(x),), -1)
-    for here, asked_by in zip(members, asking, strict=True):
-        y = x[here]
+    half = moved((x * x).sum(1) / 2)
+    best, row = moved(torch.full((len(x),), -math.inf)), moved(torch.full((len(x),), -1))
+    x = resident(x)
+    for named, asked_by in zip(members, asking, strict=True):
+        here = moved(named)
+        y = moved(x[here.to(x.device)])
         for start in range(0, len(asked_by) if len(here) else 0, ASKING):
-            rows = asked_by[start : start + ASKING]
-            scores = torch.addmm(half[here], x.index_select(0, rows), y.T, beta=-1)
+            rows = moved(asked_by[start : start + ASKING])
+            scores = torch.addmm(half[here], moved(x.index_select(0, rows.to(x.device))), y.T, beta=-1)
             own = torch.searchsorted(here, rows).clamp_max_(len(here) - 1)
             mine = torch.nonzero(here[own] == rows)[:, 0]
             scores[mine, own[mine]] = -math.inf
-            at = torch.from_numpy(np.argmax(scores.numpy(), axis=1))
+            at = _first_largest(scores)
             largest = scores.gather(1, at[:, None])[:, 0]
             before, found = best[rows], here[at]
             better = (largest > before) | ((largest == before) & (found < row[rows]))
             best[rows[better]], row[rows[better]] = largest[better], found[better]
     if bool((row < 0).any()):
         raise VisardError("a vector is alone in all lists that were looked into: use search = exact")
-    return row.numpy()
+    return row.cpu().numpy()
 
 
 def _by_list(of: npt.NDArray[np.int16], each: int, lists: int) -> list[Tensor]:
@@ -267,23 +277,23 @@ def separation(u: Floats, labels: Ints, clusters: int, block: int = BLOCK) -> fl
     if clusters < 2:
         return 0.0
     centroids, sizes = means(u, labels, clusters), np.bincount(labels, minlength=clusters)
-    table, total = torch.from_numpy(directions(centroids)), 0.0
+    table, total = resident(torch.from_numpy(directions(centroids))), 0.0
     judged = np.arange(JUDGED) * len(u) // JUDGED if len(u) > JUDGED else np.arange(len(u))
     together = judged[sizes[labels[judged]] > 1]
     for start in range(0, len(together), block):
         rows = together[start : start + block]
         x, own = u[rows], labels[rows]
         a = 1 - (x * directions(centroids[own] * sizes[own, None] - x)).sum(1)
-        b = 1 - _best_other(torch.from_numpy(x), table, torch.from_numpy(own), block).numpy()
+        b = 1 - _best_other(moved(torch.from_numpy(x)), table, moved(torch.from_numpy(own)), block).cpu().numpy()
         total += float(((b - a) / np.maximum(np.maximum(a, b), 1e-12)).sum())
     return total / len(judged)
 
 
 def _best_other(x: Tensor, table: Tensor, own: Tensor, block: int) -> Tensor:
     """The largest product (n,) of each row of x (n, D) with a row of `table` that is not its own."""
-    best = torch.full((len(x),), -2.0)
+    best = x.new_full((len(x),), -2.0)
     for at in range(0, len(table), block):
-        scores = x @ table[at : at + block].T
+        scores = x @ moved(table[at : at + block]).T
         here = torch.nonzero((own >= at) & (own < at + block))[:, 0]
         scores[here, own[here] - at] = -2
         torch.maximum(best, scores.amax(1), out=best)

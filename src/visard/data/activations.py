@@ -36,6 +36,7 @@ from visard.data.joined import Joined, Resized
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, cache_folder, read_json, write_atomically
+from visard.numerics import device
 from visard.processes import cores
 
 CHUNK = 64  # pictures that go through the trunk together
@@ -155,7 +156,7 @@ class Store:
                 f"the trunk gives NaN or infinity for pictures {rows[0]} to {rows[-1]} of {faces.path.name}"
             )
         with np.errstate(over="ignore"):
-            data = np.ascontiguousarray(values.numpy().astype(self.dtype, copy=False))
+            data = np.ascontiguousarray(values.cpu().numpy().astype(self.dtype, copy=False))
         if self.dtype == np.float16 and not np.isfinite(data).all():
             raise VisardError("activations are too large for fp16: set model.cache = fp32")
         handle = os.open(self._file(kind), os.O_WRONLY)
@@ -409,6 +410,7 @@ def _store_of(faces: FaceSet, trunk: str, shape: Sequence[int], dtype: str, root
         "shape": list(shape), "dtype": {"fp32": "float32", "fp16": "float16"}[dtype],
         "chunk": CHUNK, "torch": torch.__version__, "path": str(faces.path),
         **({"size": faces.size} if isinstance(faces, Resized) else {}),
+        **({} if device().type == "cpu" else {"device": device().type}),  # whose bits are others
     }  # fmt: skip
     return Store.open(root, about)
 

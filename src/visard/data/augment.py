@@ -9,6 +9,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from visard.numerics import moved
+
 ERASED_AREA = (0.02, 0.2)  # share of the picture that one erased rectangle covers
 ERASED_ASPECT = (0.5, 2.0)  # height / width of the rectangle
 
@@ -39,19 +41,19 @@ def to_float(
     """Pictures (B, H, W, 3) uint8 RGB -> (B, 3, H, W) float32: (x / 255 - mean) / std, by default in [-1, 1].
 
     With `channels_last` the result keeps the picture's own memory order and no transposition is made.
-    What is float already (sensor data, vectors) passes as it is.
+    What is float already (sensor data, vectors) passes as it is. The result is on the device of this process.
     """
     if images.dtype != np.uint8:
-        return torch.from_numpy(np.asarray(images, np.float32))
-    pixels = torch.from_numpy(np.ascontiguousarray(images)).permute(0, 3, 1, 2)
+        return moved(torch.from_numpy(np.asarray(images, np.float32)))
+    pixels = moved(torch.from_numpy(np.ascontiguousarray(images))).permute(0, 3, 1, 2)
     if order == "bgr":
         pixels = pixels.flip(1)
     if not channels_last:
         pixels = pixels.contiguous()  # transpose while a value is one byte
     if len(set(mean)) == len(set(std)) == 1:
         return pixels.to(torch.float32).mul_(1 / (255 * std[0])).sub_(mean[0] / std[0])
-    scale = torch.tensor([1 / (255 * s) for s in std]).view(1, 3, 1, 1)
-    shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)]).view(1, 3, 1, 1)
+    scale = torch.tensor([1 / (255 * s) for s in std], device=pixels.device).view(1, 3, 1, 1)
+    shift = torch.tensor([m / s for m, s in zip(mean, std, strict=True)], device=pixels.device).view(1, 3, 1, 1)
     return pixels.to(torch.float32).mul_(scale).sub_(shift)
 
 

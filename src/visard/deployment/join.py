@@ -32,6 +32,7 @@ from visard.models import SENSORS
 from visard.models.cut import HOW, Trunk, digest_of
 from visard.models.files import DESCRIBES, start
 from visard.models.inputs import Inputs
+from visard.numerics import compute_on
 
 SYNTHETIC = "synthetic"
 MOST = 10**9  # pictures of one party
@@ -155,13 +156,16 @@ def world_of_party(
     clients: list[str],
     encrypt_with: str | None = None,
     trunk: str | None = None,
+    device: str = "cpu",
 ) -> tuple[World, Method[Any]]:
     """The world of a run at a party: its clients, on its own pictures, if the settings are as its policy says.
 
     A party with a key does nothing that would leave on disk what the key does not protect. `trunk` is a model file
-    that it has: where the run freezes a part of this network, the server need not send it.
+    that it has: where the run freezes a part of this network, the server need not send it. It computes on a `device`
+    of its own choice, whatever the settings say.
     """
     settings = settings_of(run, policy, encrypt_with)
+    compute_on(device, settings.numerics.deterministic)
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
     spec = network_spec(run, settings)
     size = int(run.get("pictures", spec["size"]))

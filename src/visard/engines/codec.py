@@ -323,15 +323,15 @@ def _fields(kind: type) -> dict[str, Any]:
 
 
 def own(value: T, copies: dict[int, Tensor] | None = None) -> T:
-    """A copy that shares no memory with `value`: what crosses between server and client is never aliased.
+    """A copy on the CPU that shares no memory with `value`: what crosses between server and client is never aliased.
 
     With `copies` a tensor that several values hold is copied once for all of them.
     """
     if isinstance(value, Tensor):
         if copies is None:
-            return cast(T, value.detach().clone())
+            return cast(T, value.detach().to("cpu", copy=True))
         if id(value) not in copies:
-            copies[id(value)] = value.detach().clone()
+            copies[id(value)] = value.detach().to("cpu", copy=True)
         return cast(T, copies[id(value)])
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changes = {f.name: own(getattr(value, f.name), copies) for f in dataclasses.fields(value)}

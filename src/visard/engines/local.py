@@ -19,6 +19,7 @@ from visard.engines.refusal import refusal
 from visard.engines.request import Reply, Request, StateFile
 from visard.engines.world import POOL, World, derive, generator, seed_default
 from visard.errors import VisardError
+from visard.numerics import CPU, device
 
 PICTURES = 256  # of one pass at most, unless a single client has more: this bounds the memory
 
@@ -62,6 +63,8 @@ def perform(
         seed_default(_default_seed(world, request))  # as if nothing had looked
     begun = time.perf_counter()
     value = step(client, own(request.message))
+    if device() != CPU:  # what leaves a step knows of no device
+        value, client.state = own(value), own(client.state)
     compress = world.compress if request.secure else None  # behind masks it is a part of these
     for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
         value = value if postprocess is compress else postprocess(client, request.message, value)
@@ -129,6 +132,8 @@ def perform_together(
     clients = [enter(world, request, states.read(request)) for request in requests]
     begun = time.perf_counter()
     shared, values = step.together(step.owner, clients, [own(r.message, copies) for r in requests])
+    if device() != CPU:
+        values = [own(value) for value in values]
     seconds = (time.perf_counter() - begun) / len(clients)
     checked: tuple[str, ...] = ()
     for request, value in zip(requests, values, strict=True):

@@ -92,13 +92,16 @@ class Line:
 class Worker(Child):
     """One worker process and what it has to do."""
 
-    def __init__(self, recipe: Recipe, states: Checkpoint, areas: list[Path]) -> None:
+    def __init__(self, recipe: Recipe, states: Checkpoint, areas: list[Path], device: str) -> None:
+        if device != "cpu":
+            recipe = replace(recipe, arguments=recipe.arguments | {"device": device})
         super().__init__(
             "visard.engines.worker:serve",
             recipe=vars(recipe), states=str(states.folder.absolute()), replies=[str(a) for a in areas],
             encrypt_with=str(states.key.path) if states.key else None,
         )  # fmt: skip
         self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
+        self.device = device
         self.area = 0  # of the last hand-over
         self.ready = False
         self.jobs: deque[Job] = deque()  # in the order in which it does them
@@ -115,9 +118,12 @@ class Worker(Child):
 class PoolNetwork(EngineNetwork):
     """Runs client steps in worker processes."""
 
-    def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None, recipe: Recipe, workers: int) -> None:
+    def __init__(
+        self, world: World, states: Checkpoint, ledger: Ledger | None, recipe: Recipe, workers: int,
+        devices: Sequence[str] = ("cpu",),
+    ) -> None:  # fmt: skip
         super().__init__(world, states, ledger)
-        self.recipe = recipe
+        self.recipe, self.devices = recipe, devices
         self.memory = memory_folder()
         self.workers: list[Worker] = []
         self._hired = self._asks = 0
@@ -137,7 +143,8 @@ class PoolNetwork(EngineNetwork):
     def _hire(self) -> None:
         self._hired += 1
         areas = [self.memory / f"replies-{self._hired}-{i}" for i in range(2)]
-        worker = Worker(self.recipe, self.states, areas)
+        taken = [worker.device for worker in self.workers]
+        worker = Worker(self.recipe, self.states, areas, min(self.devices, key=taken.count))  # the first of the idlest
         self.workers.append(worker)
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
 

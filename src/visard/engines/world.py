@@ -37,7 +37,7 @@ from visard.models.files import read_model, start
 from visard.models.frozen import keep_statistics
 from visard.models.inputs import Inputs
 from visard.models.lora import LowRank
-from visard.numerics import Numerics
+from visard.numerics import Numerics, compute_on, seed_device
 
 CLASS_VECTORS, BIASES = "class_vectors", "biases"  # entries of a file of class vectors
 POOL: ClientId = "pool"  # the client that holds the data where a method centralises them
@@ -58,9 +58,10 @@ def generator(seed: int, *parts: str | int) -> torch.Generator:
 
 
 def seed_default(seed: int) -> None:
-    """Seed the default generator of the CPU, and no other: `torch.manual_seed` also keeps a traceback for each
-    call until a GPU is first used, which thousands of steps would feel."""
+    """Seed the default generators of the CPU and of the device of this process, and no other: `torch.manual_seed` also
+    keeps a traceback for each call until a GPU is first used, which thousands of steps would feel."""
     torch.default_generator.manual_seed(seed)
+    seed_device(seed)
 
 
 @dataclass
@@ -383,10 +384,17 @@ def _class_vectors(
     return vectors, biases
 
 
-def world_of_run(folder: str, memory: str | None = None, trusted: Sequence[str] = ()) -> tuple[World, Method[Any]]:
-    """The world of a run folder, built anew in a worker process of the pool; `trusted` are plug-ins of its user."""
+def world_of_run(
+    folder: str, memory: str | None = None, trusted: Sequence[str] = (), device: str | None = None
+) -> tuple[World, Method[Any]]:
+    """The world of a run folder, built anew in a worker process of the pool; `trusted` are plug-ins of its user.
+
+    `device` is where the process computes from then on.
+    """
     plugins.trust(trusted)
     settings = load(Path(folder) / "config.toml")
+    if device is not None:
+        compute_on(device, settings.numerics.deterministic)
     faces = open_faces(settings.data)
     federation = Manifest.load(Path(folder) / "partition.json").federation(faces)
     world = make_world(settings, faces, federation, memory=None if memory is None else Path(memory))

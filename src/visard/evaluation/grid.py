@@ -25,6 +25,7 @@ from torch import Tensor
 from visard.errors import VisardError
 from visard.evaluation.arrays import Floats, Ints, labels, matrix, pair_counts, unit_rows
 from visard.evaluation.roc import BINS, bin_index, distinct, edges
+from visard.numerics import CPU, device, moved, resident
 
 PAD = 64
 Tile = tuple[int, int]
@@ -73,6 +74,11 @@ class Grid:
         return cls(torch.from_numpy(unit_rows(features, "features", order, PAD)), ids[order], local, tile)
 
     @cached_property
+    def table(self) -> Tensor:
+        """`rows` on the device, where there is room for them."""
+        return resident(self.rows)
+
+    @cached_property
     def counts(self) -> tuple[int, int]:
         """Numbers of genuine and of impostor pairs, from the labels alone."""
         every, others = pair_counts(self.identity), pair_counts(self.identity[self.local :])
@@ -96,8 +102,9 @@ class Grid:
     def block(self, corner: Tile, buffer: Tensor) -> Floats:
         """The scores of a tile (m, n), of which a tile on the diagonal counts only those above it."""
         i, j = corner
-        a, b = self.rows[i : min(i + self.tile, padded(self.local))], self.rows[j : j + self.tile]
-        product = torch.mm(a, b.T, out=buffer[: len(a) * len(b)].view(len(a), len(b)))
+        a, b = moved(self.table[i : min(i + self.tile, padded(self.local))]), moved(self.table[j : j + self.tile])
+        out = buffer[: len(a) * len(b)].view(len(a), len(b))
+        product = torch.mm(a, b.T, out=out) if device() == CPU else out.copy_(a @ b.T)
         found: Floats = product.numpy()[: self.local - i, : len(self.identity) - j]
         return found
 

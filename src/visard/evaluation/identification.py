@@ -20,6 +20,7 @@ from visard.evaluation.arrays import Floats, Ints, Result, labels, matrix, share
 from visard.evaluation.grid import PAD, one_thread_each, padded_rows
 from visard.evaluation.metrics import FPIR, RANKS
 from visard.evaluation.roc import Steps, conservative
+from visard.numerics import moved
 
 TEMPLATES = ("mean", "max")
 CELLS = 1 << 22  # scores held at a time
@@ -111,7 +112,7 @@ def _search(columns: Floats, starts: Ints, features: Any, place: Ints) -> tuple[
     given, total = np.asarray(features), len(place)
     mate, top = np.empty(total, np.float32), np.empty(total, np.float32)
     rank = np.empty(total, np.int64)
-    right = torch.from_numpy(padded_rows(columns)).T
+    right = moved(torch.from_numpy(padded_rows(columns))).T
     several = len(starts) < len(columns)
     # padded, and one thread to a product, as in grid.py: probes do not change each other's scores
     block = max(PAD, CELLS // right.shape[1] // PAD * PAD)
@@ -120,7 +121,7 @@ def _search(columns: Floats, starts: Ints, features: Any, place: Ints) -> tuple[
         part = slice(start, min(start + block, total))
         size = part.stop - start
         rows = unit_rows(given, "probe features", np.arange(start, part.stop), PAD)
-        scores = (torch.from_numpy(rows) @ right).numpy()[:size, : len(columns)]
+        scores = (moved(torch.from_numpy(rows)) @ right).cpu().numpy()[:size, : len(columns)]
         identities = np.maximum.reduceat(scores, starts, axis=1) if several else scores
         mate[part] = identities[np.arange(size), place[part]]
         rank[part] = (identities >= mate[part, None]).sum(axis=1)  # the mate itself is the 1 of the rank

@@ -21,6 +21,7 @@ from visard.evaluation.grid import one_thread_each, padded_rows
 from visard.evaluation.identification import Identification, identify
 from visard.evaluation.metrics import FPIR, IJB_FAR, RANKS
 from visard.evaluation.scores import Roc, roc_of
+from visard.numerics import moved
 
 ROWS = 1024  # features pooled at a time: they stay in the cache
 CHUNK = 1 << 22  # pairs looked up and sorted at a time
@@ -183,14 +184,14 @@ def _all_and_pick(
 ) -> None:
     column = np.zeros(len(table), np.int32)
     column[used[1]] = np.arange(len(used[1]))
-    right = torch.from_numpy(padded_rows(table[used[1]])).T
+    right = moved(torch.from_numpy(padded_rows(table[used[1]]))).T
     short = rows[0].astype(np.uint16) if len(table) <= 1 << 16 else rows[0]  # numpy sorts 16 bits in linear time
     order = np.argsort(short, kind="stable")
     ends = np.searchsorted(rows[0], np.append(used[0], len(table)), sorter=order)
 
     def work(start: int) -> None:
         mine = used[0][start : start + BLOCK]
-        scores = (torch.from_numpy(padded_rows(table[mine])) @ right).numpy()
+        scores = (moved(torch.from_numpy(padded_rows(table[mine]))) @ right).cpu().numpy()
         wanted = order[ends[start] : ends[start + len(mine)]]
         found[wanted] = scores[np.searchsorted(mine, rows[0][wanted]), column[rows[1][wanted]]]
 
@@ -308,7 +309,7 @@ def legacy_rule(
     Scores are inner products of the rows as they are; `place` picks probe rows (default all, in order).
     """
     place = np.arange(len(wanted)) if place is None else place
-    right = torch.from_numpy(np.ascontiguousarray(gallery.T))
+    right = moved(torch.from_numpy(np.ascontiguousarray(gallery.T)))
     column = np.minimum(np.searchsorted(names, wanted), len(names) - 1)
     mated = names[column] == wanted
     if not mated.any():
@@ -319,7 +320,7 @@ def legacy_rule(
     block = max(1, CELLS // len(names))
     for start in range(0, len(wanted), block):
         part = slice(start, start + block)
-        scores = (torch.from_numpy(probes[place[part]]) @ right).numpy()
+        scores = (moved(torch.from_numpy(probes[place[part]])) @ right).cpu().numpy()
         mine = np.flatnonzero(mated[part])
         mate[part][mine] = scores[mine, column[part][mine]]
         rank[part] = (scores >= mate[part, None]).sum(axis=1)

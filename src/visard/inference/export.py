@@ -79,7 +79,7 @@ def _batches(model: FaceModel, view: FaceView, size: int) -> list[np.ndarray[tup
     rows = np.unique(np.linspace(0, len(view) - 1, CALIBRATION).astype(np.int64))
     usable = rows[: max(size, len(rows) // size * size)]
     pictures = resized(view.batch(usable), model.size)
-    return [model.inputs.tensor(pictures[i : i + size]).numpy() for i in range(0, len(pictures), size)]
+    return [model.inputs.tensor(pictures[i : i + size]).cpu().numpy() for i in range(0, len(pictures), size)]
 
 
 def _loss(model: FaceModel, path: Path, view: FaceView, settings: EvaluationSettings) -> Loss:

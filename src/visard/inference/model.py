@@ -140,7 +140,7 @@ class FaceModel:
         """16 hexadecimal digits over the file and the way pictures go in: equal means equal features."""
         if self.path is None:
             state = sorted(self.network.state_dict().items())
-            content = digest(*(part for k, v in state for part in (k.encode(), v.contiguous().numpy().tobytes())))
+            content = digest(*(part for k, v in state for part in (k.encode(), v.cpu().contiguous().numpy().tobytes())))
         else:
             with self.path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()

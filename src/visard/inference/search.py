@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from visard.errors import UsageError
 from visard.evaluation.grid import one_thread_each
+from visard.numerics import CPU, device, moved, resident
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -43,17 +45,23 @@ class Exact:
     """Every template is compared: with faiss, or with a matrix product for one query or where faiss is absent.
 
     Threads take shards of the templates, each on its own: nobody waits for a slower one after every block, as inside
-    one parallel product. The templates are not copied.
+    one parallel product. The templates are not copied, unless to the memory of a device, which then does the products.
     """
 
     def __init__(self, templates: Floats) -> None:
         self.templates = np.ascontiguousarray(templates, np.float32)
 
+    @cached_property
+    def _table(self) -> torch.Tensor:
+        return resident(torch.from_numpy(self.templates))
+
     def search(self, queries: Floats, k: int) -> Found:
         """The k best templates of each unit query (Q, E); fewer where there are fewer."""
         queries = np.ascontiguousarray(queries, np.float32)
         k = min(k, len(self.templates))
-        library = faiss() if len(queries) > 1 else None
+        library = faiss() if len(queries) > 1 and device() == CPU else None
+        if library is None:
+            _ = self._table  # once, before threads ask for it
         with one_thread_each() as threads, ThreadPoolExecutor(threads) as workers, _products(library):
             size = max(k, -(-len(self.templates) // (4 * threads)))
             starts = range(0, len(self.templates), size)
@@ -68,9 +76,10 @@ class Exact:
             library.omp_set_num_threads(1)  # of this thread
             value, row = library.knn(queries, shard, k, metric=library.METRIC_INNER_PRODUCT)
             return value, row.astype(np.int64) + start
-        step, given, table = max(1, CELLS // len(shard)), torch.from_numpy(queries), torch.from_numpy(shard).T
-        parts = [(given[i : i + step] @ table).topk(k, dim=1) for i in range(0, len(given), step)]
-        return torch.cat([p.values for p in parts]).numpy(), torch.cat([p.indices for p in parts]).numpy() + start
+        step, given, table = max(1, CELLS // len(shard)), torch.from_numpy(queries), moved(self._table[start:][:size]).T
+        parts = [(moved(given[i : i + step]) @ table).topk(k, dim=1) for i in range(0, len(given), step)]
+        value, row = (torch.cat([p[side] for p in parts]).cpu().numpy() for side in (0, 1))
+        return value, row + start
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from visard.data.faces import FaceSet, FaceView
 from visard.learning.heads import Head, HeadSettings, direction
 from visard.learning.weights import load_weights
 from visard.models.inputs import Inputs, resized
-from visard.numerics import Numerics
+from visard.numerics import Numerics, moved, on_device
 
 BATCH = 256
 Enter = Callable[[npt.NDArray[Any]], Tensor]
@@ -72,7 +72,7 @@ Chunk = tuple[Tensor, Callable[[], Tensor]]  # what goes into a network, and the
 
 
 def features_of(model: nn.Module, view: Batches, channels_last: bool = True) -> Tensor:
-    """Features (n, E) of the pictures of a view, not normalised; leaves the network in evaluation mode."""
+    """Features (n, E) of the pictures of a view on the CPU, not normalised; leaves the network in evaluation mode."""
     parts = _features(model, _chunks(view, BATCH, lambda pictures: to_float(pictures, channels_last), channels_last))
     return torch.cat(parts) if parts else torch.zeros(0, 0)
 
@@ -86,7 +86,7 @@ def embed(
     """
     taken = inputs or Inputs(size=view.faces.size)
     parts = _features(model, _chunks(view, batch, lambda pictures: taken.tensor(resized(pictures, taken.size))), flip)
-    return _joined(model, parts, lambda: view.faces.through(torch.zeros(2, 3, taken.size, taken.size)))
+    return _joined(model, parts, lambda: view.faces.through(moved(torch.zeros(2, 3, taken.size, taken.size))))
 
 
 def _chunks(view: Batches, size: int, enter: Enter, channels_last: bool = True) -> Iterator[Chunk]:
@@ -120,7 +120,7 @@ def embed_pictures(
         some = np.array(pictures[start : start + batch])  # a copy: mapped files cannot be written to
         x = taken.tensor(resized(some, taken.size))
         parts += _features(model, [(x, partial(x.flip, 3))], flip)
-    return _joined(model, parts, lambda: torch.zeros(2, 3, taken.size, taken.size))
+    return _joined(model, parts, lambda: moved(torch.zeros(2, 3, taken.size, taken.size)))
 
 
 def _joined(model: nn.Module, parts: list[Tensor], some: Callable[[], Tensor]) -> npt.NDArray[np.float32]:
@@ -130,15 +130,16 @@ def _joined(model: nn.Module, parts: list[Tensor], some: Callable[[], Tensor]) -
 
 
 def _features(model: nn.Module, chunks: Iterable[Chunk], flip: bool = False) -> list[Tensor]:
-    """Features in float32 whatever the training precision was."""
-    model.eval()
-    parts = []
+    """Features in float32 whatever the training precision was, on the CPU."""
+    on_device(model).eval()
+    parts: list[Tensor] = []
     with torch.no_grad():
         for x, mirrored in chunks:
             # `forward` itself: a compiled network would be compiled again for evaluation
             found = model.forward(x)
+            parts[-1:] = [part.cpu() for part in parts[-1:]]  # only now: a device is at the next ones meanwhile
             parts.append((found + model.forward(mirrored()) if flip else found).float())
-    return parts
+    return [part.cpu() for part in parts]
 
 
 def shared_features(model: nn.Module, theta: Weights, view: FaceView, channels_last: bool = True) -> Tensor:

@@ -30,7 +30,8 @@ EPS = 1e-7  # 1 - EPS is the float32 just below 1: the last cosine with a non-ze
 def direction(x: Tensor) -> Tensor:
     """Rows of x (N, D) at length 1; a zero row stays zero and passes no gradient."""
     length = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-    if len(x) and float(length.detach().min()) > 1e-12:  # the rare case below, at every step, would show
+    # the rare case below, at every step, would show; on a device it shows less than looking at a number there
+    if len(x) and x.device.type == "cpu" and float(length.detach().min()) > 1e-12:
         straight: Tensor = x / length
         return straight
     # The factor cuts the gradient of a zero row, which the clamp alone would multiply by 1e12.
@@ -129,6 +130,8 @@ class Head(nn.Module, ABC):
             raise VisardError(f"a head for {self.embedding}-d features got {shapes}")
         if len(labels) == 0:
             raise VisardError("head got an empty batch: a mean over nothing is undefined")
+        if labels.device.type != "cpu":  # looking at numbers there would wait for them; a device checks by itself
+            return
         low, high = (int(v) for v in torch.aminmax(labels))
         if low < lowest or high >= self.classes:
             raise VisardError(f"label {low if low < lowest else high} outside the head's {self.classes} classes")

@@ -96,7 +96,7 @@ def fit_quadratic(alpha: float, d: Tensor, reach: float = 0.0) -> Polynomial:
 def median_alpha(features: Tensor) -> float:
     r"""$1 / \mathrm{median}(d)$ over the pairs of one set: the usual choice of $\alpha$."""
     d = squared_distances(features, features)
-    off = d[~torch.eye(len(d), dtype=torch.bool)]
+    off = d[~torch.eye(len(d), dtype=torch.bool, device=d.device)]
     if not len(off) or float(off.median()) <= 0:
         raise VisardError("the median distance of the features is zero: no bandwidth fits them")
     return 1 / float(off.median())
@@ -147,8 +147,8 @@ class Compare:
         return self.project or embedding
 
     def inside(self, features: Tensor) -> Tensor:
-        """Features (n, E) -> (n, L) inside the unit ball."""
-        v: Tensor = features
+        """Features (n, E) -> (n, L) inside the unit ball, on the CPU: few numbers, which float64 and ciphers follow."""
+        v: Tensor = features.cpu()
         if self.project:
             rng = torch.Generator().manual_seed(0)  # public, the same at all clients
             basis = torch.linalg.qr(torch.randn(v.shape[1], self.project, generator=rng, dtype=torch.float64)).Q

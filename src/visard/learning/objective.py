@@ -21,7 +21,7 @@ from visard.data.faces import FaceSet, FaceView
 from visard.learning.heads import direction
 from visard.learning.train import Training, descend
 from visard.learning.weights import load_weights
-from visard.numerics import Numerics
+from visard.numerics import Numerics, moved
 
 Term = Callable[[Tensor, Tensor, Tensor], Tensor]  # (pictures x, features f, labels y) -> a scalar
 Terms = dict[str, tuple[float, Term]]  # name -> (weight, term)
@@ -82,7 +82,8 @@ def minimise(
     """
 
     def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
-        found = {name: term(x, features.float(), labels[rows]) for name, (_, term) in terms.items()}
+        y = moved(labels[rows])
+        found = {name: term(x, features.float(), y) for name, (_, term) in terms.items()}
         return torch.stack([terms[name][0] * value for name, value in found.items()]).sum(), found
 
     done = descend(model, heads, pictures, training, rng, numerics, objective, lr=lr, frozen_norm=frozen_norm)

@@ -20,7 +20,7 @@ from visard.learning.features import input_batch
 from visard.learning.heads import Head, cosine, direction
 from visard.learning.train import Training, batches, freeze_norm
 from visard.learning.weights import kept_local
-from visard.numerics import Numerics
+from visard.numerics import Numerics, moved
 
 
 @dataclass(frozen=True)
@@ -118,32 +118,33 @@ def one_step_together(
     model.train()
     if frozen_norm:
         freeze_norm(model)
-    W = torch.cat([m.w for m in members]).requires_grad_(trained)
-    of = torch.cat(owner)
+    W = moved(torch.cat([m.w for m in members])).requires_grad_(trained)
+    of = moved(torch.cat(owner))
     with numerics.autocast():
         features = model(numerics.place(torch.cat(pictures)))
-    hinge = squared_hinge(features.float(), W[torch.cat(labels)], margin)
+    hinge = squared_hinge(features.float(), W[moved(torch.cat(labels))], margin)
     batch = torch.bincount(of, minlength=len(members))
-    L = torch.zeros(len(members)).index_add(0, of, hinge) / batch  # Eq. 2 of each client
-    n = torch.tensor([len(m.view) for m in members], dtype=torch.float32)
+    L = hinge.new_zeros(len(members)).index_add(0, of, hinge) / batch  # Eq. 2 of each client
+    n = moved(torch.tensor([len(m.view) for m in members], dtype=torch.float32))
     share = n / n.sum()
     model.zero_grad(set_to_none=True)
-    (share * L).sum().backward()  # type: ignore[no-untyped-call]
-    _step([p for p in model.parameters() if p.requires_grad], lr, training.weight_decay)
+    ((share * L).sum() * numerics.loss_scale).backward()  # type: ignore[no-untyped-call]
+    _step([p for p in model.parameters() if p.requires_grad], lr, training.weight_decay, numerics.loss_scale)
     if trained:
         assert W.grad is not None
         scale = torch.cat([s.expand(len(m.w)) for s, m in zip(share, members, strict=True)])
         W.grad.div_(scale[:, None])
-        _step([W], lr, training.weight_decay)
-    return list(torch.split(direction(W.detach()), [len(m.w) for m in members])), L.detach().double().tolist()
+        _step([W], lr, training.weight_decay, numerics.loss_scale)
+    return list(torch.split(direction(W.detach()), [len(m.w) for m in members])), L.detach().tolist()
 
 
 @torch.no_grad()
-def _step(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> None:
-    """Plain SGD in place."""
+def _step(parameters: Sequence[Tensor], lr: float, weight_decay: float, scale: float = 1.0) -> None:
+    """Plain SGD in place, with gradients of a loss that was scaled."""
     for p in parameters:
         if p.grad is not None:
-            p.sub_(p.grad.add(p, alpha=weight_decay), alpha=lr)
+            grad = p.grad if scale == 1.0 else p.grad / scale
+            p.sub_(grad.add(p, alpha=weight_decay), alpha=lr)
             p.grad = None
 
 

@@ -20,7 +20,7 @@ from visard.data.faces import FaceView
 from visard.errors import PublicError
 from visard.learning.features import Batches, input_batch
 from visard.learning.heads import Head
-from visard.numerics import Numerics
+from visard.numerics import Numerics, moved, on_device
 
 
 class Sgd:
@@ -39,6 +39,11 @@ class Sgd:
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
         self._velocity: dict[int, Tensor] = {}  # by position
 
+    @property
+    def param_groups(self) -> list[dict[str, list[Tensor]]]:
+        """As `torch.amp.GradScaler` looks for parameters."""
+        return [{"params": self.parameters}]
+
     def zero_grad(self) -> None:
         """Forget the gradients."""
         for p in self.parameters:
@@ -51,6 +56,9 @@ class Sgd:
         if not grads:
             return
         length = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, 2.0)), 2.0)
+        if length.device.type != "cpu":  # without looking at numbers, which would wait for the device
+            torch._foreach_mul_(grads, (norm / (length + 1e-6)).clamp(max=1.0))
+            return
         if float(length) < 0.999 * norm:  # most steps: the factor below would be above 1
             return
         factor = norm / (length + 1e-6)
@@ -221,7 +229,10 @@ def train(
     taken. `frozen` says which of network and head stay as they are.
     """
     labels = torch.from_numpy(view.labels) if labels is None else labels
-    anchored = [(p, anchor[name]) for name, p in model.named_parameters() if anchor and p.requires_grad] if mu else []
+    mask = None if mask is None else moved(mask)
+    on_device(model)
+    held = anchor if anchor and mu else {}  # of batch norm that stays at the client there is nothing to hold on to
+    anchored = [(p, moved(held[name])) for name, p in model.named_parameters() if name in held and p.requires_grad]
 
     @torch.no_grad()
     def corrected() -> None:
@@ -232,7 +243,8 @@ def train(
             correct({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
 
     def objective(x: Tensor, features: Tensor, rows: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = head.loss(features[: len(rows)].float(), labels.index_select(0, torch.from_numpy(rows)), mask)
+        y = moved(labels.index_select(0, torch.from_numpy(rows)))
+        loss = head.loss(features[: len(rows)].float(), y, mask)
         return loss if penalty is None else loss + penalty(x, features), {"loss": loss}
 
     done = descend(
@@ -276,11 +288,12 @@ def descend(
     if not len(pictures):
         raise PublicError("has no training pictures")
     for part in (model, *heads):
-        part.train(part not in frozen)
+        on_device(part).train(part not in frozen)
     if frozen_norm:
         freeze_norm(model)
-    sums: dict[str, float] = {}
-    steps = seen = 0
+    seen: dict[str, list[tuple[Tensor, int]]] = {}  # read at the end: a device goes on meanwhile
+    steps = count = 0
+    scaler = numerics.scaler()
     with _without_gradients(frozen):
         parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
         optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
@@ -291,19 +304,21 @@ def descend(
                 features = model(x := numerics.place(x))
             minimised, metrics = objective(x, features, rows)
             optimiser.zero_grad()
-            minimised.backward()  # type: ignore[no-untyped-call]
+            scaler.scale(minimised).backward()  # type: ignore[no-untyped-call]
+            scaler.unscale_(optimiser)  # type: ignore[arg-type]
             if corrected is not None:
                 corrected()
             if training.clip:
                 optimiser.clip(training.clip)
-            optimiser.step()
+            scaler.step(optimiser)  # type: ignore[arg-type]
+            scaler.update()
             for name, value in metrics.items():
-                sums[name] = sums.get(name, 0.0) + value.item() * len(rows)
-            steps, seen = steps + 1, seen + len(rows)
-    means = {name: total / seen for name, total in sums.items()}
+                seen.setdefault(name, []).append((value.detach(), len(rows)))
+            steps, count = steps + 1, count + len(rows)
+    means = {name: sum(value.item() * n for value, n in values) / count for name, values in seen.items()}
     if wrong := [name for name, mean in means.items() if not math.isfinite(mean)]:
         raise PublicError(f"the {wrong[0]} became {means[wrong[0]]} in training: lower method.training.lr")
-    return Descent(means, steps, seen)
+    return Descent(means, steps, count)
 
 
 @contextmanager

@@ -29,13 +29,13 @@ def load_weights(model: nn.Module, weights: Weights) -> None:
 
 
 def weights_of(model: nn.Module) -> Weights:
-    """A copy of all parameters and buffers, in plain memory order."""
-    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
+    """A copy of all parameters and buffers on the CPU, in plain memory order."""
+    return {k: v.to("cpu", copy=True, memory_format=torch.contiguous_format) for k, v in model.state_dict().items()}
 
 
 def weights_in(model: nn.Module) -> Weights:
     """The same without a copy: for the end of a step, because engines copy what it gives before the next one."""
-    return {k: v.contiguous() for k, v in model.state_dict().items()}
+    return {k: v.cpu().contiguous() for k, v in model.state_dict().items()}
 
 
 def kept_local(keys: Iterable[str], policy: BatchNormPolicy) -> set[str]:

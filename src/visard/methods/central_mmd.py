@@ -101,7 +101,7 @@ class CentralMMD(AdaptingByMMD[Start]):
                 batch = learner.draw(1)[0]
                 features = learner.forward(batch)
                 a = self.compare.inside(features).double()
-                task = learner.head.loss(features, learner.labels(batch))
+                task = learner.head.loss(features, learner.labels(batch)).cpu()
                 own = mmd.within(a, kernel) + mmd.between(a, b.detach(), kernel)
                 pull = pull + self.weight * mmd.between(a.detach(), b, kernel) / len(sources)
                 learner.update(task + self.weight * own)

@@ -29,6 +29,7 @@ from visard.learning.train import Training
 from visard.methods.domain_adaptation import SOURCE, targets
 from visard.methods.encrypted_mmd import Card, Mail, Relayed, ask_all, log, meet, relayed
 from visard.methods.encrypted_mmd_party import Encryption, Learner, Party
+from visard.numerics import moved
 
 Penalty = Callable[[Tensor, Tensor], Tensor]  # of the pictures and embeddings of a local iteration
 
@@ -176,7 +177,7 @@ class Aligning(Method[S]):
                 return embeddings.new_zeros(())
             v = self.align.compare.inside(learner.forward(batch)).double()
             total: Tensor = plan.share(client.id) * within(v, plan.kernel) + (slope * v).sum()
-            return self.align.weight * total
+            return moved(self.align.weight * total)
 
         return penalty
 

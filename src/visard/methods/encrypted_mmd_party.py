@@ -34,8 +34,9 @@ from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import features_of, input_batch
 from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, Polynomial, within
-from visard.learning.train import Optimiser, Training, batches, new_optimiser
+from visard.learning.train import STEPS, Optimiser, Training, batches, new_optimiser
 from visard.learning.weights import load_weights, weights_of
+from visard.numerics import moved, on_device
 
 Batch = dict[str, Any]  # rows, and the seed of their random changes, so that they can be seen again
 
@@ -236,14 +237,15 @@ class Learner:
         self.view, self.state = client.data.train, client.state
         self.model = client.network()
         load_weights(self.model, self.state["theta"])
-        self.model.train()
+        on_device(self.model).train()
         self.head: Any = None
         if labelled:
-            self.head = new_head(head, client.data.n_classes, client.embedding, self.state.get("head"))
+            self.head = on_device(new_head(head, client.data.n_classes, client.embedding, self.state.get("head")))
         self.extractor = [p for p in self.model.parameters() if p.requires_grad]
         parameters = [*self.extractor, *(self.head.parameters() if labelled else [])]
         self.optimiser = new_optimiser(optimiser, parameters, lr, training.momentum, training.weight_decay)
-        self.optimiser._velocity = {int(i): v for i, v in self.state.get("momentum", {}).items()}
+        kept = {int(i): v for i, v in self.state.get("momentum", {}).items()}
+        self.optimiser._velocity = {i: v if i == STEPS else moved(v) for i, v in kept.items()}
 
     def save(self) -> None:
         """Keep everything in the client's state."""
@@ -297,7 +299,7 @@ class Learner:
 
     def labels(self, batch: Batch) -> Tensor:
         """Labels (n,) of a batch."""
-        return torch.from_numpy(np.asarray(self.view.labels))[batch["rows"]]
+        return moved(torch.from_numpy(np.asarray(self.view.labels))[batch["rows"]])
 
     @torch.no_grad()
     def look(self, chosen: Sequence[Batch], apart: bool = False) -> Tensor:
@@ -324,7 +326,7 @@ class Learner:
         for slope in slopes:
             parts = torch.autograd.grad(v, self.extractor, slope.to(v.dtype), retain_graph=True, allow_unused=True)
             flat = [torch.zeros_like(p) if g is None else g for p, g in zip(self.extractor, parts, strict=True)]
-            rows.append(torch.cat([g.flatten() for g in flat]).double())
+            rows.append(torch.cat([g.flatten() for g in flat]).cpu().double())
         return torch.stack(rows)
 
     @contextmanager
@@ -344,7 +346,7 @@ class Learner:
         metrics = {"within": float(own.detach())}
         if self.head is not None:
             task = self.head.loss(features, self.labels(batch))
-            loss, metrics["task"] = loss + task, finite(float(task.detach()))
+            loss, metrics["task"] = loss + task.cpu(), finite(float(task.detach()))
         if pull.shape == v.shape:  # Eq. 14
             self.update(loss + weight * (pull * v.double()).sum())
         else:
@@ -358,7 +360,7 @@ class Learner:
         if beside is not None:
             parts = torch.split(beside, [p.numel() for p in self.extractor])
             for p, flat in zip(self.extractor, parts, strict=True):
-                part = flat.view_as(p).to(p.dtype)
+                part = moved(flat.view(p.shape).to(p.dtype))
                 p.grad = part if p.grad is None else p.grad + part
         if self.training.clip:
             self.optimiser.clip(self.training.clip)
@@ -423,7 +425,7 @@ def head_from_bytes(data: bytes, like: Weights, source: str) -> Weights:
 @torch.no_grad()
 def mean_output(heads: Sequence[Any], features: Tensor) -> Tensor:
     """The average of several classifiers (softmax outputs) or regressors on the same features."""
-    outputs = [head.logits(features) for head in heads]
+    outputs = [on_device(head).logits(moved(features)).cpu() for head in heads]
     return torch.stack(outputs if isinstance(heads[0], Regressor) else [o.softmax(1) for o in outputs]).mean(0)
 
 

@@ -18,6 +18,7 @@ from visard.learning.heads import Head, HeadSettings, build_head, direction
 from visard.learning.objective import Pictures, Terms, distillation, minimise, teacher
 from visard.learning.train import Training
 from visard.learning.weights import load_weights, weights_of
+from visard.numerics import moved, on_device
 
 
 @dataclass(frozen=True)
@@ -89,18 +90,18 @@ def closest(pictures: Tensor, others: Tensor, rows: int = ROWS, columns: int = C
     r"""$\max_j \cos(p_i, o_j)$ (n,) for features p (n, E) against o (m, E), by blocks of one matrix product each."""
     if pictures.ndim != 2 or others.ndim != 2 or pictures.shape[1] != others.shape[1]:
         raise VisardError(f"mining: features {tuple(pictures.shape)} against {tuple(others.shape)}")
-    found = pictures.new_full((len(pictures),), -torch.inf)
     # transposed once and laid out for the product: a block of columns is then a plain slice
-    right = direction(others).t().contiguous()
-    block = pictures.new_empty(min(rows, len(pictures)) * min(columns, len(others)))
+    right = direction(moved(others)).t().contiguous()
+    found = right.new_full((len(pictures),), -torch.inf)
+    block = right.new_empty(min(rows, len(pictures)) * min(columns, len(others)))
     for i in range(0, len(pictures), rows):
-        left = direction(pictures[i : i + rows])
+        left = direction(moved(pictures[i : i + rows]))
         best = found[i : i + rows]
         for j in range(0, len(others), columns):
             part = right[:, j : j + columns]
             cosines = torch.mm(left, part, out=block[: len(left) * part.shape[1]].view(len(left), -1))
             torch.maximum(best, cosines.amax(1), out=best)
-    return found
+    return found.cpu()
 
 
 def hard_negatives(pictures: Tensor, others: Tensor, threshold: float) -> Tensor:
@@ -235,7 +236,7 @@ class Joint:
         """KL from the logits of the global model with the class vectors as they are now."""
         if how.stage != "kd":
             return {}
-        glob, fixed = teacher(self.model, theta), copy.deepcopy(self.head)
+        glob, fixed = teacher(self.model, theta), on_device(copy.deepcopy(self.head))
 
         def term(x: Tensor, f: Tensor, y: Tensor) -> Tensor:
             with torch.no_grad():

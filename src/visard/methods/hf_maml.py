@@ -33,7 +33,7 @@ from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift, still_statistics
 from visard.learning.train import Schedule, scheduled
 from visard.methods.fedavg import Averaging, Down, Learnt, Task
-from visard.numerics import Numerics
+from visard.numerics import Numerics, moved, on_device
 
 B = TypeVar("B")
 # how h is had: by two probes (Eq. 3), by differentiating the gradient, or not at all (first-order MAML)
@@ -121,6 +121,7 @@ def meta_step(
     momentum: float = 0.0,
     velocity: Sequence[Tensor] = (),
     quietly: Callable[[], AbstractContextManager[None]] = nullcontext,
+    scale: float = 1.0,
 ) -> Tensor:
     r"""One step on the parameters `p` in place; returns the loss on D at the old p.
 
@@ -129,14 +130,16 @@ def meta_step(
     $p \leftarrow p - \beta (g - \alpha h)$ (Eq. 1). `exact`: $h = \nabla (\nabla F(p; D'')^T g)$ with g held fixed.
     With momentum $\mu$ the step is along $v \leftarrow \mu v + g - \alpha h$, which `velocity` holds.
     h is a derivative at the *old* p and has g inside. `loss` reads p where it is; p is put back from a
-    copy between the passes, so no rounding stays behind. All passes but the first run in `quietly()`.
+    copy between the passes, so no rounding stays behind. All passes but the first run in `quietly()`. Losses are
+    multiplied by `scale` before they are differentiated, and gradients divided by it.
     """
     D, D1, D2 = batches
     start = [x.detach().clone() for x in p]
 
     def gradient(batch: B, twice: bool = False) -> tuple[Tensor, list[Tensor]]:
         value = loss(batch)
-        return value.detach(), list(torch.autograd.grad(value, p, create_graph=twice))
+        found = list(torch.autograd.grad(value * scale, p, create_graph=twice))
+        return value.detach(), found if scale == 1.0 else [g / scale for g in found]
 
     def move(direction: Sequence[Tensor], by: float) -> None:
         """p = start + by * direction."""
@@ -219,14 +222,15 @@ def meta_train(
     """
     if not len(view):
         raise PublicError("has no training pictures")
+    on_device(model).train()
+    on_device(head).train()
+    mask = None if mask is None else moved(mask)
     parameters = [p for p in (*model.parameters(), *head.parameters()) if p.requires_grad]
-    model.train()
-    head.train()
     losses: list[Tensor] = []  # of a step's passes, without the drift
 
     def prepare(rows: np.ndarray, probe: bool = False) -> Batch:
         x = input_batch(view, rows, numerics, rng, training.augment)
-        return Batch(x, labels[rows], None if drift is None else drift.reference(x), probe)
+        return Batch(x, moved(labels[rows]), None if drift is None else drift.reference(x), probe)
 
     def loss(batch: Batch) -> Tensor:
         # bfloat16 rounds away the difference of two probes, and `forward`: a compiled network has no second derivative
@@ -237,7 +241,8 @@ def meta_train(
         return value if drift is None or batch.reference is None else value + drift.penalty(features, batch.reference)
 
     velocity = [torch.zeros_like(p) for p in parameters] if training.momentum else []
-    total, samples = torch.zeros((), dtype=torch.float64), 0
+    before: list[Tensor] = []  # of each step, read at the end: a device goes on meanwhile
+    samples = 0
     for _ in range(training.steps):
         D, D1, D2 = three_batches(len(view), training.batch_size, rng)
         adapt, test = prepare(D), prepare(D1)
@@ -246,11 +251,12 @@ def meta_train(
             parameters, loss, (adapt, test, probe), alpha=training.alpha, beta=beta, delta=training.delta,
             order=training.order, scale_delta=training.scale_delta, clip=training.clip,
             momentum=training.momentum, velocity=velocity, quietly=lambda: still_statistics(model),
+            scale=numerics.loss_scale,
         )  # fmt: skip
-        total += losses[0]
+        before.append(losses[0])
         losses.clear()
         samples += (3 if training.curved else 2) * len(D)
-    mean = float(total) / training.steps
+    mean = sum(loss.item() for loss in before) / training.steps
     if not math.isfinite(mean):
         raise PublicError(
             f"the loss became {mean} in training: lower method.training.beta, or set method.training.clip"

@@ -96,7 +96,7 @@ class OnnxNetwork(nn.Module):
         return torch.from_numpy(np.concatenate(parts))
 
     def _array(self, x: Tensor) -> npt.NDArray[Any]:
-        return np.ascontiguousarray((x.permute(0, 2, 3, 1) if self.last else x).numpy(), self.kind)
+        return np.ascontiguousarray((x.permute(0, 2, 3, 1) if self.last else x).cpu().numpy(), self.kind)
 
 
 def load_onnx(path: str | Path, size: int | None = None, name: str | None = None) -> tuple[OnnxNetwork, dict[str, str]]:

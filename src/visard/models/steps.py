@@ -138,7 +138,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "pad": _pad,
     "slice": _slice,
     "flip": lambda x, dim: x.flip(_behind_batch([dim], x)),
-    "take": lambda x, dim, index: x.index_select(_behind_batch([dim], x)[0], torch.tensor(index)),
+    "take": lambda x, dim, index: x.index_select(_behind_batch([dim], x)[0], torch.tensor(index, device=x.device)),
     "matmul": _matmul,
     "length": lambda x, dim: x.norm(2, _behind_batch([dim], x), True),
 }

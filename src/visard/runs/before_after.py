@@ -19,6 +19,7 @@ from visard.evaluation.paired import BOOTSTRAP, Change, compare
 from visard.learning.features import embed
 from visard.learning.weights import load_weights
 from visard.models.files import read_model
+from visard.numerics import computing_on
 
 MOST_PICTURES = 4000  # of an estimate
 SOURCE = "source"  # the test on people of the source
@@ -63,10 +64,11 @@ class BeforeAndAfter:
     def features(self, view: FaceView) -> tuple[Features, Features]:
         """Of the pictures of a view, before and after."""
         found = []
-        for weights in (self.before, self.after):
-            network = self.world.network()
-            load_weights(network, weights)
-            found.append(embed(network, view))
+        with computing_on(self.world.numerics.device):
+            for weights in (self.before, self.after):
+                network = self.world.network()
+                load_weights(network, weights)
+                found.append(embed(network, view))
         return found[0], found[1]
 
     def tests(self) -> tuple[Test, ...]:

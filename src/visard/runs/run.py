@@ -40,7 +40,7 @@ from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
 from visard.models import ONNX, SENSORS
 from visard.models.files import save_model
-from visard.numerics import fast_bf16
+from visard.numerics import CPU, computing_on, device, fast_bf16, spread
 from visard.plugins import again, modules_in, named, trust
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
@@ -79,7 +79,12 @@ def run(
     folder = Path(out) if out is not None else Path("runs") / safe_name(settings.name)
     named = [WATCHERS.find(name) for name in settings.engine.watchers or ()]
     files = [name for make in named for name in getattr(make, "files", ())]
-    with run_folder(folder, settings, resume, overwrite, files), _threads(settings.numerics.threads_per_step):
+    how = settings.numerics
+    with (
+        computing_on(how.device, how.deterministic),
+        run_folder(folder, settings, resume, overwrite, files),
+        _threads(how.threads_per_step),
+    ):
         watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
         with _watched(watchers, folder):
             link = connect(settings, watchers.problem)
@@ -226,8 +231,10 @@ def _open(
     if world.activations is not None:
         want(world if link is None else replace(world, clients={}), settings)  # parties have theirs at home
         world.activations.prepare(watcher.activations)
-    if settings.numerics.precision == "bf16" and not fast_bf16():
+    if device() == CPU and settings.numerics.precision == "bf16" and not fast_bf16():
         job.warn("this processor has no bfloat16 instructions: fp32 is several times faster here")
+    if device() == CPU and settings.numerics.precision == "fp16":
+        job.warn("fp16 is for GPUs: on a CPU fp32 is faster")
     if oracle := method.oracle():
         job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
     own = [settings.note] if settings.note else []
@@ -309,7 +316,9 @@ def make_network(job: _Job) -> EngineNetwork:
     engine, world, states, ledger = job.settings.engine, job.world, job.states, job.ledger
     if job.link is not None:
         return RemoteNetwork(world, states, ledger, job.link, run_id(states.folder), job.run_spec)
-    workers = engine.workers or max(1, cores() // job.settings.numerics.threads_per_step)
+    devices = ["cpu"] if device() == CPU else spread(job.settings.numerics.device)
+    fitting = max(1, cores() // job.settings.numerics.threads_per_step)
+    workers = engine.workers or (fitting if device() == CPU else len(devices) * engine.workers_per_device)
     memory = {} if job.memory is None else {"memory": str(job.memory)}
     given = {"folder": str(job.folder.absolute()), "trusted": named(), **memory}
     recipe = Recipe("visard.engines.world:world_of_run", given)
@@ -319,12 +328,14 @@ def make_network(job: _Job) -> EngineNetwork:
         flower.require()
         from visard.deployment.flower.simulation import SimulationLink
 
+        if device() != CPU:
+            raise UsageError(f"engine.kind = flower: its simulation computes on the CPU, not on {device()}; take pool")
         simulation = SimulationLink(
             world.clients, recipe, states.folder.absolute(), workers, states.key.path if states.key else None
         )
         return RemoteNetwork(world, states, ledger, simulation, run_id(states.folder))
     if engine.kind == "pool" or (engine.kind == "auto" and min(workers, len(world.training)) > 1):
-        return PoolNetwork(world, states, ledger, recipe, workers)
+        return PoolNetwork(world, states, ledger, recipe, workers, devices)
     return LocalNetwork(world, states, ledger)
 
 
@@ -432,6 +443,7 @@ def machine(settings: Settings) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "torch": torch.__version__,
         "threads": settings.numerics.threads_per_step,
+        **({} if device() == CPU else {"device": str(device())}),
     }
 
 
