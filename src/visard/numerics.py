@@ -27,6 +27,7 @@ LOSS_SCALE = 1024.0  # where fp16 begins: a round is short, and steps that overf
 SHARE = 0.5  # of the free memory of a device that a table may take
 
 _here = CPU
+_exact = False  # whether torch's switches were set here
 
 
 def device() -> torch.device:
@@ -72,14 +73,14 @@ def compute_on(where: str | torch.device, deterministic: bool = False) -> torch.
 
     With `deterministic` a device repeats itself, more slowly; the CPU always does.
     """
-    global _here
+    global _here, _exact
     before, _here = _here, resolve(where) if isinstance(where, str) else where
     exact = deterministic and _here != CPU
     if exact:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA begins
-    if exact != torch.are_deterministic_algorithms_enabled():
+    if exact != _exact:
         torch.use_deterministic_algorithms(exact)
-        torch.backends.cudnn.deterministic = exact
+        torch.backends.cudnn.deterministic = _exact = exact
     if _here != CPU and hasattr(module := torch.get_device_module(_here), "set_device"):
         module.set_device(_here)
     return before

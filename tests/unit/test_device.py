@@ -265,10 +265,12 @@ def test_workers_are_spread_over_the_devices(monkeypatch: pytest.MonkeyPatch, tm
     class Silent:
         def __init__(self, recipe: Recipe, states: object, areas: list[Path], device: str) -> None:
             made.append(device)
-            self.device, self.areas, self.channel = device, areas, socket.socketpair()[0]
+            self.device, self.areas = device, areas
+            self.channel, self.end = socket.socketpair()
 
         def kill(self) -> None:
             self.channel.close()
+            self.end.close()
 
     monkeypatch.setattr(pool, "Worker", Silent)
     world = SimpleNamespace(training=range(10), held_out=(), seed=0, aggregation=Mean(), timeout=1.0)

@@ -144,7 +144,7 @@ class PoolNetwork(EngineNetwork):
         self._hired += 1
         areas = [self.memory / f"replies-{self._hired}-{i}" for i in range(2)]
         taken = [worker.device for worker in self.workers]
-        worker = Worker(self.recipe, self.states, areas, min(self.devices, key=taken.count))  # the first of the idlest
+        worker = Worker(self.recipe, self.states, areas, min(self.devices, key=taken.count))  # the least used
         self.workers.append(worker)
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
 
