@@ -26,7 +26,7 @@ from visard.runs.before_after import BeforeAndAfter
 
 FAR = (0.01, 0.001)
 SITES = 4
-SOURCE_PEOPLE = 600  # of CelebA, with eight pictures or more
+SOURCE_PEOPLE = 1200  # of CelebA, with eight pictures or more
 SIZE = 112
 RESAMPLES = 10_000
 

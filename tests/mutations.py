@@ -72,6 +72,7 @@ def _selected(file: str, tests: Sequence[str]) -> Selection:
 # ---- tests that several mutants share ------------------------------------------------------------------------------
 ARCFACE = golden("heads", "arcface_is_equation_3")
 COSFACE = golden("heads", "cosface_is_equation_4")
+NEGATIVES = golden("negatives")
 SPHERE = golden("heads", "sphereface2_is_equation_8")
 BIAS = golden("heads", "sphereface2_start_of_the_bias", "sphereface2_bias_balances_the_two_pulls")
 LIMITS = golden("limits")
@@ -121,6 +122,19 @@ IDENTIFY = unit("identification", "identify_matches_plain_loops")
 
 # fmt: off
 MUTANTS = (
+    # ---- negatives from other clients ----
+    Mutant("negatives-scale", "negatives, softmax with further rows", "return self.head.scale * cosine(f, w)",
+           "return cosine(f, w)", NEGATIVES),
+    Mutant("negatives-own", "negatives, of the others alone",
+           "for c, rows in known.items() if c != client and len(rows)]", "for c, rows in known.items() if len(rows)]",
+           NEGATIVES),
+    Mutant("negatives-nearest", "negatives, public people near the own",
+           "best = cosines.topk(min(each, len(rows)), dim=1).indices",
+           "best = (-cosines).topk(min(each, len(rows)), dim=1).indices", NEGATIVES),
+    Mutant("negatives-noise", "negatives, sensitivity of a direction", "rng.normal(0.0, noise * FARTHEST, ",
+           "rng.normal(0.0, noise, ", NEGATIVES),
+    Mutant("negatives-once", "negatives, noisy rows are shown once", "if \"shown\" not in client.state:",
+           "if True:", NEGATIVES),
     # ---- heads: ArcFace Eq. 3, CosFace Eq. 4, SphereFace2 Eq. 8 ----
     Mutant("arcface-margin-sign", "heads, ArcFace Eq. 3", "moved = cos * math.cos(margin) - sin * math.sin(margin)",
            "moved = cos * math.cos(margin) + sin * math.sin(margin)", ARCFACE),

@@ -38,6 +38,13 @@ class Disclosure(Enum):
         "data. It shows whether two clients know the same person.",
         ("Tensor", "dict"),
     )
+    noisy_vectors = (
+        "noisy_vectors",
+        "class vectors with noise for differential privacy",
+        "As much of one person as the epsilon that the run logs allows: little where it is below 1, nearly the class "
+        "vector itself where it is far above 10.",
+        ("Tensor",),
+    )
     statistic = (  # also the running statistics in weights: see `pieces`
         "statistic",
         "statistics over many pictures, such as batch norm's running means",

@@ -117,6 +117,7 @@ def test_what_it_says(whole: visard.Adapted) -> None:
         assert change.high is not None
         assert change.low <= change.difference <= change.high
     run = read_run(whole.folder / "run")
+    assert "class_vectors" in run.ledger["totals"], "all sites are on this machine: their people are kept apart"  # type: ignore[index]
     points = run.metrics["generic"]["visitors"]["verification"]["tar"]
     assert [(p["far"], p["tar"], p["threshold"]) for p in points] == [
         (c.far, c.after, c.threshold_after) for c in whole.tests[0].changes
@@ -228,6 +229,7 @@ def test_sites_that_are_parties(desk: Path, whole: visard.Adapted, here: Path) -
     assert [(test.name, test.estimate) for test in done.tests] == [("visitors", False)]
     trained = {row["client"] if isinstance(row, dict) else row[2] for row in done.run.ledger["rows"]}  # type: ignore[index]
     assert trained == {"harbour", "market"}
+    assert "class_vectors" not in done.run.ledger["totals"], "face templates stay with the parties"  # type: ignore[index]
     assert "on one machine" not in done.report.read_text().partition("<main")[2][:3000]
 
 

@@ -29,6 +29,7 @@ name = "compress"
         ("fedfr-da", 10, []),  # it has stages
         ("fedavg", 10, ["engine.encrypt_with"]),
         ("fedavg", 3, ["engine.kind=pool", "engine.workers=2"]),
+        ("fedfr-da", 3, ["method.negatives=noisy"]),  # clients keep what they have shown
         ("protected", 6, []),  # the server optimiser and the clients' error feedback have states
     ],
 )

@@ -201,7 +201,7 @@ def test_a_policy_without_questions(tmp_path: Path, capsys: pytest.CaptureFixtur
     made = Policy.load(out)
     assert (made.methods, made.bounds.parties, made.retention.days) == (("fedavg",), 3, 7.0)
     assert made.kinds == ("weights", "metric", "count", "ciphertext", "public_key", "statistic")
-    assert "fedavg: runs that would send class_vectors are refused" in capsys.readouterr().out
+    assert "fedavg: runs that would send class_vectors or noisy_vectors are refused" in capsys.readouterr().out
     assert out.stat().st_mode & 0o777 == 0o600
     for words, says in (
         (("--allow", "fedavg"), "exists already"),

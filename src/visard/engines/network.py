@@ -21,7 +21,7 @@ from visard.aggregation.optimisers import FIELD
 from visard.aggregation.reduction import Reduction, Remark
 from visard.aggregation.rules import Mean, Weighing
 from visard.aggregation.secure import PHASES, Begun, SecureAggregation, SecureReduction
-from visard.core import PUBLIC, BoundStep, ClientId, M, R, Replies, State
+from visard.core import PUBLIC, BoundStep, ClientId, M, Method, R, Replies, State
 from visard.crypto.discrete_gaussian import Stream
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode, sizes_of
@@ -392,10 +392,11 @@ class EngineNetwork(ABC):
                     continue
                 opened, wrong = self._opened(messages[client], value)
                 checked = reduction.known(opened) if reduction else ()
-                pictures, rows, statistics = self.world.pictures(client), self.world.rows(client), self.world.statistics
+                pictures, statistics = self.world.pictures(client), self.world.statistics
                 wrong = (secure.wrong(value) if secure is not None else wrong) or refusal(
-                    step, messages[client], opened, pictures, self.world.embedding, checked, statistics, rows
-                )
+                    step, messages[client], opened, pictures, self.world.embedding, checked, statistics,
+                    self._rows(step, client),
+                )  # fmt: skip
                 if wrong:
                     self._refuse(client, value, *wrong, missing)
                     self._not_accepted("refused", reply, " ".join(wrong).strip())
@@ -411,6 +412,11 @@ class EngineNetwork(ABC):
                 good += 1
                 yield client, self._stated(client, opened)
         self._check_enough(good, messages, min_replies, missing)
+
+    def _rows(self, step: BoundStep[Any, Any], client: ClientId) -> int:
+        """How many class vectors a client may send; one that groups its pictures itself may find many people."""
+        free = isinstance(step.owner, Method) and client in step.owner.without_labels(self.clients)
+        return max(self.world.rows(client), self.world.pictures(client) if free else 0)
 
     def _opened(self, message: Any, value: Any) -> tuple[Any, tuple[str, str] | None]:
         """A reply in the form that the step gave it, whatever form it was sent in; or what is wrong with it."""

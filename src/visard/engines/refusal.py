@@ -106,7 +106,8 @@ def undeclared(
     return None
 
 
-MODEL = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.statistic})  # that a model is made from
+VECTORS = frozenset({Disclosure.class_vectors, Disclosure.noisy_vectors})
+MODEL = VECTORS | {Disclosure.weights, Disclosure.statistic}  # kinds that a model is made from
 
 
 @functools.cache
@@ -122,7 +123,7 @@ def _plan(reply: Any, discloses: frozenset[Disclosure]) -> list[tuple[str, Discl
 
 def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int, rows: int | None) -> str | None:
     """What is wrong with class vectors that come up for the first time."""
-    if kind is not Disclosure.class_vectors or not isinstance(value, Tensor):
+    if kind not in VECTORS or not isinstance(value, Tensor):
         return None
     fits = value.ndim == 1 if name == "b" else value.ndim == 2 and value.shape[1] == embedding
     if not fits:

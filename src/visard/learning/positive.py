@@ -38,7 +38,8 @@ class OneStep(Training):
     @property
     def is_one_step(self) -> bool:
         """Whether a round is one step of plain SGD, so that the clients' average is one step on the average loss."""
-        return self.unit == "iterations" and self.amount == 1 and not self.clip
+        plain = self.optimiser == "sgd" and not self.clip
+        return plain and self.unit == "iterations" and self.amount == 1
 
 
 def squared_hinge(features: Tensor, w: Tensor, margin: float) -> Tensor:

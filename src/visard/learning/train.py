@@ -147,7 +147,7 @@ class Training:
     """How a client trains in one round. The optimiser is new every round: no momentum crosses rounds."""
 
     lr: Positive = 0.1
-    momentum: NotNegative = 0.9
+    momentum: NotNegative = 0.9  # of sgd
     weight_decay: NotNegative = 5e-4
     batch_size: AtLeastOne = 64
     unit: Literal["epochs", "iterations"] = "epochs"
@@ -156,6 +156,7 @@ class Training:
     schedule: Schedule = "cosine"
     clip: NotNegative = 5.0  # largest norm of a gradient; 0 = no clipping
     augment: Augment = Augment()
+    optimiser: Optimiser = "sgd"  # adam suits networks whose layers differ in scale, as where batch norm was folded
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The learning rate of a round (from 0)."""
@@ -296,7 +297,7 @@ def descend(
     scaler = numerics.scaler()
     with _without_gradients(frozen):
         parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
-        optimiser = Sgd(parameters, lr, training.momentum, training.weight_decay)
+        optimiser = new_optimiser(training.optimiser, parameters, lr, training.momentum, training.weight_decay)
         for rows in batches(len(pictures), training, rng):
             x = input_batch(pictures, rows, numerics, rng, training.augment)
             x = x if beside is None else torch.cat([x, beside(len(x))])

@@ -182,6 +182,8 @@ class AdaptingByMMD(Method[S]):
     def __post_init__(self) -> None:
         if not self.rounds + self.pretrain_rounds:
             raise UsageError("method.rounds = 0: must be at least 1, or only pretrain_rounds")
+        if self.training.optimiser != "sgd":
+            raise UsageError(f"method.training.optimiser: here it is method.optimiser = {self.training.optimiser}")
 
     def stages(self) -> list[Stage[S]]:
         both = [Stage("pretrain", self.pretrain_rounds, self.pretrain), Stage("align", self.rounds, self.round)]

@@ -10,7 +10,7 @@ with mu > 0 FedProx: Li et al., Federated Optimization in Heterogeneous Networks
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from visard.core import (
     Client,
     Disclosure,
-    Method,
     Network,
     Setup,
     Stage,
@@ -35,6 +34,7 @@ from visard.learning.heads import Head, HeadSettings
 from visard.learning.objective import Drift
 from visard.learning.train import Training, train
 from visard.learning.weights import BatchNormPolicy, kept_local, load_weights, weights_in, without
+from visard.methods.negatives import Shown, WithNegatives
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Server:
     theta: Weights  # what is averaged
     fixed: Weights  # batch norm entries that stay at the clients: what a new client starts from
     W: Tensor | None  # global head only
+    shown: Shown = field(default_factory=dict)  # what clients have shown of their people, for others' negatives
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class Down:
     fixed: Weights
     W: Tensor | None
     lr: float
+    negatives: Tensor | None = None  # rows that the other clients have shown
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Averaging(Method[Server]):
+class Averaging(WithNegatives[Server]):
     """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
 
     hostile = (
@@ -91,12 +93,14 @@ class Averaging(Method[Server]):
         "a learning rate near 0 are the mean face of a client with one person: prevented by keeping statistic out "
         "of kinds, as a policy does by default, with model.weights (batch norm is frozen), or by method.batch_norm "
         "= local. With share_head it gets class vectors, which are face templates: prevented by keeping "
-        "class_vectors out of kinds, also the default. Weights crafted for that must be near those of the round "
-        "before (bounds.distance), the first ones those that are pinned (weights.start)."
+        "class_vectors out of kinds, also the default. With negatives = class_vectors it and the other clients get "
+        "the same; with noisy a version with noise (kind noisy_vectors). Weights crafted for that must be near those "
+        "of the round before (bounds.distance), the first ones those that are pinned (weights.start)."
     )
     extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
+        | {Disclosure.noisy_vectors}
     )
 
     rounds: AtLeastOne = 20
@@ -111,10 +115,13 @@ class Averaging(Method[Server]):
     def __post_init__(self) -> None:
         if self.share_head and self.head.biased:
             raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
+        if self.share_head and self.negatives != "none":
+            raise UsageError("method.negatives is for heads that stay at home: leave out method.share_head")
+        self.check_negatives(self.head)
 
     def leaving(self, moving: bool) -> frozenset[Disclosure]:
-        kinds = super().leaving(moving and self.batch_norm == "average")
-        return kinds if self.share_head else kinds - {Disclosure.class_vectors}
+        kinds = super().leaving(moving and self.batch_norm == "average") - {Disclosure.noisy_vectors}
+        return (kinds if self.share_head else kinds - {Disclosure.class_vectors}) | self.shows()
 
     def trains_norm(self) -> bool:
         return self.batch_norm != "average"
@@ -132,6 +139,7 @@ class Averaging(Method[Server]):
         """Train network and head of a client in place."""
 
     def start(self, setup: Setup) -> Server:
+        self.check_public(setup)
         theta = setup.new_weights()
         stays = kept_local(theta, self.batch_norm)
         W = self.head.build(setup.classes, setup.embedding).weight.detach() if self.share_head else None
@@ -143,19 +151,23 @@ class Averaging(Method[Server]):
     def round(self, s: Server, net: Network) -> Server:
         down = Down(s.theta, s.fixed, s.W, self.rate(net.round))
         asked = dict.fromkeys(sample_clients(net, self.participation), down)
+        if s.shown:
+            asked = {c: replace(down, negatives=self.others(s.shown, c)) for c in asked}
         means, ups = net.reduce(self.local, asked, mean=("theta", "W"), by="n" if self.weighting == "data" else None)
         loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
         gradients, samples = (sum(getattr(up, name) for up in ups.values()) for name in ("gradients", "samples"))
         net.log(loss=loss, lr=down.lr, gradients=gradients, samples=samples)
-        return Server(means["theta"], s.fixed, means["W"])
+        shown = self.gathered(s.shown, net, means["theta"] | s.fixed, ups, net.round + 1)
+        return Server(means["theta"], s.fixed, means["W"], shown)
 
     @client_step(trains=lambda self, client, msg: self.work(client, msg))
     def local(self, client: Client, msg: Down) -> Up:
         model = client.network()
-        load_weights(model, msg.theta | msg.fixed | client.state.get("batch_norm", {}))
+        load_weights(model, whole := msg.theta | msg.fixed | client.state.get("batch_norm", {}))
         head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
         drift = Drift(model, self.regularisation) if self.regularisation else None
-        done = self.learn(client, Task(model, head, labels, mask, drift), msg)
+        taught = self.against(client, head, model, whole, msg.negatives)
+        done = self.learn(client, Task(model, taught, labels, mask, drift), msg)
         theta = weights_in(model)
         if msg.fixed:
             client.state["batch_norm"] = {k: theta[k] for k in msg.fixed}

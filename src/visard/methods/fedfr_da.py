@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
+from torch import Tensor
 
 from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
 from visard.core import (
@@ -29,6 +30,7 @@ from visard.core import (
     sample_clients,
 )
 from visard.core.method import AtLeastOne, NotNegative, Number, Share
+from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import HeadSettings
@@ -45,6 +47,7 @@ from visard.methods.domain_adaptation import (
 )
 from visard.methods.encrypted_alignment import Aligning, Met
 from visard.methods.encrypted_mmd import SEALED, Relayed
+from visard.methods.negatives import Shown, WithNegatives
 from visard.methods.supervised import fit, pretraining
 
 
@@ -55,6 +58,7 @@ class Server:
     labelled: list[ClientId]  # target clients that found clusters
     begun: bool = False  # whether the source has trained with the targets: its head is its own from then on
     met: Met = Met()  # of alignment
+    shown: Shown = field(default_factory=dict)  # what clients have shown of their people, for others' negatives
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Down:
     first: bool = False  # the source has not trained with the targets yet
     head: Weights = field(default_factory=dict)  # which it then starts with
     pull: Relayed | None = None  # what the peers say about alignment, where there is any
+    negatives: Tensor | None = None  # rows that the other clients have shown
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def labelled(client: Client) -> int:
 
 
 @dataclass(frozen=True)
-class FedFRDA(Aligning[Server]):
+class FedFRDA(Aligning[Server], WithNegatives[Server]):
     """Pre-train at the source, cluster at each target, then federate with the source held back by DCL."""
 
     name = "fedfr-da"
@@ -93,13 +98,17 @@ class FedFRDA(Aligning[Server]):
         "bounds.pictures). Running means of batch norm say what the pictures of a client are like on average: "
         "prevented by keeping statistic out of kinds, as a policy does by default; model.weights then keeps batch "
         "norm frozen. With weights of its choice it also chooses what the clusters of a target mean, and learns "
-        "how many there are. Weights crafted for that must be near those of the round before (bounds.distance), "
+        "how many there are. With negatives = class_vectors it gets a class vector of each cluster, which is a face "
+        "template: prevented by keeping class_vectors out of kinds, also the default; noisy sends them with noise "
+        "(kind noisy_vectors). Weights crafted for that must be near those of the round before (bounds.distance), "
         "the first ones those that are pinned (weights.start)."
     )
     extendable = True
     discloses = (
-        frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric}) | SEALED
-    )  # the last with align.weight alone
+        frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
+        | {Disclosure.class_vectors, Disclosure.noisy_vectors}  # with negatives alone
+        | SEALED  # with align.weight alone
+    )
 
     rounds: AtLeastOne = 20  # R
     training: Training = Training(unit="iterations", amount=100)  # amount = E
@@ -119,9 +128,10 @@ class FedFRDA(Aligning[Server]):
     def __post_init__(self) -> None:
         if self.align.weight and not self.with_source:
             raise UsageError("method.align: needs the source, which method.with_source leaves out")
+        self.check_negatives(self.head)
 
     def leaving(self, moving: bool) -> frozenset[Disclosure]:
-        kinds = super().leaving(moving)
+        kinds = super().leaving(moving) - {Disclosure.class_vectors, Disclosure.noisy_vectors} | self.shows()
         if self.align.weight:
             return kinds
         return kinds - SEALED | ({Disclosure.statistic} if moving else set())
@@ -141,6 +151,7 @@ class FedFRDA(Aligning[Server]):
                 "without one: method.with_source = false, and model.weights instead of method.pretrain_rounds"
             )
         check_start(self.name, setup, self.pretrain_rounds)
+        self.check_public(setup)
         goes_on = self.with_source and self.source_head == "pretrained" and not self.pretrain_rounds
         head = given_head(self.head, setup) if goes_on else {}
         if goes_on and not head:
@@ -165,7 +176,7 @@ class FedFRDA(Aligning[Server]):
         clusters, kept = (sum(getattr(u, name) for u in ups.values()) for name in ("clusters", "kept"))
         ours = {"clusters": clusters, "kept": kept, "left_out": len(targets(net.clients)) - len(labelled)}
         net.log(**metrics | ours)
-        return replace(s, labelled=labelled)
+        return replace(s, labelled=labelled, shown=self.gathered(s.shown, net, s.theta, labelled, net.round))
 
     def round(self, s: Server, net: Network) -> Server:  # lines 12-22
         if self.relabel_every and net.round and net.round % self.relabel_every == 0:
@@ -173,7 +184,8 @@ class FedFRDA(Aligning[Server]):
         lr = self.training.lr_at(net.round, self.rounds)
         asked = self.drawn(s.labelled, net)
         met, pulls = self.exchanged(s.met, net, s.theta, asked)
-        messages = {c: Down(s.theta, lr, pull=pulls.get(c)) for c in asked}
+        # the source neither shows its people nor is shown any: as negatives, people of another population do harm
+        messages = {c: Down(s.theta, lr, pull=pulls.get(c), negatives=self.others(s.shown, c)) for c in asked}
         if self.with_source:
             head = {} if s.begun else s.head
             messages = {SOURCE: Down(s.theta, lr, not s.begun, head, pulls.get(SOURCE)), **messages}
@@ -181,7 +193,8 @@ class FedFRDA(Aligning[Server]):
             self.local, messages, mean="theta", by="n" if self.weighting == "data" else None
         )
         net.log(lr=lr, **losses_of_sides({c: up.loss for c, up in ups.items()}))
-        return replace(s, theta=means["theta"], begun=s.begun or SOURCE in ups, met=met)
+        shown = self.gathered(s.shown, net, means["theta"], targets(ups), net.round + 1)
+        return replace(s, theta=means["theta"], begun=s.begun or SOURCE in ups, met=met, shown=shown)
 
     def drawn(self, labelled: list[ClientId], net: Network) -> list[ClientId]:
         """The targets that train in this round."""
@@ -207,6 +220,12 @@ class FedFRDA(Aligning[Server]):
         metrics |= metrics_of(pseudo.labels, view) if self.measure and view.labelled else {}
         return Labelled(pseudo.found.clusters, int((pseudo.labels >= 0).sum()), metrics)
 
+    def people(self, client: Client) -> tuple[FaceView, Tensor]:
+        if client.id == SOURCE:
+            return super().people(client)
+        known = client.state["labels"] >= 0
+        return client.data.train.take(known.numpy()), client.state["labels"][known]
+
     @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, labelled(client)))
     def local(self, client: Client, msg: Down) -> Up:  # lines 14-19
         model, view, source = client.network(), client.data.train, client.id == SOURCE
@@ -218,12 +237,12 @@ class FedFRDA(Aligning[Server]):
                 features = features_of(model, view, client.numerics.channels_last)
                 start = {"weight": class_means(features, torch.from_numpy(view.labels), classes)}
         if not source:
-            known = client.state["labels"] >= 0
-            labels, view, start = client.state["labels"][known], view.take(known.numpy()), client.state.pop("start", {})
+            (view, labels), start = self.people(client), client.state.pop("start", {})
             classes = int(labels.max()) + 1
         head = restore_head(self.head, classes, client.embedding, client.state, start)
+        taught = head if source else self.against(client, head, model, msg.theta, msg.negatives)
         done = train(
-            model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels,
+            model, taught, view, self.training, client.rng, client.numerics, lr=msg.lr, labels=labels,
             anchor=msg.theta, mu=self.dcl if source else 0.0,  # Eq. 3 at the source alone
             penalty=self.pull(client, msg.theta, msg.pull) if msg.pull else None,
         )  # fmt: skip

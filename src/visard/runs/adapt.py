@@ -395,8 +395,8 @@ def _write_start(folder: Path, path: Path, given: FaceModel, inputs: dict[str, s
 
 # Chosen with a public MobileFaceNet; what they gave: docs/results/adapt.md.
 TRAINING = {
-    "lr": 0.001, "momentum": 0.9, "batch_size": 64, "unit": "iterations", "amount": 10, "schedule": "cosine",
-    "clip": 5.0, "augment": {"flip": False},
+    "optimiser": "adam", "lr": 0.0002, "weight_decay": 0.0, "batch_size": 64, "unit": "iterations", "amount": 10,
+    "schedule": "cosine", "clip": 5.0, "augment": {"flip": False},
 }  # fmt: skip
 HEAD = {"kind": "cosface", "scale": 30.0, "margin": 0.4}
 ROUNDS = 16
@@ -436,6 +436,8 @@ def _settings(
         "model": {"weights": str(first.absolute()), "train": "tail", "cache": "fp16"},
         "evaluation": {"every": 0, "clients": False, "bootstrap": 200, "far": list(far), "fmr": far[0]},
     }
+    if method != "fedfr-joint" and server is None:  # between parties class vectors would be face templates that leave
+        tree["method"]["negatives"] = "class_vectors"
     if method == "fedfr-da":
         tree["method"] |= {"with_source": "source" in roles or source_party, "measure": labelled and not server}
     if "source" in roles or (labelled and "test" not in roles):
