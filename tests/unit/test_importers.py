@@ -280,6 +280,19 @@ def test_no_room_is_made_for_bytes_that_a_zip_file_only_announces(tmp_path: Path
     container.close()
 
 
+def test_a_file_without_a_name_in_a_zip_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "people.zip"
+    with zipfile.ZipFile(path, "w") as z:
+        z.writestr("x", b"a picture")
+        z.writestr("ann/1.png", b"a picture")
+    data = path.read_bytes()
+    place = data.find(b"PK\x01\x02") + 28  # the length of the first name, in the directory at the end
+    path.write_bytes(data[:place] + b"\0\0\1\0" + data[place + 4 :])  # what was its name is something extra
+    container = Container(path)
+    assert container.names() == ["ann/1.png"]
+    container.close()
+
+
 def test_no_name_in_a_list_leads_out_of_its_folder(people: Path) -> None:
     (people.parent / "secret.png").write_bytes(encoded(plain()))
     for name in ("../secret.png", "ann/../../secret.png", str(people.parent / "secret.png")):

@@ -86,7 +86,8 @@ class Container:
 
     def names(self) -> list[str]:
         """Every file inside, with forward slashes, sorted; hidden files and folders are left out."""
-        found = self._walk() if self._zip is None else (i.filename for i in self._zip.infolist() if not i.is_dir())
+        listed = () if self._zip is None else (i.filename for i in self._zip.infolist())
+        found = self._walk() if self._zip is None else (name for name in listed if name and not name.endswith("/"))
         parts_of = ((name, name.split("/")) for name in found)
         return sorted(n for n, parts in parts_of if not any(p.startswith(".") or p == "__MACOSX" for p in parts))
 
