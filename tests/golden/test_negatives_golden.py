@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests import pretended
 from tests.e2e.smoke import smoke
 from tests.golden.test_fedavg_golden import TRAINING
 from tests.golden.test_fedfr_da_golden import HEAD, LR, MOMENTUM, begin
@@ -32,6 +33,7 @@ from visard.methods.domain_adaptation import SOURCE
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml, MetaTraining
 from visard.methods.negatives import FARTHEST, Against, NegativeSettings, Show, near, with_noise
+from visard.numerics import computing_on, on_device
 from visard.report.run_folder import read_events
 
 SCALE, MARGIN = 16.0, 0.2
@@ -67,6 +69,17 @@ def test_the_softmax_has_further_rows(kind: str) -> None:
     assert [name for name, _ in Against(head, rows).named_parameters()] == ["head.weight"], "nothing trains the rows"  # type: ignore[arg-type]
     with pytest.raises(VisardError, match="outside the head's 4 classes"):
         Against(head, rows).loss(f, torch.tensor([0, 3, 1, 1, 4]))  # type: ignore[arg-type]
+
+
+def test_rows_go_where_the_features_are() -> None:
+    """Rows come from messages, on the CPU; the head and the features are on the device of the process."""
+    torch.manual_seed(1)
+    head, f, rows = COSFACE.build(4, 6), torch.randn(5, 6), torch.randn(7, 6)
+    y = torch.tensor([0, 3, 1, 1, 2])
+    expected = Against(head, rows).loss(f, y)  # type: ignore[arg-type]
+    with computing_on(pretended.DEVICE) as device:
+        found = on_device(Against(head, rows)).loss(f.to(device), y.to(device))  # type: ignore[arg-type]
+    torch.testing.assert_close(found.detach().cpu(), expected.detach())
 
 
 def slow_round(

@@ -76,7 +76,7 @@ class Against(Head):
     def logits(self, features: Tensor, labels: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """(B, classes + K) float32 scores."""
         own = self.head.logits(features, labels, mask)
-        return torch.cat([own, self.scores(features.to(own.dtype), self.rows.to(own.dtype), None)], 1)
+        return torch.cat([own, self.scores(features.to(own), self.rows.to(own), None)], 1)
 
     def loss(self, features: Tensor, labels: Tensor, mask: Tensor | None = None) -> Tensor:
         """Mean over the batch, a float32 scalar."""
