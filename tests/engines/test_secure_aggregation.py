@@ -135,6 +135,13 @@ def test_too_many_lost_clients_end_the_round_with_a_line(tmp_path: Path) -> None
         reduced(net, Toy(faults={"client-001": "raise", "client-002": "raise"}))
 
 
+def test_a_sum_of_fewer_clients_than_the_run_says_is_not_opened(tmp_path: Path) -> None:
+    net = watched(tmp_path, aggregation=Mean(secure=True, fewest=4))
+    with pytest.raises(VisardError, match="3 clients are in a sum, 4 are needed"):
+        reduced(net, Toy())
+    assert not [reply for reply in net.seen if hasattr(reply.value, "own")], "nobody was asked to open it"
+
+
 def test_a_change_beyond_the_range_is_one_line(tmp_path: Path) -> None:
     net = watched(tmp_path, aggregation=Mean(secure=True, range=0.5))
     with pytest.raises(VisardError, match=r"beyond 0\.5, the range of a secure sum"):

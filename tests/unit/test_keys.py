@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import stat
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +17,15 @@ if find_spec("cryptography") is None:
 from cryptography import x509
 
 from visard.cli.deploy import own_folder
-from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, add_party, bind_roles, make_keys
+from visard.deployment.keys import (
+    Assignment,
+    PartyKeys,
+    ServerKeys,
+    add_party,
+    bind_roles,
+    fingerprints,
+    make_keys,
+)
 from visard.errors import UsageError, VisardError
 from visard.files import only_user
 
@@ -97,3 +108,19 @@ def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
         pass
     with pytest.raises(VisardError, match="cannot write"), only_user(tmp_path / "nowhere"):
         pass
+
+
+def test_a_fingerprint_is_the_same_at_the_party_and_at_the_server(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 2, ["localhost"])
+    server, whole = (fingerprints(tmp_path / "keys" / name) for name in ("server", ""))
+    own = fingerprints(tmp_path / "keys" / "node-2")
+    assert whole == server
+    assert own == {"node-2": server["node-2"]}
+    assert len({*server.values()}) == 2
+    der = subprocess.run(
+        ["openssl", "pkey", "-pubin", "-outform", "DER", "-in", tmp_path / "keys" / "server" / "nodes" / "node-1.pub"],
+        capture_output=True, check=True,
+    ).stdout if shutil.which("openssl") else None  # fmt: skip
+    assert der is None or hashlib.sha256(der).hexdigest() == server["node-1"]
+    with pytest.raises(UsageError, match="holds no key of a node"):
+        fingerprints(tmp_path)

@@ -130,6 +130,12 @@ def policy(
     start: Annotated[
         list[Path] | None, typer.Option(metavar="MODEL", help="a model file that a run must begin with (may repeat)")
     ] = None,
+    known: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FINGERPRINT", help="the key of a party that counts as one (visard keys show; may repeat)"
+        ),
+    ] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="most rounds of a run")] = None,
     parties: Annotated[int | None, typer.Option(min=1, help="fewest parties in an average")] = None,
     distance: Annotated[
@@ -167,6 +173,7 @@ def policy(
     tree: dict[str, Any] = {
         "methods": list(dict.fromkeys(allow)),
         "kinds": list(dict.fromkeys([*SAFE, *(kind or [])])),
+        "known": list(dict.fromkeys(known or [])),
         "bounds": Bounds().model_dump(mode="json") | {k: v for k, v in bounds.items() if v is not None},
         "weights": {"start": [digest_of_file(file) for file in start or []], "frozen": []},
         "protect": {"batch_norm_at_home": False, "secure_aggregation": False},
