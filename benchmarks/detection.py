@@ -4,9 +4,10 @@
 
 Detection: `find_faces` against a loop that does nothing but reduce a decoded picture to 640 pixels and ask
 `cv2.FaceDetectorYN`, the same pictures, in turns, one thread, CPU time. Import: `visard data import folder` of many
-photographs (those given, many times over with another brightness and crop, so that no two files are alike) with one
-thread and with one per core, in turns: seconds of the clock, and of CPU, which say on a busy machine what free cores
-would do. Both imports must give the same bits.
+photographs (those given, many times over with another brightness and crop, so that no two files are alike), each in a
+process of its own: a bare loop that reads, decodes and asks the detector, with one thread, then the import with one
+thread and with one per core, in turns. Seconds of the clock, and of CPU, which say on a busy machine what free cores
+would do, and the most memory. Both imports must give the same bits.
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ import argparse
 import hashlib
 import io
 import json
+import multiprocessing
 import os
+import resource
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -81,25 +85,57 @@ def digest(path: Path) -> str:
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()
 
 
+def bare_loop(folder: Path, detector: Path) -> tuple[float, float, int]:
+    """Read, decode, reduce and ask the detector, with OpenCV alone: seconds of clock and CPU, and bytes of memory."""
+    cv2.setNumThreads(1)
+    bare = cv2.FaceDetectorYN.create(str(detector), "", (SIDE, SIDE), LEAST, OVERLAP, 5000)
+    wall, cpu = time.perf_counter(), time.process_time()
+    for file in sorted(folder.rglob("*.jpg")):
+        picture = cv2.imread(str(file))
+        if picture is None:
+            continue
+        scale = min(1.0, SIDE / max(picture.shape[:2]))
+        size = (round(picture.shape[1] * scale), round(picture.shape[0] * scale))
+        bare.setInputSize(size)
+        bare.detect(cv2.resize(picture, size, interpolation=cv2.INTER_AREA) if scale < 1 else picture)
+    return time.perf_counter() - wall, time.process_time() - cpu, _peak()
+
+
+def one_import(folder: Path, detector: Path, out: Path, workers: int) -> tuple[float, float, int]:
+    """Seconds of clock and CPU, and bytes of memory."""
+    cv2.setNumThreads(1)
+    wall, cpu = time.perf_counter(), time.process_time()
+    import_faces("folder", folder, out, size=112, detector=str(detector), workers=workers, overwrite=True)
+    return time.perf_counter() - wall, time.process_time() - cpu, _peak()
+
+
+def _peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def importing(folder: Path, detector: Path, out: Path, rounds: int) -> dict[str, float | bool]:
-    """Seconds of clock and CPU with one thread and with one per core, and whether they give the same bits."""
+    """The bare loop, the import with one thread and with one per core; and whether both give the same bits."""
     cores = os.cpu_count() or 1
-    took: dict[int, list[tuple[float, float]]] = {1: [], cores: []}
+    took: dict[int, list[tuple[float, float, int]]] = {0: [], 1: [], cores: []}
     bits = set()
+    fresh = multiprocessing.get_context("spawn")
     for _ in range(rounds):
         for workers in took:
-            wall, cpu = time.perf_counter(), time.process_time()
-            target = out / str(workers)
-            import_faces(
-                "folder", folder, target, size=112, detector=str(detector), workers=workers, overwrite=True
-            )  # fmt: skip
-            took[workers].append((time.perf_counter() - wall, time.process_time() - cpu))
+            with ProcessPoolExecutor(1, fresh) as alone:
+                if workers == 0:
+                    took[0].append(alone.submit(bare_loop, folder, detector).result())
+                    continue
+                target = out / str(workers)
+                took[workers].append(alone.submit(one_import, folder, detector, target, workers).result())
             bits.add(digest(target))
-    one, all_cores = ([median(part) for part in zip(*took[k], strict=True)] for k in (1, cores))
+    bare, one, all_cores = ([median(part) for part in zip(*took[k], strict=True)] for k in (0, 1, cores))
     return {
-        "cores": cores, "one_seconds": one[0], "one_cpu": one[1], "cores_seconds": all_cores[0],
-        "cores_cpu": all_cores[1], "speedup": median(a[0] / b[0] for a, b in zip(took[1], took[cores], strict=True)),
-        "at_once": all_cores[1] / all_cores[0], "same_bits": len(bits) == 1,
+        "cores": cores, "bare_seconds": bare[0], "bare_cpu": bare[1], "bare_bytes": bare[2],
+        "one_seconds": one[0], "one_cpu": one[1], "cores_seconds": all_cores[0], "cores_cpu": all_cores[1],
+        "cores_bytes": all_cores[2], "same_bits": len(bits) == 1, "at_once": all_cores[1] / all_cores[0],
+        "speedup": median(a[0] / b[0] for a, b in zip(took[1], took[cores], strict=True)),
+        "rate_to_bare": median(a[0] / b[0] for a, b in zip(took[0], took[cores], strict=True)),
+        "cpu_to_bare": median(b[1] / a[1] for a, b in zip(took[0], took[1], strict=True)),
     }  # fmt: skip
 
 
@@ -123,10 +159,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         many(files, given.import_of, Path(work) / "photos")
         imported = importing(Path(work) / "photos", given.detector, Path(work), given.rounds)
-    print(f"import of {given.import_of} photographs: {imported['one_seconds']:.0f} s on one thread,"
-          f" {imported['cores_seconds']:.0f} s on {imported['cores']}: {imported['speedup']:.2f} times as fast,"
-          f" {imported['at_once']:.2f} cores at work, CPU {imported['cores_cpu'] / imported['one_cpu']:.2f} times,"
-          f" same bits: {imported['same_bits']}")  # fmt: skip
+    print(f"import of {given.import_of} photographs: bare loop on one thread {imported['bare_seconds']:.0f} s,"
+          f" import on one thread {imported['one_seconds']:.0f} s, on {imported['cores']} {imported['cores_seconds']:.0f} s"
+          f" ({given.import_of / imported['cores_seconds']:.1f} pictures a second):"
+          f" {imported['rate_to_bare']:.2f} times the bare loop's rate, {imported['speedup']:.2f} times that of one"
+          f" thread, {imported['at_once']:.2f} cores at work; CPU of the import {imported['cpu_to_bare']:.2f} times the"
+          f" bare loop's; memory {imported['cores_bytes'] / 2**20:.0f} MB (bare loop"
+          f" {imported['bare_bytes'] / 2**20:.0f}); same bits: {imported['same_bits']}")  # fmt: skip
     if given.json:
         given.json.write_text(json.dumps({"detection": found, "import": imported}, indent=1))
 

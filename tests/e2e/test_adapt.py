@@ -13,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from safetensors.numpy import load_file
 from tests.engines.deployed import Deployment
 
 import visard
@@ -210,6 +211,61 @@ def test_sites_with_names(desk: Path, here: Path, method: str | None) -> None:
     assert {name: len(rows["train"]) for name, rows in content["clients"].items() if name != "source"} == {
         "harbour": 24, "market": 24,
     }  # fmt: skip
+
+
+def command(*words: str) -> None:
+    sys.argv = ["visard", *words]
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert not stop.value.code
+
+
+def test_a_recogniser_that_is_kept_under_a_name(
+    desk: Path, whole: visard.Adapted, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--model NAME`: the kept file and its contract; where that is the file's own, the bits of the file itself."""
+    keep = ("models", "add", str(desk / "small.onnx"), "--name", "ours", "--align", "none")
+    command(*keep)
+    sites = [str(desk / site) for site in LOOSE]
+    sets = [part for one in QUICK for part in ("--set", one)]
+    others = ("--source", str(desk / "known"), "--test", str(desk / "visitors"))
+    command("adapt", "--model", "ours", "--sites", *sites, "--out", "mine", *others, *sets)
+    assert "looking for faces" in (shown := capsys.readouterr().out)
+    assert "mtcnn" not in shown, "the contract says how pictures are cut"
+    record = json.loads(Path("mine/adapt.json").read_text())
+    assert (record["model"]["file"], record["model"]["align"]) == ("ours", "none")
+    ours, theirs = (load_file(at / "run" / "model.safetensors") for at in (Path("mine"), whole.folder))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
+    command(*keep, "--bgr")
+    with pytest.raises(UsageError, match="an adaptation with other settings"):
+        visard.adapt("ours", sites, source=desk / "known", test=desk / "visitors", out="mine", overrides=QUICK)
+    done = visard.adapt("ours", sites, source=desk / "known", test=desk / "visitors", out="other", overrides=QUICK)
+    assert visard.load_model(done.onnx).inputs.order == "bgr", "the contract of the name goes on into the result"
+    assert done.tests != whole.tests
+
+
+@pytest.mark.flower
+def test_a_party_that_is_the_source(desk: Path, whole: visard.Adapted, here: Path) -> None:
+    """`--source-party`: three parties, of which the one called source has names, and trains on them."""
+    names = {1: "harbour", 2: "market", 3: "source"}
+    there = Deployment(here, 3, [f"{number}={name}" for number, name in names.items()])
+    try:
+        for number, name in names.items():
+            faces = "known" if name == "source" else f"{name}-loose"
+            there.start_node(number, [name], str(whole.folder / "faces" / faces))
+        there.wait_server()
+        there.wait_connected("node-1", "node-2", "node-3")
+        done = adapted(
+            desk, "mine", server=there.state, parties=3, source_party=True, test="visitors",
+            overrides=[*QUICK[:-1], "engine.wait=60"],
+        )  # fmt: skip
+    finally:
+        there.close()
+    trained = {row["client"] if isinstance(row, dict) else row[2] for row in done.run.ledger["rows"]}  # type: ignore[index]
+    assert trained == {"harbour", "market", "source"}
+    assert [(test.name, test.estimate) for test in done.tests] == [("visitors", False)]
+    assert done.run.settings["method"]["with_source"] is True
 
 
 @pytest.mark.flower

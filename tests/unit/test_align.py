@@ -196,7 +196,9 @@ def test_haar_crop(tmp_path: Path) -> None:
     put(tmp_path / "own.xml", OWN_CASCADE)
     for name, picture in (("a/1", half_dark(90, 40, 60)), ("a/2", np.full((90, 90, 3), 99, np.uint8))):
         put(tmp_path / "src" / f"{name}.png", encode(picture))
-    report = import_faces("folder", tmp_path / "src", tmp_path / "set", align="haar", cascade=tmp_path / "own.xml")
+    report = import_faces(
+        "folder", tmp_path / "src", tmp_path / "set", align="haar", cascade=tmp_path / "own.xml", size=64
+    )
     assert report.skipped == [("a/2.png", "no face was found")]
     square = FaceSet.open(report.path).images[0].astype(int)
     assert square[4:24, 20:44].max() < 60  # the dark half is the upper one of the crop

@@ -63,7 +63,7 @@ def test_options_reach_the_importer(photos: Path, monkeypatch: pytest.MonkeyPatc
     Path("pairs.csv").write_text("file_a,file_b,same\np0/0.png,p1/0.png,0\n")
     assert visard(monkeypatch, "import", "folder", "photos", "--out", "a", "--crop", "8", "--pairs", "pairs.csv") == 0
     faces = FaceSet.open("a")
-    assert (faces.size, faces.info["crop"], len(load_pairs(faces))) == (64, 8, 1)
+    assert (faces.size, faces.info["crop"], len(load_pairs(faces))) == (112, 8, 1)
 
 
 @pytest.mark.parametrize("kind", sorted(SOURCES))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def adapt(
-    model: Annotated[Path, typer.Option(help="the recogniser: an .onnx, .pth or .safetensors file")],
+    model: Annotated[Path, typer.Option(help="the recogniser: an .onnx, .pth or .safetensors file, or the name of one that is kept")],
     sites: Annotated[
         list[str] | None,
         typer.Option(metavar="FOLDER...", help="the sites: folders of pictures, zip files or face sets"),
@@ -74,6 +74,8 @@ def adapt(
       visard adapt --model w600k_mbf.onnx --sites north south west --out runs/mine
 
       visard adapt --model w600k_mbf.onnx --sites north south --source known --test visitors --out runs/mine
+
+      visard adapt --model mbf --sites north south --out runs/mine       (after visard models add --name mbf)
     """
     from visard.runs.adapt import adapt as run_adapt
 

@@ -32,7 +32,7 @@ Out = Annotated[Path | None, typer.Option(help="the folder to write (default: a 
 def make_set(
     identities: Annotated[int, typer.Option(help="how many people")] = 200,
     images: Annotated[int, typer.Option(help="pictures of each")] = 20,
-    size: Annotated[int, typer.Option(help="pixels, 32 to 112")] = 64,
+    size: Annotated[int, typer.Option(help="pixels of a side, 32 to 112 (photographs are imported at 112)")] = 64,
     domains: Annotated[str, typer.Option(help="populations, separated by commas")] = "north",
     seed: Annotated[int, typer.Option(help="the same seed gives the same pixels")] = 0,
     out: Out = None,
@@ -55,7 +55,7 @@ def import_set(
     out: Out = None,
     size: Annotated[
         int | None,
-        typer.Option(help="pixels of a side (default: 64; 112 for bin, recordio, rfw and ijb)", show_default=False),
+        typer.Option(help="pixels of a side (default: 112, as face networks take them)", show_default=False),
     ] = None,
     min_images: Annotated[int, typer.Option(help="leave out people with fewer pictures")] = 1,
     limit: Annotated[int | None, typer.Option(help="at most so many people")] = None,
@@ -88,7 +88,7 @@ def import_set(
 
       visard data import celeba downloads/celeba
 
-      visard data import folder photos --out data/staff --size 112
+      visard data import folder photos --out data/staff
 
       visard data import bin lfw.bin --out lfw
     """
@@ -111,10 +111,11 @@ def import_set(
         from visard.data.activations import forget
 
         forget(folder)  # of the pictures that were here before
-    if FaceSet.open(report.path).unlabelled.any():
+    faces = FaceSet.open(report.path)
+    if faces.unlabelled.any():
         say(f"{report.pictures} pictures without labels: there is no folder for each person")
     else:
-        say(f"{report.pictures} pictures of {report.identities} people")
+        say(f"{report.pictures} pictures of {report.identities} people, {faces.size} x {faces.size} pixels")
     list_skipped(report.skipped)
     say(f"face set: {report.path}")
 

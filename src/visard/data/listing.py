@@ -59,7 +59,7 @@ class Listing:
     align: str = "none"  # unless the user asks for something else; "five" where the pictures are raw photographs
     landmarks: npt.NDArray[np.float32] | None = None  # (files, 5, 2) x, y in the source's pixels, NaN = unknown
     boxes: npt.NDArray[np.float32] | None = None  # (files, 4) x, y, width, height, NaN = unknown
-    size: int = 64  # unless the user asks for something else
+    size: int = 112  # of a side, unless the user asks for another: what networks for faces are made for
     extras: Extras | None = None
     info: dict[str, Any] = field(default_factory=dict)
 

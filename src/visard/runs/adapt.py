@@ -12,7 +12,6 @@ The same call goes on where an earlier one stopped: sets that are complete are k
 
 from __future__ import annotations
 
-import hashlib
 import os
 import resource
 import time
@@ -41,8 +40,9 @@ from visard.files import PRIVATE_FOLDER, SHARED, only_user, plain, read_json, wr
 from visard.inference.export import export
 from visard.inference.model import FaceModel, load_model
 from visard.learning.features import class_means, embed
+from visard.models.catalogue import locate
 from visard.models.convert import convert
-from visard.models.files import open_model, save_model, start
+from visard.models.files import located, open_model, save_model, start
 from visard.models.inputs import Inputs, choose
 from visard.models.onnx import OnnxNetwork, rename_ports
 from visard.report.adaptation import write_page
@@ -123,7 +123,7 @@ def adapt(
     _check(sites, source, test, server, parties, method, far, fold)
     given = open_given(model, inputs)
     asked = plain(
-        {"model": _digest(Path(model)), "sites": sites, "source": source, "test": test, "method": method, "far": far,
+        {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method, "far": far,
          "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
          "unlabelled": unlabelled, "inputs": inputs, "detector": detector, "align": align, "overrides": overrides}
     )  # fmt: skip
@@ -145,7 +145,7 @@ def adapt(
         if sets.seconds:
             about["seconds"]["import"] = about["seconds"].get("import", 0.0) + sets.seconds
             write_json(folder / "adapt.json", about)
-        first = _write_start(folder, Path(model), given, inputs)
+        first = _write_start(folder, model, given, inputs)
         settings = _settings(
             folder,
             first,
@@ -164,7 +164,7 @@ def adapt(
         tests = BeforeAndAfter.of_run(folder / "run", tuple(far)).tests()
         onnx = _export(folder, given)
         about["seconds"]["all"] = about["seconds"].get("all", 0.0) + time.monotonic() - begun
-        record = about | _record(given, chosen, members, tests, done)
+        record = about | _record(given, Path(model).name, chosen, members, tests, done)
         write_json(folder / "adapt.json", plain(record), SHARED)
         write_page(folder / "report.html", done, plain(record))
     return Adapted(folder, done, tests, onnx, record)
@@ -208,12 +208,7 @@ def open_given(path: str | Path, inputs: dict[str, str | None]) -> FaceModel:
     network, spec = open_model(
         path, name=inputs["input"], order=inputs["order"], mean=inputs["mean"], std=inputs["std"]
     )
-    return FaceModel(network, spec, Path(path))
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return FaceModel(network, spec, locate(located(path))[0])
 
 
 def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
@@ -377,16 +372,17 @@ def _option(role: str) -> str:
     return "test" if role == "test" else "source"
 
 
-def _write_start(folder: Path, path: Path, given: FaceModel, inputs: dict[str, str | None]) -> Path:
+def _write_start(folder: Path, model: str | Path, given: FaceModel, inputs: dict[str, str | None]) -> Path:
     """The recogniser as a network that trains, with its input."""
     target = folder / "start.safetensors"
     if target.is_file():
         return target
-    if path.suffix.lower() == ".onnx":
+    path, entry = locate(located(model))
+    if path.suffix.lower() == ".onnx" and entry is None:
         found = convert(path, name=inputs["input"])
         spec, weights = found.spec, found.weights
     else:
-        spec, weights = start(path, "tiny", None, given.size)
+        spec, weights = start(model, "tiny", None, given.size)
     own = choose(Inputs.of_spec(spec), inputs["input"], order=inputs["order"], mean=inputs["mean"], std=inputs["std"])
     kept = {k: v for k, v in spec.items() if k != "visard"}
     save_model(target, weights, kept | own.to_spec(), SHARED)
@@ -486,12 +482,14 @@ def _export(folder: Path, given: FaceModel) -> Path:
     return target
 
 
-def _record(given: FaceModel, method: str, members: Sequence[_Set], tests: Sequence[Test], done: Run) -> dict[str, Any]:
+def _record(
+    given: FaceModel, name: str, method: str, members: Sequence[_Set], tests: Sequence[Test], done: Run
+) -> dict[str, Any]:
     """What adapt.json says beside what was asked and how long it took."""
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     label = next((r.figures for r in done.rounds if r.stage == "label"), {})
     return {
-        "model": {"file": given.path.name if given.path else "", "fingerprint": given.fingerprint, "align": given.align,
+        "model": {"file": name, "fingerprint": given.fingerprint, "align": given.align,
                   **given.inputs.to_spec()},
         "method": method,
         "sets": [{"name": m.name, "role": m.role, "pictures": len(m.faces), "people": m.people, "skipped": m.skipped,

@@ -44,7 +44,7 @@ def read(source: Path) -> Listing:
         pictures += encoded
     info: dict[str, Any] = {"identities": "unknown"}
     extras = pair_extras(np.concatenate(tables), files, info)
-    return Listing(_InMemory(pictures), files, *number(owners), domains=domains, size=112, extras=extras, info=info)
+    return Listing(_InMemory(pictures), files, *number(owners), domains=domains, extras=extras, info=info)
 
 
 def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:

@@ -89,7 +89,7 @@ def _listing(
     info: dict[str, Any] = {}
     return Listing(
         Files(Container(folder), files), files, *number(owners), align="landmarks", landmarks=points, boxes=boxes,
-        size=112, extras=lambda kept: keep_splits(splits, kept, len(files), info), info=info,
+        extras=lambda kept: keep_splits(splits, kept, len(files), info), info=info,
     )  # fmt: skip
 
 

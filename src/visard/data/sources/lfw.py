@@ -70,7 +70,7 @@ def read_rfw(source: Path) -> Listing:
         _read_landmarks(texts / f"{race}_lmk.txt", race, item_of, points)
     known = np.isfinite(points).any()
     return Listing(
-        Files(container, files), files, *number(name for _, name in places), domains=races, size=112, info=info,
+        Files(container, files), files, *number(name for _, name in places), domains=races, info=info,
         align="landmarks" if known else "five",
         landmarks=points if known else None,
         extras=pair_extras(np.array(table, np.int64).reshape(-1, 4), files, info),

@@ -55,7 +55,7 @@ def read(source: Path) -> Listing:
     labels_used, identity = np.unique(labels.astype(np.int64), return_inverse=True)
     files = Names(len(chosen), lambda item: str(records.keys[chosen[item]]))
     pictures, names = _Records(records, chosen), [str(k) for k in labels_used]
-    return Listing(pictures, files, identity.astype(np.int32), names, size=112, info={"header": header})
+    return Listing(pictures, files, identity.astype(np.int32), names, info={"header": header})
 
 
 def _find(source: Path) -> Path:
