@@ -160,7 +160,8 @@ def main() -> None:
         many(files, given.import_of, Path(work) / "photos")
         imported = importing(Path(work) / "photos", given.detector, Path(work), given.rounds)
     print(f"import of {given.import_of} photographs: bare loop on one thread {imported['bare_seconds']:.0f} s,"
-          f" import on one thread {imported['one_seconds']:.0f} s, on {imported['cores']} {imported['cores_seconds']:.0f} s"
+          f" import on one thread {imported['one_seconds']:.0f} s,"
+          f" on {imported['cores']} {imported['cores_seconds']:.0f} s"
           f" ({given.import_of / imported['cores_seconds']:.1f} pictures a second):"
           f" {imported['rate_to_bare']:.2f} times the bare loop's rate, {imported['speedup']:.2f} times that of one"
           f" thread, {imported['at_once']:.2f} cores at work; CPU of the import {imported['cpu_to_bare']:.2f} times the"

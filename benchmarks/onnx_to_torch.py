@@ -54,11 +54,11 @@ def losses(network: nn.Module, size: int) -> tuple[float, float]:
     for _ in range(STEPS):
         optimiser.zero_grad()
         now = loss()
-        found.append(float(now))
+        found.append(now.item())
         now.backward()
         nn.utils.clip_grad_norm_(trained, 5.0)
         optimiser.step()
-    return found[0], float(loss())
+    return found[0], loss().item()
 
 
 def main() -> None:

@@ -207,6 +207,9 @@ def test_sites_with_names(desk: Path, here: Path, method: str | None) -> None:
     tested = {test.name: test for test in done.tests}
     assert (tested["sites"].people, tested["sites"].estimate) == (4, False)
     assert {"harbour", "market"} == {g["name"] for g in tested["sites"].groups["after"]["groups"]}
+    failures = [g["enrolment"]["failure"] for g in tested["sites"].groups["after"]["groups"]]
+    assert [(f["errors"], f["trials"]) for f in failures] == [(0, 12), (0, 12)]
+    assert "Failed to enrol" in done.report.read_text()
     content = json.loads((done.folder / "run" / "partition.json").read_text())
     assert {name: len(rows["train"]) for name, rows in content["clients"].items() if name != "source"} == {
         "harbour": 24, "market": 24,

@@ -48,6 +48,8 @@ def test_given_weights_are_round_0(start: Run, after: Run) -> None:
     assert found["auc"]["before"] == pytest.approx(same_people["auc"])
     assert found["auc"]["after"] == after.metrics["generic"]["test"]["verification"]["auc"]
     assert found["accuracy"]["low"] <= found["accuracy"]["difference"] + 0.2
+    for name in ("eer", "auc", "rank1"):  # paired: the same people are drawn for both
+        assert found[name]["low"] <= found[name]["difference"] <= found[name]["high"]
     assert after.metrics["change"]["clients"]["rank1"]["clients"] == 3
     assert "change" not in start.metrics
     assert start.evaluations == []
@@ -55,10 +57,16 @@ def test_given_weights_are_round_0(start: Run, after: Run) -> None:
 
 def test_the_report_begins_with_it_and_curves_with_round_0(after: Run, start: Run) -> None:
     page = (after.folder / "report.html").read_text()
-    assert page.index("Before and after</h2>") < page.index("Headline metrics</h2>")
+    assert page.index("Before and after</h2>") < page.index("What it took</h2>")
+    took = page.partition("What it took</h2>")[2].partition("<h2")[0]
+    assert "Time per round" in took
+    assert "<h3>Verification accuracy" not in took, "what is compared is said once, above"
+    assert "Headline metrics</h2>" not in page
     assert "→" in page
     assert "test, before" in page
-    assert "Before and after</h2>" not in (start.folder / "report.html").read_text()
+    alone = (start.folder / "report.html").read_text()
+    assert "Before and after</h2>" not in alone
+    assert "<h3>Verification accuracy" in alone.partition("Headline metrics</h2>")[2].partition("<h2")[0]
 
 
 def test_nothing_of_the_model_changes(start: Run, after: Run, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,13 +59,17 @@ def test_the_functions_show_progress_where_somebody_can_see_it(monkeypatch: pyte
 
     call, mine = api.shown(work), object()
     assert call("a") == "a"
+    monkeypatch.setattr(api.console, "is_jupyter", True)
+    assert call("notebook") == "notebook"
+    monkeypatch.setattr(api.console, "is_jupyter", False)
     monkeypatch.setattr(type(api.console), "is_terminal", True)
     assert call("b") == "b"
     call("c", mine)
     call("d", watcher=mine)
     assert seen[0] is None
     assert isinstance(seen[1], RunWatcher)
-    assert seen[2:] == [mine, mine]
+    assert isinstance(seen[2], RunWatcher)
+    assert seen[3:] == [mine, mine]
 
 
 def test_missing_packages_are_asked_for_before_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from visard.data.detection import (
+    BLURRED,
     LEAST,
     QUALITY,
     SCRFD,
@@ -126,7 +127,7 @@ def test_every_face_or_the_main_one() -> None:
         FiveFraming(Squares(), least=0.99)(photo, 0, 64)
 
 
-def test_quality_knows_blur_size_pose_and_doubt() -> None:
+def test_quality_is_doubt_and_blur_and_keeps_size_and_pose_beside() -> None:
     rng = np.random.default_rng(0)
     square = rng.integers(0, 255, (112, 112, 3), np.uint8)
     good = Face((0, 0, 112, 112), ARCFACE.copy(), 0.9)
@@ -139,12 +140,17 @@ def test_quality_knows_blur_size_pose_and_doubt() -> None:
     turned[2:, 0] += 16
     aside = quality(Face(good.box, turned, 0.9), square)
     doubtful = quality(Face(good.box, ARCFACE, 0.6), square)
-    for worse in (blurred, small, aside, doubtful):
-        assert worse[0] < 0.85 * best[0]
+    assert best[0] == best[1] == np.float32(0.9), "the confidence, where there is detail"
+    assert blurred[3] < BLURRED < best[3]
+    assert blurred[0] == pytest.approx(0.9 * blurred[3] / BLURRED)
+    assert doubtful[0] == np.float32(0.6)
+    for other, column, share in ((small, 2, 0.26), (aside, 4, 0.6)):
+        assert other[column] < share * best[column]
+        assert other[0] == best[0], "size and pose reject pictures that are recognised"
     rotation = np.array([[0.8, -0.6], [0.6, 0.8]])
     assert quality(Face(good.box, ARCFACE @ rotation.T, 0.9), square)[4] == pytest.approx(best[4], abs=1e-5)
     line = quality(Face(good.box, np.zeros((5, 2)), 0.9), square)
-    assert line[0] == 0
+    assert (line[2], line[4]) == (0, 0)
 
 
 def png(picture: Pixels) -> bytes:

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from visard.config import EvaluationSettings
+from visard.evaluation.identification import split_gallery
 from visard.evaluation.metrics import describe
 from visard.evaluation.paired import change, change_of_clients, resampled
 from visard.evaluation.protocols import identification, verification
-from visard.evaluation.verification import draws
+from visard.evaluation.scores import roc_of
+from visard.evaluation.verification import draws, pair_scores
+from visard.files import mapping
 from visard.report.change import Change
 
 SETTINGS = EvaluationSettings(bootstrap=50, pairs=200, far=(0.1, 0.01))
@@ -33,22 +36,19 @@ def record_of(features: np.ndarray, identity: np.ndarray) -> dict[str, object]:
 
 def test_resamples_have_the_intervals_of_the_test() -> None:
     features, identity = world(1.4)
-    record = verification(features, identity, SETTINGS, SEED)
-    samples = resampled(features, identity, record, SETTINGS, SEED)
+    test = record_of(features, identity)
+    record, samples = mapping(test["verification"]), resampled(features, identity, test, SETTINGS, SEED)
     for name, key in (("accuracy", "accuracy"), ("tar@far=0.1", "tar/0.1"), ("tar@far=0.01", "tar/0.01")):
         low, high = np.nanquantile(samples[name], [0.025, 0.975])
         assert record["intervals"][key]["low"] == pytest.approx(low)
         assert record["intervals"][key]["high"] == pytest.approx(high)
-    assert resampled(features, identity, record, EvaluationSettings(bootstrap=0), SEED) == {}
+    assert resampled(features, identity, test, EvaluationSettings(bootstrap=0), SEED) == {}
 
 
 def test_the_interval_is_of_differences_in_the_same_draws() -> None:
     (one, identity), (two, _) = world(1.6), world(1.3)
     before, after = record_of(one, identity), record_of(two, identity)
-    was, now = (
-        resampled(x, identity, t["verification"], SETTINGS, SEED)  # type: ignore[arg-type]
-        for x, t in ((one, before), (two, after))
-    )
+    was, now = (resampled(x, identity, t, SETTINGS, SEED) for x, t in ((one, before), (two, after)))
     found = change(before, after, was, now)["tar@far=0.1"]
     # by hand: genuine pairs above the threshold of each model, person by person, drawn together
     drawn = draws(np.random.default_rng(SEED), 30, 50)
@@ -68,10 +68,50 @@ def test_the_interval_is_of_differences_in_the_same_draws() -> None:
     assert high - low < apart[1] - apart[0], "other draws for each model would make it wider"
 
 
+def test_rates_without_a_threshold_are_resampled_over_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EER and AUC of each draw, by a list in which every pair stands as often as it was drawn; also with ties."""
+    features, identity = world(1.4)
+    for x in (features, np.sign(features[:, :5])):  # of the second many scores are equal
+        samples = resampled(x, identity, record_of(x, identity), SETTINGS, SEED)
+        drawn = draws(np.random.default_rng(SEED), 30, 50).astype(int)
+        one, two = np.triu_indices(len(x), 1)
+        scores, same = pair_scores(x, np.column_stack([one, two])), identity[one] == identity[two]
+        for row in (0, 17, 49):
+            a, b = drawn[row][identity[one]], drawn[row][identity[two]]
+            times = np.where(same, a, a * b)
+            whole = roc_of(np.repeat(scores, times * same), np.repeat(scores, times * ~same), far=(0.1,))
+            assert samples["eer"][row] == pytest.approx(whole.eer, abs=1e-9)
+            assert samples["auc"][row] == pytest.approx(whole.auc, abs=1e-9)
+    monkeypatch.setattr("visard.evaluation.paired.MOST_PAIRS", 180 * 179 // 2 - 1)
+    assert not {"eer", "auc"} & resampled(features, identity, record_of(features, identity), SETTINGS, SEED).keys()
+
+
+def test_searches_are_resampled_by_the_person_searched_for() -> None:
+    features, identity = world(1.4)
+    test = record_of(features, identity)
+    samples, parts = resampled(features, identity, test, SETTINGS, SEED), split_gallery(identity, SEED)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    mated = [row for row in parts.probe if identity[row] not in parts.unmated]
+    people = sorted({int(identity[row]) for row in mated})
+    drawn = draws(np.random.default_rng(SEED), len(people), 50)
+    point = mapping(test["identification"])["tpir"][-1]
+    found: dict[str, list[tuple[float, bool]]] = {"rank1": [], "rank5": [], f"tpir@fpir={point['fpir']:g}": []}
+    for row in mated:
+        scores = unit[parts.gallery] @ unit[row]
+        mate = scores[identity[parts.gallery] == identity[row]][0]
+        rank, weight = int((scores >= mate).sum()), drawn[11][people.index(int(identity[row]))]
+        for name, hit in zip(found, (rank <= 1, rank <= 5, rank == 1 and mate >= point["threshold"]), strict=True):
+            found[name].append((weight, hit))
+    for name, probes in found.items():
+        by_hand = sum(w for w, hit in probes if hit) / sum(w for w, _ in probes)
+        assert samples[name][11] == pytest.approx(by_hand), name
+
+
 def test_a_model_does_not_differ_from_itself() -> None:
     features, identity = world(1.4)
     test = record_of(features, identity)
-    samples = resampled(features, identity, test["verification"], SETTINGS, SEED)  # type: ignore[arg-type]
+    samples = resampled(features, identity, test, SETTINGS, SEED)
+    assert {"eer", "auc", "rank1", "accuracy", "tar@far=0.1"} <= samples.keys()
     for record in change(test, test, samples, samples).values():
         assert record["difference"] == 0
         assert record.get("low", 0) == record.get("high", 0) == 0

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def adapt(
-    model: Annotated[Path, typer.Option(help="the recogniser: an .onnx, .pth or .safetensors file, or the name of one that is kept")],
+    model: Annotated[
+        Path, typer.Option(help="the recogniser: an .onnx, .pth or .safetensors file, or the name of one that is kept")
+    ],
     sites: Annotated[
         list[str] | None,
         typer.Option(metavar="FOLDER...", help="the sites: folders of pictures, zip files or face sets"),

@@ -305,20 +305,21 @@ def quality(face: Face, square: Pixels) -> npt.NDArray[np.float32]:
     eyes         distance of the eyes in pixels of the photograph
     sharpness    variance of the Laplacian of the aligned face at 112 pixels: small for blurred pictures
     frontal      1 where the nose is midway between the eyes and the mouth is level with them, 0 for a profile
-    score        product of the confidence and of how far each of the others reaches towards being good enough
+    score        the confidence, reduced below a sharpness of BLURRED
+
+    Eyes and frontal do not count in the score: multiplied into it they reject pictures that are recognised, so that it
+    does worse than the confidence alone (docs/tasks/i-have-my-own-photos.md).
     """
     left, right, nose, mouth_left, mouth_right = face.points
     eyes = float(np.linalg.norm(right - left))
     grey = cv2.cvtColor(cv2.resize(square, (112, 112), interpolation=cv2.INTER_AREA), cv2.COLOR_RGB2GRAY)
     sharpness = float(cv2.Laplacian(grey, cv2.CV_32F).var())
     frontal = _frontal(left, right, nose, (mouth_left + mouth_right) / 2)
-    parts = (min(1.0, eyes / GOOD_EYES), min(1.0, sharpness / GOOD_SHARPNESS), frontal)
-    score = face.score * float(np.prod(parts)) ** (1 / 3)
+    score = face.score * min(1.0, sharpness / BLURRED)
     return np.array([score, face.score, eyes, sharpness, frontal], np.float32)
 
 
-GOOD_EYES = 30.0  # pixels: a face of about 95 pixels
-GOOD_SHARPNESS = 100.0
+BLURRED = 20.0  # sharpness below which hardly any detail is left
 
 
 def _frontal(left: Points, right: Points, nose: Points, mouth: Points) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from visard.errors import UsageError, VisardError
-from visard.evaluation.arrays import Floats, Ints, Result, labels, matrix, shares, unit_rows
+from visard.evaluation.arrays import Bools, Floats, Ints, Result, labels, matrix, shares, unit_rows
 from visard.evaluation.grid import PAD, one_thread_each, padded_rows
 from visard.evaluation.metrics import FPIR, RANKS
 from visard.evaluation.roc import Steps, conservative
@@ -65,11 +65,40 @@ def identify(
     `template`: "mean" = normalised mean of an identity's unit features, "max" = best score over its pictures.
     A rank beyond the number of identities counts every mated probe.
     """
-    if template not in TEMPLATES:
-        raise UsageError(f"template: {template!r} is not one of {', '.join(TEMPLATES)}")
     if any(k < 1 for k in ranks):
         raise UsageError(f"ranks: {min(ranks)} is not positive")
     targets = shares(fpir, "fpir")
+    searched = search(gallery_features, gallery_identity, probe_features, probe_identity, template)
+    rank, unmated = searched.rank, searched.top[~searched.mated]
+    found = np.where(rank == 1, searched.mate, -np.inf)[searched.mated]
+    return Identification(
+        gallery=searched.gallery,
+        mated=len(found),
+        unmated=len(unmated),
+        template=template,
+        rank={k: float((rank[searched.mated] <= k).mean()) for k in ranks},
+        tpir=tuple(_open_set(found, unmated, target) for target in targets),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Searched:
+    """Every probe in the gallery; `mate` and `rank` say something of mated probes alone."""
+
+    gallery: int  # identities
+    identity: Ints  # of each probe
+    mated: Bools
+    mate: Floats  # score of its mate
+    rank: Ints
+    top: Floats  # largest score
+
+
+def search(
+    gallery_features: Any, gallery_identity: Any, probe_features: Any, probe_identity: Any, template: str = "mean"
+) -> Searched:
+    """Search every probe in the gallery; see `identify`."""
+    if template not in TEMPLATES:
+        raise UsageError(f"template: {template!r} is not one of {', '.join(TEMPLATES)}")
     names, columns, starts = _gallery(gallery_features, gallery_identity, template)
     count = len(matrix(probe_features, "probe features"))
     wanted = labels(probe_identity, count, "probe identity")
@@ -80,15 +109,7 @@ def identify(
     if not mated.any():
         raise VisardError("probe identity: no probe shows an identity of the gallery")
     mate, rank, top = _search(columns, starts, probe_features, place)
-    found = np.where(rank[mated] == 1, mate[mated], -np.inf)
-    return Identification(
-        gallery=len(names),
-        mated=int(mated.sum()),
-        unmated=int((~mated).sum()),
-        template=template,
-        rank={k: float((rank[mated] <= k).mean()) for k in ranks},
-        tpir=tuple(_open_set(found, top[~mated], target) for target in targets),
-    )
+    return Searched(len(names), wanted, mated, mate, rank, top)
 
 
 def _gallery(features: Any, identity: Any, template: str) -> tuple[Ints, Floats, Ints]:

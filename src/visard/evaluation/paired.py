@@ -15,10 +15,12 @@ import numpy as np
 from visard.errors import VisardError
 from visard.evaluation.arrays import Doubles, Floats, Ints, labels
 from visard.evaluation.grid import Grid
+from visard.evaluation.identification import search, split_gallery
 from visard.evaluation.metrics import FEW, LEVEL, describe, values
 from visard.evaluation.protocols import Settings, make_pairs
 from visard.evaluation.scores import Limits, stream_roc
 from visard.evaluation.verification import (
+    CELLS,
     consecutive,
     draws,
     genuine_hits,
@@ -26,11 +28,13 @@ from visard.evaluation.verification import (
     interval,
     pair_scores,
     pair_weights,
+    weighted_metrics,
 )
 from visard.files import mapping, number
 
 FOLDS = 10
 BOOTSTRAP = 1000  # resamples of people
+MOST_PAIRS = 1_000_000  # of a test whose EER and AUC are resampled: seconds; beyond, the time grows with their number
 Samples = dict[str, list[float]]  # metric -> its value in each resample, NaN where a resample has none
 
 
@@ -96,16 +100,16 @@ def _shares(features: Floats, identity: Ints, thresholds: list[float], bootstrap
     return found
 
 
-def resampled(
-    features: Floats, identity: Ints, record: Mapping[str, Any], settings: Settings, seed: int = 0
-) -> Samples:
-    """The metrics of a test in each resample of its people: TAR at the thresholds of `record`, and accuracy.
+def resampled(features: Floats, identity: Ints, test: Mapping[str, Any], settings: Settings, seed: int = 0) -> Samples:
+    """The metrics of a test in each resample of its people.
 
-    `record` is what `protocols.verification` found with the same features, settings and seed; its intervals are those
-    of these values.
+    `test` is what `protocols.verification` and `protocols.identification` found with the same features, settings and
+    seed; the intervals there are those of these values. Thresholds and the gallery stay where all people put them; EER
+    and AUC, which have no threshold, are computed anew from all pairs, in sets of up to MOST_PAIRS.
     """
     if not settings.bootstrap:
         return {}
+    record = mapping(test["verification"])
     points = list(record["tar"])
     shares = _shares(features, identity, [point["threshold"] for point in points], settings.bootstrap, seed)
     found: Samples = {f"tar@far={point['far']:g}": shares[:, k].tolist() for k, point in enumerate(points)}
@@ -114,7 +118,57 @@ def resampled(
     owners, fold = labels(identity, len(features))[chosen.pairs], consecutive(len(distance), FOLDS)
     blocks = pair_weights(chosen.same, owners, settings.bootstrap, seed)
     accuracies = [held_out(distance, chosen.same, weights, fold)[0].mean(axis=1) for weights in blocks]
-    return found | {"accuracy": np.concatenate(accuracies).tolist()}
+    found["accuracy"] = np.concatenate(accuracies).tolist()
+    found |= _areas(features, identity, settings.bootstrap, seed)
+    return found | _searches(features, identity, mapping(test.get("identification")), settings.bootstrap, seed)
+
+
+def _areas(features: Floats, identity: Ints, bootstrap: int, seed: int) -> Samples:
+    """EER and AUC: a pair of strangers counts as often as both were drawn, so every resample needs all pairs again.
+
+    Between two pairs of one person the ROC is a straight line, and so the pairs of strangers there are added up
+    before the rest is computed; the same for pairs of one person between two of strangers.
+    """
+    rows = len(features)
+    if rows * (rows - 1) // 2 > MOST_PAIRS:
+        return {}
+    one, two = np.triu_indices(rows, 1)
+    names, person = np.unique(labels(identity, rows), return_inverse=True)
+    scores, same = pair_scores(features, np.column_stack([one, two])), person[one] == person[two]
+    order = np.lexsort((same, -scores))
+    scores, same, one, two = scores[order], same[order], person[one[order]], person[two[order]]
+    level = np.cumsum(np.append(0, np.diff(scores) != 0))  # pairs of one score
+    share = np.bincount(level, same) / np.bincount(level)
+    run = np.where((share[level] > 0) & (share[level] < 1), level, -1 - same.astype(np.int64))  # of one kind, or a tie
+    starts = np.flatnonzero(np.append(True, (np.diff(run) != 0) | (np.diff(same.astype(np.int8)) != 0)))
+    place = -np.cumsum(np.append(0, np.diff(run[starts]) != 0)).astype(np.float32)
+    drawn = draws(np.random.default_rng(seed), len(names), bootstrap).astype(np.float32)
+    block, parts = max(1, CELLS // len(scores)), []
+    for start in range(0, bootstrap, block):
+        some = drawn[start : start + block]
+        weights = np.where(same, some[:, one], some[:, one] * some[:, two])
+        sums = np.add.reduceat(weights, starts, axis=1, dtype=np.float64)
+        parts.append(weighted_metrics(place, same[starts], sums, ()))
+    return {name: np.concatenate([part[name] for part in parts]).tolist() for name in ("eer", "auc")}
+
+
+def _searches(features: Floats, identity: Ints, record: Mapping[str, Any], bootstrap: int, seed: int) -> Samples:
+    """Rank-k and TPIR: a probe counts as often as its person was drawn, in the gallery of all."""
+    if not record:
+        return {}
+    parts = split_gallery(identity, seed)
+    of = search(features[parts.gallery], identity[parts.gallery], features[parts.probe], identity[parts.probe])
+    mate, rank = of.mate[of.mated], of.rank[of.mated]
+    hits = {f"rank{k}": rank <= int(k) for k in mapping(record.get("rank"))}
+    for point in record.get("tpir") or ():
+        if point["threshold"] is not None:
+            hits[f"tpir@fpir={point['fpir']:g}"] = (rank == 1) & (mate >= point["threshold"])
+    names, place = np.unique(of.identity[of.mated], return_inverse=True)
+    drawn = draws(np.random.default_rng(seed), len(names), bootstrap)
+    below = drawn @ np.bincount(place).astype(np.float64)
+    return {
+        name: (drawn @ np.bincount(place[hit], minlength=len(names)) / below).tolist() for name, hit in hits.items()
+    }
 
 
 def change(

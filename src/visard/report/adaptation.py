@@ -9,6 +9,7 @@ from visard.evaluation.metrics import FEW, Metric
 from visard.files import SHARED, mapping, number, whole, write_atomically
 from visard.report.cards import Card
 from visard.report.disclosure import add_up, judge
+from visard.report.groups import lost
 from visard.report.html import Section, esc, facts, flag, fold, notice, page_of, table
 from visard.report.page import leaving_section
 from visard.report.run_folder import Run
@@ -23,7 +24,7 @@ ABOUT_ESTIMATES = (
 )
 FNMR = (
     "FNMR: share of pairs of one person that are refused. FMR: share of pairs of two people, both of the group, that "
-    "are accepted."
+    "are accepted. Failed to enrol: pictures in which no face of sufficient quality was found, of all that came."
 )
 TAR = (
     "True accept rate: the share of pairs of pictures of one person that are accepted, at the threshold at which {} of "
@@ -218,8 +219,8 @@ def _by_domain(test: dict[str, Any]) -> str:
         name = str(group.get("name"))
         earlier = mapping(before.get("everyone")) if name == "everyone" else old.get(name, {})
         cells = [cell for key in ("fnmr", "fmr") for cell in (_rate(earlier, key), _rate(group, key))]
-        rows.append([esc(name, 40), count(whole(group.get("people"))), *cells])
-    head = ("Group", "People", "FNMR before", "FNMR after", "FMR before", "FMR after")
+        rows.append([esc(name, 40), count(whole(group.get("people"))), *cells, lost(group)])
+    head = ("Group", "People", "FNMR before", "FNMR after", "FMR before", "FMR after", "Failed to enrol")
     title = f"{esc(_name(test), 60)}, by {esc(after.get('by', ''), 40)}, at one threshold for all"
     said = "".join(f'<p class="note">{esc(line, 300)}</p>' for line in _list(after.get("warnings"))[:5])
     return table(head, rows, f"{title} (FMR {share(number(after.get('fmr_target')) or 0.0)})") + said

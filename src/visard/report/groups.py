@@ -47,11 +47,15 @@ def _list(value: Any) -> list[Any]:
 
 
 def _row(group: dict[str, Any]) -> list[str]:
-    failure = mapping(mapping(group.get("enrolment")).get("failure"))
-    lost = f"{count(whole(failure.get('errors')))} of {count(whole(failure.get('trials')))}" if failure else "not known"
     counts = [count(whole(group.get(key))) for key in ("people", "pictures")]
     rates = [cell for key in ("fnmr", "fmr") for cell in (_trials(group, key), _rate(group, key))]
-    return [esc(group.get("name", ""), 40), *counts, *rates, lost]
+    return [esc(group.get("name", ""), 40), *counts, *rates, lost(group)]
+
+
+def lost(group: dict[str, Any]) -> str:
+    """Pictures of a group that could not be enrolled, of all that came."""
+    failure = mapping(mapping(group.get("enrolment")).get("failure"))
+    return f"{count(whole(failure.get('errors')))} of {count(whole(failure.get('trials')))}" if failure else "not known"
 
 
 def _trials(of: dict[str, Any], key: str) -> str:

@@ -148,9 +148,11 @@ def run_facts(run: Run) -> dict[str, str]:
 def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
     """All sections of the page of one run."""
     heads = headline_cards(run, leaving)
+    before_after = change.section(run)
+    compared = {c.metric.label for found in change.tests(run).values() for c in found.values()}
     parts = [
-        change.section(run),
-        _headline(run, heads),
+        before_after,
+        _headline(run, [card for card in heads if card.metric.label not in compared], bool(compared)),
         _curves(run),
         _recognition(run),
         groups_section(run),
@@ -166,7 +168,8 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
     return [part for part in parts if part is not None]
 
 
-def _headline(run: Run, heads: Sequence[Card]) -> Section:
+def _headline(run: Run, heads: Sequence[Card], compared: bool) -> Section:
+    """The cards; of a run that was `compared` with the weights that it was given, without those figures."""
     cards = "".join(card.html(i) for i, card in enumerate(heads))
     body = f'<ul class="cards">{cards}</ul>' if heads else '<p class="empty">The run has no metrics yet.</p>'
     doubtful = [f"{name}: {text}" for name, test in run.tests.items() for text in doubts(test)]
@@ -179,6 +182,8 @@ def _headline(run: Run, heads: Sequence[Card]) -> Section:
             f"<li>{esc(text, 300)}{f' ({n} times)' if n > 1 else ''}</li>" for text, n in warnings.most_common(20)
         )
         body += notice("caution", "Warnings of the run", f"<ul>{items}</ul>")
+    if compared:
+        return Section("figures", "What it took", body, short="What it took")
     return Section("figures", "Headline metrics", body, short="Metrics")
 
 
@@ -193,9 +198,10 @@ def _recognition(run: Run) -> Section | None:
     tests = charts.pair_tests(run)
     overlaid = charts.with_before(run, tests)
     drawn = charts.roc(*overlaid) + charts.histograms(tests) + charts.roc(*overlaid, det=True)
-    return with_charts(
-        "recognition", "Recognition of unseen people", "Recognition", drawn, after=recognition_table(run)
-    )
+    listed = recognition_table(run)
+    if change.tests(run):  # the table of before and after has them
+        listed = fold("All final metrics with intervals of their own", listed)
+    return with_charts("recognition", "Recognition of unseen people", "Recognition", drawn, after=listed)
 
 
 def _clients(run: Run, who: str, title: str, short: str) -> Section | None:

@@ -123,8 +123,8 @@ def adapt(
     _check(sites, source, test, server, parties, method, far, fold)
     given = open_given(model, inputs)
     asked = plain(
-        {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method, "far": far,
-         "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
+        {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method,
+         "far": far, "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
          "unlabelled": unlabelled, "inputs": inputs, "detector": detector, "align": align, "overrides": overrides}
     )  # fmt: skip
     _prepare(folder, asked, overwrite)

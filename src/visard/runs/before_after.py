@@ -14,7 +14,7 @@ from visard.core import Weights
 from visard.data.faces import FaceView
 from visard.engines.world import World, world_of_run
 from visard.errors import VisardError
-from visard.evaluation.groups import DOMAIN, errors_by_group
+from visard.evaluation.groups import DOMAIN, errors_by
 from visard.evaluation.paired import BOOTSTRAP, Change, compare
 from visard.learning.features import embed
 from visard.learning.weights import load_weights
@@ -83,13 +83,13 @@ class BeforeAndAfter:
         return tuple(found)
 
     def groups(self, view: FaceView, old: Features, new: Features) -> dict[str, Any]:
-        """Errors by site or domain at one threshold for all, before and after; nothing where there is one alone."""
+        """Errors by site or domain at one threshold for all, before and after, and pictures that could not be enrolled;
+        nothing where there is one group alone.
+        """
         if len(np.unique(view.domain)) < 2:
             return {}
         return {
-            when: errors_by_group(
-                x, view.identity, view.domain, view.faces.domains, by=DOMAIN, fmr=self.far[0], bootstrap=BOOTSTRAP
-            ).to_dict()
+            when: errors_by([x], [view], DOMAIN, fmr=self.far[0], bootstrap=BOOTSTRAP).to_dict()
             for when, x in (("before", old), ("after", new))
         }
 

@@ -96,7 +96,7 @@ def _tested(
         test["headline"] = headline(test)
         if world.start_from is not None:  # to be compared with the weights that were given
             view, seed = world.benchmarks[name], seed_of_test(settings, name)
-            samples[name] = resampled(made[name], view.identity, test["verification"], settings.evaluation, seed)
+            samples[name] = resampled(made[name], view.identity, test, settings.evaluation, seed)
     groups = _groups(settings, world, made)
     return {
         "generic": generic,
