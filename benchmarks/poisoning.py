@@ -1,13 +1,15 @@
-"""Aggregation rules under attack: the tail of a pre-trained network, 20 clients, 4 of them hostile.
+"""Aggregation rules under attack: the last layer of a public recogniser, 20 clients, 4 of them hostile.
 
 TAR at FAR 0.01 on people whom no client has, at the start, without an attack, and under each attack and rule; a rule
-counts under an attack if it keeps at least 70 % of what the clean run of the mean gains. And what each rule costs
-beside the mean.
+counts under an attack if it keeps at least 70 % of what the clean run of the mean gains, for every seed. And what each
+rule costs beside the mean.
 
-    python -m benchmarks.poisoning FOLDER_OF_PEOPLE MOBILEFACENET.PT       minutes on one core
+    python -m benchmarks.poisoning FACE_SET MODEL WORK [--seeds 1 2 3]     147 runs of five seconds on one core
     python -m benchmarks.poisoning --cost                                  the cost alone, without data
 
-The network is that of ../shared/data/models, its frozen part runs once. Hostile clients know what the others send:
+FACE_SET: `visard data import folder SHARED/population --detector ... --size 112`. MODEL: any file that a run can start
+from, such as mobilefacenet.pt. WORK keeps activations and finished figures: the same command goes on. Runs are runs of
+FedAvg on the local engine, with its checks; hostile clients know what the others send, and replace what they send:
 
     flip      their own update with the other sign
     boost     the same, 100 times as long
@@ -20,31 +22,43 @@ The network is that of ../shared/data/models, its frozen part runs once. Hostile
 from __future__ import annotations
 
 import argparse
+import copy
+import json
 import statistics
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from PIL import Image
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from visard.aggregation.limits import norms
 from visard.aggregation.reduction import Reduction
 from visard.aggregation.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from visard.aggregation.rules import Mean, Rule
-from visard.core import BoundStep, Client, Disclosure, Weights
-from visard.engines.refusal import refusal
-from visard.learning.heads import build_head
+from visard.config import Settings, parse
+from visard.core import BoundStep, Disclosure, Weights
+from visard.data.faces import ClientData, FaceSet, FaceView
+from visard.data.partition import partition
+from visard.disclosure import is_statistic
+from visard.engines.checkpoint import Checkpoint
+from visard.engines.ledger import Ledger
+from visard.engines.local import LocalNetwork
+from visard.engines.loop import run_rounds
+from visard.engines.request import Reply, Request
+from visard.engines.watchers import Watchers
+from visard.engines.world import World, make_world
+from visard.evaluation.scores import stream_roc
+from visard.files import write_json
+from visard.learning.features import embed
+from visard.learning.weights import load_weights
+from visard.report.run_folder import EventLog
 
-CLIENTS, HOSTILE, PEOPLE = 20, 4, 40  # of the people the others are those to test on
-AT_EACH, PICTURES, TESTED = 8, 20, 40  # people of a client, pictures of a person there, and of a person in the test
-ROUNDS, STEPS, BATCH, LR = 10, 10, 32, 0.05
+CLIENTS, HOSTILE, FAR = 20, 4, 0.01
 KEEPS = 0.7  # of the clean gain
 RULES: dict[str, Rule] = {
     "mean": Mean(),
@@ -56,184 +70,99 @@ RULES: dict[str, Rule] = {
     "multi-krum": MultiKrum(),
 }
 ATTACKS = ("none", "flip", "boost", "labels", "1e30", "alike", "little")
+# chosen on seed 0, which is not in the table
+SETTINGS: dict[str, Any] = {
+    "method": {
+        "name": "fedavg",
+        "rounds": 10,
+        "weighting": "uniform",
+        "head_start": "means",
+        "head": {"kind": "cosface", "scale": 30, "margin": 0.3},
+        "training": {"unit": "iterations", "amount": 10, "batch_size": 32, "lr": 0.1, "augment": {"flip": False}},
+    },
+    "partition": {
+        "kind": "dirichlet", "clients": CLIENTS, "alpha": 1.0, "test_identities": 20, "split": [1.0, 0.0, 0.0],
+        "min_images": 4,
+    },
+    "evaluation": {"every": 0, "clients": False},
+}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Down:
-    theta: Weights
-
-
-@dataclass(frozen=True)
-class Up:
-    theta: Annotated[Weights, Disclosure.weights]
-    n: Annotated[int, Disclosure.count]
-
-
-class Training:
-    """What `refusal` asks of a method."""
-
-    name, discloses = "poisoning", frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count})
-
-    def local(self, client: Client, msg: Down) -> Up:
-        raise NotImplementedError
-
-
-STEP: BoundStep[Down, Up] = BoundStep(Training(), "local", Training.local)
-
-
-# ---- the network -----------------------------------------------------------------------------------------------------
-def conv(i: int, o: int, kernel: int = 3, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(i, o, kernel, stride, (kernel - 1) // 2, groups=groups, bias=False), nn.BatchNorm2d(o), nn.ReLU6()
+# ---- runs ------------------------------------------------------------------------------------------------------------
+def settings_of(faces: FaceSet, model: Path, train: str, seed: int) -> Settings:
+    return parse(
+        {
+            **SETTINGS,
+            "seed": seed,
+            "data": {"source": str(faces.path)},
+            "model": {"weights": str(model), "train": train},
+        }
     )
 
 
-class Block(nn.Module):
-    def __init__(self, i: int, o: int, stride: int, times: int) -> None:
-        super().__init__()
-        inner, self.adds = i * times, stride == 1 and i == o
-        self.conv = nn.Sequential(
-            conv(i, inner, 1),
-            conv(inner, inner, 3, stride, inner),
-            nn.Conv2d(inner, o, 1, bias=False),
-            nn.BatchNorm2d(o),
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x) if self.adds else self.conv(x)  # type: ignore[no-any-return]
+def world_of(settings: Settings, faces: FaceSet, work: Path) -> World:
+    federation = partition(faces, settings.partition, settings.seed).federation(faces)
+    world = make_world(settings, faces, federation, memory=work / "activations")
+    if world.activations is not None:
+        world.activations.prepare()
+    return world
 
 
-class Separable(nn.Module):
-    def __init__(self, i: int, o: int) -> None:
-        super().__init__()
-        self.depthwise = nn.Conv2d(i, i, 3, padding=1, groups=i, bias=False)
-        self.pointwise = nn.Conv2d(i, o, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(i), nn.BatchNorm2d(o)
+class Attacked(LocalNetwork):
+    """Clients of which the first four are hostile."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu6(self.bn1(self.depthwise(x)))
-        return F.relu6(self.bn2(self.pointwise(x)))
+    attack = "none"
 
-
-class Global(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.depthwise, self.bn = nn.Conv2d(width, width, 7, groups=width, bias=False), nn.BatchNorm2d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.bn(self.depthwise(x))  # type: ignore[no-any-return]
+    def replies(self, step: BoundStep[Any, Any], requests: Sequence[Request]) -> Iterator[Reply]:
+        found = list(super().replies(step, requests))
+        hostile = [reply for reply in found if reply.client in self.clients[:HOSTILE]]
+        others = [reply.value.theta for reply in found if reply not in hostile]
+        sent = requests[0].message.theta
+        for reply in found:
+            if reply in hostile and self.attack not in ("none", "labels"):
+                theta = crafted(self.attack, sent, reply.value.theta, others)
+                reply = replace(reply, value=replace(reply.value, theta=theta))
+            yield reply
 
 
-class Network(nn.Module):
-    """MobileFaceNet as in the file: what comes before `conv3` is frozen."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.dw_conv = conv(3, 64, 3, 2), Separable(64, 64)
-        plan = [(2, 64, 5, 2), (4, 128, 1, 2), (2, 128, 6, 1), (4, 128, 1, 2), (2, 128, 2, 1)]
-        blocks, width = [], 64
-        for times, out, count, stride in plan:
-            for number in range(count):
-                blocks.append(Block(width, out, stride if number == 0 else 1, times))
-                width = out
-        self.features = nn.Sequential(*blocks)
-        self.conv2, self.gdconv = conv(128, 512, 1), Global(512)
-        self.conv3, self.bn = nn.Conv2d(512, 128, 1), nn.BatchNorm2d(128)
-
-    def trunk(self, pictures: Tensor) -> Tensor:
-        return self.gdconv(self.conv2(self.features(self.dw_conv(self.conv1(pictures))))).flatten(1)  # type: ignore[no-any-return]
+def mixed_up(data: ClientData, seed: int) -> ClientData:
+    """The same pictures with each other's labels."""
+    view: FaceView = copy.copy(data.train)
+    order = np.random.default_rng(seed).permutation(len(view))
+    object.__setattr__(view, "labels", view.labels[order])  # a view that is made anew refuses labels that do not fit
+    return replace(data, train=view)
 
 
-def tail_of(network: Network) -> nn.Module:
-    """From 512 numbers to 128: the last layer with its batch norm, whose statistics stay."""
-    layer = nn.Linear(512, 128)
-    layer.weight.data, layer.bias.data = network.conv3.weight.data.flatten(1), network.conv3.bias.data  # type: ignore[union-attr]
-    bn = nn.BatchNorm1d(128)
-    bn.load_state_dict(network.bn.state_dict())
-    return nn.Sequential(layer, bn).eval()
+def tar(world: World, theta: Weights) -> float:
+    """On all pairs of the people whom no client has."""
+    network = world.network()
+    load_weights(network, theta)
+    (view,) = world.benchmarks.values()
+    (point,) = stream_roc(embed(network, view), view.identity, far=(FAR,)).tar
+    return float(point.tar)
 
 
-def features(folder: Path, network: Network) -> tuple[Tensor, Tensor]:
-    """(n, 512) before the last layer, and whose pictures they are."""
-    mean, std = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1), torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
-    found, who = [], []
-    for number, person in enumerate(sorted(p for p in folder.iterdir() if p.is_dir())):
-        files = sorted(person.glob("*.jpg"))
-        pictures = [
-            np.asarray(Image.open(f).convert("RGB").resize((112, 112), Image.Resampling.BILINEAR)) for f in files
-        ]
-        batch = torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).float() / 255
-        with torch.inference_mode():
-            found.append(network.trunk((batch - mean) / std))
-        who += [number] * len(files)
-    return torch.cat(found), torch.tensor(who)
+def run(world: World, settings: Settings, rule: Rule, attack: str) -> float:
+    """TAR after all rounds."""
+    clients = dict(world.clients)
+    if attack == "labels":
+        clients |= {c: mixed_up(clients[c], k) for k, c in enumerate(world.training[:HOSTILE])}
+    here = replace(world, aggregation=rule, clients=clients, _network=None)
+    with tempfile.TemporaryDirectory() as name:
+        states = Checkpoint(Path(name) / "checkpoint", "bench")
+        ledger = Ledger(states.ledger)
+        net = Attacked(here, states, ledger)
+        net.attack = attack
+        events = EventLog(Path(name) / "events.jsonl")
+        last = run_rounds(settings.method, net, states, ledger, events, lambda *_: {}, 0, Watchers(None))
+        return tar(here, last.theta)
 
 
-# ---- clients ---------------------------------------------------------------------------------------------------------
-@dataclass
-class Site:
-    x: Tensor
-    labels: Tensor  # 0 to AT_EACH - 1
-
-
-def sites(x: Tensor, who: Tensor, seed: int) -> tuple[list[Site], Tensor, Tensor]:
-    """Clients of some people each, every person at several of them with other pictures; and the test."""
-    rng = torch.Generator().manual_seed(seed)
-    people = torch.randperm(int(who.max()) + 1, generator=rng).tolist()
-    pictures = {p: (who == p).nonzero().flatten() for p in people}
-    pictures = {p: rows[torch.randperm(len(rows), generator=rng)] for p, rows in pictures.items()}
-    clients: list[list[tuple[int, Tensor]]] = [[] for _ in range(CLIENTS)]
-    copies = CLIENTS * AT_EACH // PEOPLE
-    for place, person in enumerate(people[:PEOPLE]):
-        for copy, rows in enumerate(torch.tensor_split(pictures[person], copies)):
-            clients[(place + 7 * copy) % CLIENTS].append((person, rows[:PICTURES]))
-    found = []
-    for held in clients:
-        rows = torch.cat([r for _, r in held])
-        labels = torch.cat([torch.full((len(r),), number) for number, (_, r) in enumerate(held)])
-        found.append(Site(x[rows], labels))
-    tested = torch.cat([pictures[p][:TESTED] for p in people[PEOPLE:]])
-    return found, x[tested], who[tested]
-
-
-def train(tail: nn.Module, theta: Weights, site: Site, labels: Tensor, rng: torch.Generator) -> Weights:
-    """Local steps from `theta`; the head starts at the means of the classes and stays at home."""
-    tail.load_state_dict(theta)
-    classes = int(site.labels.max()) + 1
-    head = build_head("cosface", classes, 128, 30.0, 0.3)
-    with torch.no_grad():
-        seen = F.normalize(tail(site.x))
-        means = torch.stack([seen[labels == c].sum(0) + 1e-6 for c in range(classes)])
-        head.weight.copy_(F.normalize(means))
-    optimiser = torch.optim.SGD([*tail.parameters(), *head.parameters()], lr=LR, momentum=0.9)
-    for _ in range(STEPS):
-        rows = torch.randint(len(site.x), (BATCH,), generator=rng)
-        optimiser.zero_grad()
-        loss = head.loss(tail(site.x[rows]), labels[rows])
-        loss.backward()
-        nn.utils.clip_grad_norm_(tail.parameters(), 5.0)
-        optimiser.step()
-    return {k: v.detach().clone() for k, v in tail.state_dict().items()}
-
-
-def tar(tail: nn.Module, theta: Weights, x: Tensor, who: Tensor, far: float = 0.01) -> float:
-    """The share of pairs of one person above the threshold that the share `far` of pairs of two people is above."""
-    tail.load_state_dict(theta)
-    with torch.inference_mode():
-        seen = F.normalize(tail(x))
-    scores, same = seen @ seen.T, who[:, None] == who[None, :]
-    upper = torch.ones_like(same).triu(1)
-    impostors, genuine = scores[upper & ~same], scores[upper & same]
-    threshold = impostors.sort(descending=True).values[int(far * len(impostors))]
-    return float((genuine > threshold).double().mean())
-
-
-# ---- attacks ---------------------------------------------------------------------------------------------------------
 def crafted(attack: str, sent: Weights, own: Weights, others: Sequence[Weights]) -> Weights:
     """What a hostile client sends, which knows what honest ones do."""
     made = {}
     lengths = [norms(theta, sent)[""] for theta in others]
-    trained = [k for k, v in sent.items() if v.is_floating_point() and "running" not in k]
+    trained = [k for k, v in sent.items() if v.is_floating_point() and not is_statistic(k, ())]
     mean = {k: torch.stack([theta[k] - sent[k] for theta in others]).mean(0) for k in trained}
     length = float(torch.cat([u.flatten() for u in mean.values()]).double().norm())
     for key in trained:
@@ -249,63 +178,57 @@ def crafted(attack: str, sent: Weights, own: Weights, others: Sequence[Weights])
             case "little":
                 update = mean[key] - torch.stack([theta[key] - sent[key] for theta in others]).std(0)
             case _:
-                return own
+                raise ValueError(attack)
         made[key] = sent[key] + update
     return own | made
 
 
-def run(
-    rule: Rule, attack: str, tail: nn.Module, start: Weights, data: tuple[list[Site], Tensor, Tensor], seed: int
-) -> float:
-    """TAR after all rounds."""
-    clients, x, who = data
-    theta = dict(start)
-    for round in range(ROUNDS):
-        rng = torch.Generator().manual_seed(1000 * seed + round)
-        learnt = []
-        for number, site in enumerate(clients):
-            labels = site.labels
-            if attack == "labels" and number < HOSTILE:
-                labels = labels[torch.randperm(len(labels), generator=rng)]
-            learnt.append(train(tail, theta, site, labels, rng))
-        down = Down(theta)
-        with closing(Reduction(rule, ("theta",), "n", down)) as reduction:
-            for number, own in enumerate(learnt):
-                sent = crafted(attack, theta, own, learnt[HOSTILE:]) if number < HOSTILE else own
-                up = Up(sent, len(clients[number].x))
-                if refusal(STEP, down, up, up.n, 128) is None:  # as every engine does
-                    reduction.take(f"client-{number:02d}", down, up)
-            theta = reduction.result()["theta"]
-    return tar(tail, theta, x, who)
+def poisoned(given: argparse.Namespace) -> None:
+    """All runs that WORK has no figure of, and the table."""
+    faces = FaceSet.open(given.faces)
+    given.work.mkdir(parents=True, exist_ok=True)
+    kept = given.work / "poisoning.json"
+    found: dict[str, float] = json.loads(kept.read_text()) if kept.exists() else {}
+    for seed in given.seeds:
+        settings = settings_of(faces, given.model, given.train, seed)
+        jobs = [("start", "none"), *((rule, attack) for rule in given.rules for attack in given.attacks)]
+        left = [job for job in jobs if f"{seed} {job[0]} {job[1]}" not in found]
+        world = world_of(settings, faces, given.work) if left else None
+        for rule, attack in left:
+            assert world is not None
+            value = tar(world, world.new_weights()) if rule == "start" else run(world, settings, RULES[rule], attack)
+            found[f"{seed} {rule} {attack}"] = value
+            write_json(kept, found)
+            print(f"seed {seed}, {rule}, {attack}: {100 * value:.1f}", flush=True)
+    table(found, given.seeds, given.rules, given.attacks)
 
 
-def poisoned(folder: Path, weights: Path, seeds: Sequence[int], rules: Sequence[str], attacks: Sequence[str]) -> None:
-    network = Network()
-    network.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
-    x, who = features(folder, network.eval())
-    found: dict[tuple[str, str], list[float]] = {}
-    begun: list[float] = []
-    for seed in seeds:
-        data = sites(x, who, seed)
-        tail = tail_of(network)
-        start = {k: v.clone() for k, v in tail.state_dict().items()}
-        begun.append(tar(tail, start, *data[1:]))
-        for name in rules:
-            for attack in attacks:
-                found.setdefault((name, attack), []).append(run(RULES[name], attack, tail, start, data, seed))
+def table(found: dict[str, float], seeds: Sequence[int], rules: Sequence[str], attacks: Sequence[str]) -> None:
+    begun = [found[f"{s} start none"] for s in seeds]
+    clean = [found[f"{s} mean none"] for s in seeds]
     print("start:", *(f"{100 * t:.1f}" for t in begun))
     print(f"| rule | {' | '.join(attacks)} |\n|---|{'---|' * len(attacks)}")
     for name in rules:
         cells = []
         for attack in attacks:
-            each = zip(found[name, attack], begun, found["mean", "none"], strict=True)
-            counts = all(t - start >= KEEPS * (clean - start) for t, start, clean in each)
-            values = " ".join(f"{100 * t:.1f}" for t in found[name, attack])
-            cells.append(f"{values}{' *' if counts else ''}")
+            values = [found[f"{s} {name} {attack}"] for s in seeds]
+            counts = all(t - b >= KEEPS * (c - b) for t, b, c in zip(values, begun, clean, strict=True))
+            cells.append(" ".join(f"{100 * t:.1f}" for t in values) + (" *" if counts else ""))
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 # ---- cost ------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Down:
+    theta: Weights
+
+
+@dataclass(frozen=True)
+class Up:
+    theta: Annotated[Weights, Disclosure.weights]
+    n: Annotated[int, Disclosure.count]
+
+
 def cost(replies: int = CLIENTS, numbers: int = 575_000, times: int = 7) -> None:
     """Seconds of each rule over those of the mean, taken in turn, medians."""
     rng = torch.Generator().manual_seed(0)
@@ -332,9 +255,11 @@ def cost(replies: int = CLIENTS, numbers: int = 575_000, times: int = 7) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", nargs="?", type=Path)
-    parser.add_argument("weights", nargs="?", type=Path)
+    parser.add_argument("faces", nargs="?", type=Path)
+    parser.add_argument("model", nargs="?", type=Path)
+    parser.add_argument("work", nargs="?", type=Path)
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--train", default="last:1", help="what trains (model.train)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rules", nargs="+", default=list(RULES), choices=list(RULES))
     parser.add_argument("--attacks", nargs="+", default=list(ATTACKS), choices=list(ATTACKS))
@@ -342,10 +267,10 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.cost:
         cost()
-    elif given.folder is None or given.weights is None:
-        parser.error("give the folder of people and the network's file, or --cost")
+    elif given.work is None:
+        parser.error("give a face set, a model and a folder to work in, or --cost")
     else:
-        poisoned(given.folder, given.weights, given.seeds, given.rules, given.attacks)
+        poisoned(given)
 
 
 if __name__ == "__main__":
