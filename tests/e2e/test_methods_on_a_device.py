@@ -25,6 +25,7 @@ MORE = [
     "fedavg method.mu=0.1 method.batch_norm=local evaluation.tuning.batches=2 method.head.kind=softmax",
     "fedavg model.train=tail model.weights=START model.cache_in=memory method.training.augment.flip=false",
     "hf-maml method.training.order=exact method.regularisation=0.1 method.training.clip=1",
+    "fedavg method.negatives=class_vectors method.rounds=2 method.training.optimiser=adam",
     "fedface method.training.amount=2",  # one client after the other, not in one pass
     "fedfr-joint method.branch.weight=0 method.personalise.stage=kd method.public.mining=proxies",
     "fedfr-joint method.contrast.first=random method.branch.kind=cosface",
