@@ -91,6 +91,24 @@ def test_arrow_stream_of_save_to_disk(tmp_path: Path) -> None:
     assert np.array_equal(faces.images[77], pixels(77))
 
 
+@pytest.mark.parametrize("column", ["image", "label"])
+def test_offsets_that_lead_outside_do_not_end_the_process(tmp_path: Path, column: str) -> None:
+    """In a process of its own: where it is not checked, it dies."""
+    made = pa.table({"image": [png(k) for k in range(3)], "label": ["a", "b", "c"]})
+    path = tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, made.schema) as writer:
+        writer.write_table(made)
+    ends = np.cumsum([0, *(len(value.as_buffer()) for value in made[column])]).astype("<i4")
+    data = path.read_bytes()
+    assert data.count(ends.tobytes()) == 1
+    path.write_bytes(data.replace(ends.tobytes(), np.array([0, *ends[1:-1], 2**30], "<i4").tobytes()))
+    code = "import sys; from visard.data.sources.importing import *; import_faces('parquet', *sys.argv[1:])"
+    given = [sys.executable, "-c", code, str(path), str(tmp_path / "set")]
+    done = subprocess.run(given, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done
+    assert "is damaged" in done.stderr
+
+
 def test_an_identity_taken_back_moves_the_others_together(tmp_path: Path) -> None:
     """Rows of several people are mixed here, so what is dropped at the end leaves holes."""
     rows = [b"broken" if k in (0, 3) else png(k) for k in range(9)]

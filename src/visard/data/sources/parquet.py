@@ -81,6 +81,7 @@ def _batches(path: Path, column: str) -> Iterator[Any]:
         if path.suffix == ".arrow":
             for batch in file:
                 array = batch.column(column)
+                array.validate(full=True)  # without it an offset that leads outside ends the process
                 yield from (array[at : at + BATCH] for at in range(0, len(array), BATCH))
         else:
             for batch in file.iter_batches(BATCH, columns=[column], use_threads=False):
