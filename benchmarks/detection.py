@@ -18,7 +18,6 @@ import io
 import json
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -110,7 +109,9 @@ def one_import(folder: Path, detector: Path, out: Path, workers: int) -> tuple[f
 
 
 def _peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # not ru_maxrss, which a new process takes over from the one that starts it
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def importing(folder: Path, detector: Path, out: Path, rounds: int) -> dict[str, float | bool]:

@@ -249,6 +249,29 @@ def test_a_recogniser_that_is_kept_under_a_name(
 
 
 @pytest.mark.flower
+def test_a_party_that_is_the_source(desk: Path, whole: visard.Adapted, here: Path) -> None:
+    """`--source-party`: three parties, of which the one called source has names, and trains on them."""
+    names = {1: "harbour", 2: "market", 3: "source"}
+    there = Deployment(here, 3, [f"{number}={name}" for number, name in names.items()])
+    try:
+        for number, name in names.items():
+            faces = "known" if name == "source" else f"{name}-loose"
+            there.start_node(number, [name], str(whole.folder / "faces" / faces))
+        there.wait_server()
+        there.wait_connected("node-1", "node-2", "node-3")
+        done = adapted(
+            desk, "mine", server=there.state, parties=3, source_party=True, test="visitors",
+            overrides=[*QUICK[:-1], "engine.wait=60"],
+        )  # fmt: skip
+    finally:
+        there.close()
+    trained = {row["client"] if isinstance(row, dict) else row[2] for row in done.run.ledger["rows"]}  # type: ignore[index]
+    assert trained == {"harbour", "market", "source"}
+    assert [(test.name, test.estimate) for test in done.tests] == [("visitors", False)]
+    assert done.run.config["method"]["with_source"] is True
+
+
+@pytest.mark.flower
 def test_sites_that_are_parties(desk: Path, whole: visard.Adapted, here: Path) -> None:
     """Two parties with their own loose pictures: they train, their pictures stay, and the test is done here."""
     there = Deployment(here, 2, ["1=harbour", "2=market"])
