@@ -57,12 +57,22 @@ def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") ->
         row = _through_faiss(x)
     else:  # a row without a direction stays at the origin, where products alone do not tell who is near
         unit = metric != "euclidean" and float(np.einsum("nd,nd->n", x, x).min()) > 0.5
-        # far from the origin products are rounding error: distances are the same from the middle of the vectors
-        middle = x if unit else np.asarray(x - x.mean(0, dtype=np.float64), np.float32)
-        row = _exact(torch.from_numpy(middle), unit).cpu().numpy()
+        row = _exact(torch.from_numpy(x if unit else _near_origin(x)), unit).cpu().numpy()
     pieces = (slice(i, i + ASKING) for i in range(0, len(x), ASKING))
     distance = np.concatenate([np.linalg.norm(x[i].astype(np.float64) - x[row[i]], axis=1) for i in pieces])
     return row, (distance**2 / 2 if metric == "cosine" else distance).astype(np.float32)
+
+
+def _near_origin(x: Floats) -> Floats:
+    """Vectors that lie together far from the origin, where products are rounding error, as seen from one of them.
+
+    These differences are exact, or nearly, so that equal distances stay equal; all other vectors stay as they are.
+    """
+    middle = x.mean(0, dtype=np.float64)
+    away = np.concatenate([((x[i : i + ASKING] - middle) ** 2).sum(1) for i in range(0, len(x), ASKING)])
+    if float(middle @ middle) < 25 * float(away.mean()):
+        return x
+    return np.asarray(x - x[int(np.argmin(away))], np.float32)
 
 
 def directions(x: Floats) -> Floats:
