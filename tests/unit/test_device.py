@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 from tests import pretended
+from tests.toys import Toy, ToyDown, ToyUp, first_step, toy_world
 
 from visard import numerics
 from visard.aggregation.rules import Mean
 from visard.cli import main
 from visard.clustering import finch
 from visard.config import load
+from visard.core import Client, client_step, nothing
 from visard.data.augment import to_float
 from visard.engines import pool
 from visard.engines.codec import own
@@ -308,3 +310,28 @@ def test_half_precision_trains_like_fp32(precision: str) -> None:
         found[how] = float(loss.detach())
     assert found["fp32"] < 1.2
     assert found[precision] == pytest.approx(found["fp32"], abs=0.02)
+
+
+class There(Toy):
+    """A method whose clients reply with what they have on the device."""
+
+    @client_step(trains=nothing)
+    def add(self, client: Client, msg: ToyDown) -> ToyUp:
+        client.state["kept"] = moved(torch.ones(3))
+        return ToyUp(moved(msg.w + 1), {k: moved(v) for k, v in msg.theta.items()}, 1, 0.5)
+
+
+def test_what_leaves_a_step_is_on_the_cpu(there: torch.device, tmp_path: Path) -> None:
+    """Before postprocessors and a party's checks look at it."""
+    seen: list[Any] = []
+
+    def look(client: Client, message: ToyDown, value: ToyUp) -> ToyUp:
+        seen.extend([value.w, *value.theta.values(), client.state["kept"]])
+        return value
+
+    world = toy_world(tmp_path, outgoing=(look,))
+    assert moved(torch.ones(1)).device == there
+    reply, state = first_step(world, There().add, "client-000", ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
+    assert len(seen) == 3
+    assert {x.device.type for x in (*seen, reply.w, *reply.theta.values(), state["kept"])} == {"cpu"}
+    assert reply.w.tolist() == [1.0] * 4
