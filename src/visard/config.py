@@ -242,19 +242,34 @@ class Settings(Section):
         Without `rounds`: of all that a run keeps when it is extended by more rounds.
         """
         content = {k: v for k, v in self.to_dict().items() if k not in ("name", "engine")}
-        if not self.frozen_norm:  # runs from before there was this setting go on
-            content["model"].pop("frozen_norm", None)
         content["model"].pop("cache_in", None)
         del content["numerics"]["device"]  # a run may go on elsewhere
-        if not self.numerics.deterministic:  # as above
-            del content["numerics"]["deterministic"]
-        if content["evaluation"]["fmr"] == EvaluationSettings.model_fields["fmr"].default:
-            del content["evaluation"]["fmr"]  # as above
+        _leave_out_later(content, self.frozen_norm)
         if not rounds and not self.method.fixed_length():
             content["method"] = {k: v for k, v in content["method"].items() if k != "rounds"}
         if self.plugins:
             content["plugins"] = plugins.digests(self.plugins)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
+    """Settings that came later stand in a fingerprint only where they change something: earlier runs go on."""
+    method = content["method"]
+    if not frozen_norm:
+        content["model"].pop("frozen_norm", None)
+    if not content["numerics"]["deterministic"]:
+        del content["numerics"]["deterministic"]
+    if content["evaluation"]["fmr"] == EvaluationSettings.model_fields["fmr"].default:
+        del content["evaluation"]["fmr"]
+    if method.get("negatives") == "none":
+        del method["negatives"], method["negatives_by"]
+    if method["name"] == "fedfr-da" and method["participation"] == 1:
+        del method["participation"]
+    if method["name"] == "hf-maml" and not method["training"]["momentum"]:
+        del method["training"]["momentum"]
+    for part in method.values():
+        if isinstance(part, dict) and "amount" in part and part.get("optimiser") == "sgd":
+            del part["optimiser"]
 
 
 def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | Path] = ()) -> Settings:

@@ -1,7 +1,7 @@
 """`python -m tests.e2e.killing OUT_FOLDER SEED KILLS [PRESET [SETTING...]]`: run, kill -9 at random moments, resume.
 
-The settings (engine.kind=pool, engine.encrypt_with=KEYFILE) are of the killed runs alone, not of the run that they are
-compared with.
+Settings of the engine (engine.kind=pool, engine.encrypt_with=KEYFILE) are of the killed runs alone, not of the run that
+they are compared with.
 
 The parent has torch loaded and forks, so that a child starts at once and kills fall into the run itself, not into
 its imports. Kills also fall into the writing of checkpoints: every other child kills itself at a random call of
@@ -104,7 +104,8 @@ def main(folder: Path, seed: int, wanted: int, preset: str = "fedavg", *settings
     torch.set_num_threads(1)
     rng = random.Random(seed)
     begun = time.monotonic()
-    attempt(preset, folder / "reference", rng, 0, kill=False)
+    both = tuple(text for text in settings if not text.startswith("engine."))
+    attempt(preset, folder / "reference", rng, 0, kill=False, settings=both)
     seconds = (time.monotonic() - begun) * (1.5 if POOL in settings else 0.5)  # its workers take a while to start
     kills = number = 0
     while kills < wanted:

@@ -142,6 +142,7 @@ def test_the_client_sees_only_its_own_data(tmp_path: Path) -> None:
     assert not rows[0] & rows[1]
     assert set(Client.__dataclass_fields__) == {
         "id", "data", "state", "rng", "network", "embedding", "numerics", "benchmarks", "public", "others", "secret",
+        "signer",
     }  # fmt: skip
     assert net.world.public is None
     assert net.world.others is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -33,6 +33,19 @@ def test_hand_made_bytes_are_read() -> None:
     reply = decode(craft(GOOD, W), Reply)
     assert reply.n == 3
     assert torch.equal(reply.w, torch.zeros(2))
+
+
+@dataclass(frozen=True)
+class Later:
+    w: Tensor
+    n: int
+    seen: dict[str, int] = field(default_factory=dict)
+
+
+def test_a_state_from_before_a_field_has_its_default() -> None:
+    assert decode(craft(GOOD, W), Later).seen == {}
+    with pytest.raises(CodecError, match="lacks the field 'n'"):
+        decode(craft({"m": {"w": {"t": "0"}, "seen": {"d": {}}}}, W), Later)
 
 
 @pytest.mark.parametrize(

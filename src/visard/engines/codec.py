@@ -253,9 +253,11 @@ class _Builder:
             hints = _fields(cast(type, kind))
             if odd := sorted(body.keys() - hints.keys()):
                 raise CodecError(f"{where} carries the undeclared field {odd[0]!r}")
-            if odd := sorted(hints.keys() - body.keys()):
+            if odd := sorted(hints.keys() - body.keys() - _optional(cast(type, kind))):
                 raise CodecError(f"{where} lacks the field {odd[0]!r}")
-            return kind(*(self.build(body[n], of, f"{where}.{n}", depth + 1) for n, of in hints.items()))  # type: ignore[operator]
+            return kind(
+                **{n: self.build(body[n], of, f"{where}.{n}", depth + 1) for n, of in hints.items() if n in body}
+            )  # type: ignore[operator]
         raise _refused(kind, where)
 
     def _list(self, tree: list[Any], kind: Any, where: str, depth: int) -> Any:
@@ -320,6 +322,14 @@ def _fields(kind: type) -> dict[str, Any]:
     """The types of a dataclass's fields, in the order of its arguments."""
     hints = get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _optional(kind: type) -> frozenset[str]:
+    """Fields with a default: a state from before there was one of them has it not."""
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(kind)
+    return frozenset(f.name for f in fields if not (f.default is missing and f.default_factory is missing))
 
 
 def own(value: T, copies: dict[int, Tensor] | None = None) -> T:

@@ -143,7 +143,7 @@ class WithNegatives(Method[S]):
 
     def others(self, known: Shown, client: ClientId) -> Tensor | None:
         """The rows that the other clients have shown."""
-        rows = [rows for c, rows in known.items() if c != client and len(rows)]
+        rows = [known[c] for c in sorted(known) if c != client and len(known[c])]
         return torch.cat(rows) if rows else None
 
     def people(self, client: Client) -> tuple[FaceView, Tensor]:
