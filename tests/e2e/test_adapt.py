@@ -294,7 +294,7 @@ def test_sites_that_are_parties(desk: Path, whole: visard.Adapted, here: Path) -
 
 BAD: dict[str, tuple[tuple[str, ...], dict[str, object], str]] = {
     "no site": ((), {}, "give the sites: --sites"),
-    "one site": (("harbour-loose",), {}, "one site alone has nobody to adapt with"),
+    "one site": (("harbour-loose",), {}, "one site alone has no other to adapt with"),
     "no such folder": (("harbour-loose", "marcet"), {}, "no folder, zip file or face set .*marcet"),
     "twice": (("harbour", "harbour"), {}, "is given twice"),
     "too few": (("harbour-loose", "few-loose"), {}, "few-loose has 6 faces: too few to group"),

@@ -174,7 +174,7 @@ def test_a_plan_that_takes_noise_away_is_refused(change: dict[str, Any]) -> None
 
 
 def test_nobody_left_to_add_noise_gets_one_line() -> None:
-    with pytest.raises(UsageError, match="nobody would be left to add noise"):
+    with pytest.raises(UsageError, match="no client would be left to add noise"):
         Shared.of("x", 1, 0.6, 0.0, 1.0, 1.0, 1.0, False)
 
 

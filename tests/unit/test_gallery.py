@@ -193,7 +193,7 @@ def change(path: Path, name: str, value: np.ndarray | None = None, about: dict |
         (lambda p: change(p, "templates", np.ones((30, 16), np.float32)), "length one"),
         (lambda p: change(p, "templates", np.full((30, 16), np.nan, np.float32)), "length one"),
         (lambda p: change(p, "templates", np.ones((30, 16), np.float64)), "templates is float64"),
-        (lambda p: change(p, "owner", np.full(120, 99)), "shows nobody"),
+        (lambda p: change(p, "owner", np.full(120, 99)), "shows no face"),
         (lambda p: change(p, "owner", np.zeros((2, 2), np.int64)), "damaged"),
     ],
 )
@@ -215,7 +215,7 @@ def test_features_that_do_not_fit() -> None:
         gallery.identify(np.zeros((1, 16)))
     with pytest.raises(VisardError, match="cancel to zero"):
         Gallery.enrol(["a", "a"], np.array([[1.0, 0], [-1, 0]]), ABOUT)
-    with pytest.raises(UsageError, match="nobody"):
+    with pytest.raises(UsageError, match="no person to enrol"):
         Gallery.enrol([], np.zeros((0, 4)), ABOUT)
 
 

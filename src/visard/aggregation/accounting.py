@@ -24,7 +24,7 @@ from visard.errors import UsageError
 Sampling = Literal["fixed", "poisson"]
 INTERVAL = 1e-3  # of privacy losses; distributions are rounded up to it
 PRECISION = 1e-3  # relative, of a noise that is chosen for an epsilon
-NEVER = 1e-6  # of delta: as likely may it be that all rounds together see a cohort of nobody, which is drawn again
+NEVER = 1e-6  # of delta: as likely may it be that all rounds together see an empty cohort, which is drawn again
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,11 @@ def _counted(sums: tuple[tuple[Sum, int], ...], delta: float) -> float:
         for each, count in sums:
             event = accounting.PoissonSampledDpEvent(each.share, accounting.GaussianDpEvent(each.noise))
             accountant.compose(event, count)
-        delta = delta * (1 - 1e-3)  # the rest is for cohorts of nobody
+        delta = delta * (1 - 1e-3)  # the rest is for empty cohorts
     return float(accountant.get_epsilon(delta))
 
 
-def nobody(sum: Sum, rounds: int) -> float:
+def empty_cohort(sum: Sum, rounds: int) -> float:
     """How likely one of so many rounds draws no client at all."""
     return 0.0 if sum.everyone else min(1.0, rounds * (1 - sum.share) ** sum.clients)
 

@@ -36,10 +36,10 @@ from visard.aggregation.accounting import (
     NEVER,
     Sampling,
     Sum,
+    empty_cohort,
     epsilon_amplified,
     epsilon_plain,
     largest_delta,
-    nobody,
     noise_for,
 )
 from visard.core import ClientId, Disclosure, State, Weights, declared_kinds
@@ -112,7 +112,7 @@ class Account:
             found = Sum("fixed", asked, q, self.clients, dp.noise or 0.0)
         else:
             found = Sum("poisson", 0, share, self.clients, dp.noise or 0.0)
-            if nobody(found, max(1, self.rounds)) > NEVER * self.delta:
+            if empty_cohort(found, max(1, self.rounds)) > NEVER * self.delta:
                 raise UsageError(
                     f"aggregation.dp.sampling = poisson: with {self.clients} clients and a share of {share:g} a round "
                     "without any client is too likely: take a larger method.participation, or sampling = fixed"

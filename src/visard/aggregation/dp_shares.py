@@ -63,7 +63,7 @@ class Shared:
         if least - odd < 1 or members < 2:
             raise UsageError(
                 f"aggregation.dp: of {members} clients {least} must be in a sum and {odd} may work with the server: "
-                "nobody would be left to add noise"
+                "no client would be left to add noise"
             )
         return cls(label, members, least, odd, float(clip), float(noise), float(expected), adaptive)
 

@@ -102,19 +102,19 @@ def far(found: Sequence[float], sent: Sequence[float]) -> list[str | None]:
 
     Fewer than three replies have no median to speak of: there an update is far if it is longer than what was sent.
     """
-    told: list[str | None] = []
+    said: list[str | None] = []
     middle, scale = (median_low(found), _scale(found)) if found else (0.0, 0.0)
     for norm, base in zip(found, sent, strict=True):
         lone = len(found) < 3
-        told.append(None)
+        said.append(None)
         if not norm > SHARE * base:
             continue
         if base and norm > (1.0 if lone else GROSS) * base:
-            told[-1] = f"is {norm / base:.3g} times as long as what was sent"
+            said[-1] = f"is {norm / base:.3g} times as long as what was sent"
         elif not lone and norm > RATIO * middle and _log(norm) > _log(middle) + MADS * scale:
             times = f"is {norm / middle:.3g} times as long as" if middle else f"has length {norm:.3g}, not 0 as"
-            told[-1] = f"{times} the median of {len(found)} replies"
-    return told
+            said[-1] = f"{times} the median of {len(found)} replies"
+    return said
 
 
 def _scale(found: Sequence[float]) -> float:

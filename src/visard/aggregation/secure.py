@@ -217,8 +217,8 @@ class Plan:
         around = {name: (keys.seal + keys.mask).hex() for name, keys in self.around.items()}
         private = None if self.private is None else vars(self.private)
         signatures = {name: signature.hex() for name, signature in self.signatures.items()}
-        told = {"around": around, "private": private, "signatures": signatures}
-        return json.dumps({**vars(self), **told}, sort_keys=True)
+        plain = {"around": around, "private": private, "signatures": signatures}
+        return json.dumps({**vars(self), **plain}, sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> Plan:
@@ -307,7 +307,7 @@ class Begun:
     keys: dict[str, bytes] = field(default_factory=dict)
     signatures: dict[str, bytes] = field(default_factory=dict)
     boxes: dict[str, dict[str, bytes]] = field(default_factory=dict)
-    arrived: tuple[str, ...] = ()  # nobody: it was not opened
+    arrived: tuple[str, ...] = ()  # empty: it was not opened
 
     @property
     def context(self) -> str:

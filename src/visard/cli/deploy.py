@@ -51,8 +51,8 @@ def make(
     need_flower()
     from visard.deployment.keys import Assignment, make_keys
 
-    told = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
+    folders = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
 
 
 @keys.command("add")
@@ -68,8 +68,8 @@ def add(
     need_flower()
     from visard.deployment.keys import add_party
 
-    told = add_party(keys, out, role or [])
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in told.items()])
+    folders = add_party(keys, out, role or [])
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
 
 
 @keys.command("bind")

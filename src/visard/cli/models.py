@@ -327,7 +327,7 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
         paper = ", ".join(f"{name} {value:g}" for name, value in report["d_of_the_paper"].items())
         rows.append(("distance d", f"{report['d']:.3f}", f"{chosen}; the paper: {paper}"))
     if report["oracle"]:
-        rows.append(("told", "", f"{report['oracle']}, which nobody knows without labels"))
+        rows.append(("given", "", f"{report['oracle']}, which is unknown without labels"))
     if report["levels"]:
         rows.append(("levels", " > ".join(map(str, report["levels"])), "clusters"))
     rows += [(name, str(value), "") for name, value in report["counts"].items()]
@@ -386,7 +386,7 @@ def export(
     say(f"mean cosine of features before and after: {loss.cosine:.4f}")
 
 
-SOME = 10.0  # epsilon above which nobody speaks of protection
+SOME = 10.0  # epsilon above which one does not speak of protection
 
 
 class Audit(StrEnum):

@@ -9,7 +9,7 @@ Four phases, each an answer of every member to the server in the middle:
     masked   y_i = x_i + F(b_i) + sum over the neighbours j of  +F(s_ij) if i < j, -F(s_ij) if i > j       mod 2^32
     opened   shares of b_j for every j whose y_j arrived, shares of s_j for every j whose y_j did not; never both
 
-From these the server takes every F(b_j), and the F(s_jk) that had nobody to cancel them, off the sum of the y_i. It
+From these the server takes every F(b_j), and the F(s_jk) that nothing cancels, off the sum of the y_i. It
 learns neither an x_i nor a sum over fewer members than the threshold. `context` names the one sum that keys and masks
 are for; F also depends on a digest of all that the members were asked (`asked`), so that members who were sent
 different models or different lists of members have masks that do not cancel.

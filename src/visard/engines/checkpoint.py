@@ -396,7 +396,7 @@ class Chain:
     """One line for each committed round: its number, and a digest of its content and of the line before.
 
     A line is durable before the manifest names its round, so that a kill leaves at most one line too many. The name of
-    the file is made durable together with that of the manifest. With a key nobody else can make such a line.
+    the file is made durable together with that of the manifest. Without the key such a line cannot be made.
     """
 
     def __init__(self, path: Path, key: Key | None = None) -> None:

@@ -62,7 +62,7 @@ class EngineNetwork(ABC):
     """`Network` for the engines: they only say how replies come about."""
 
     place = ""  # which run this is, where clients are elsewhere
-    settings: dict[str, Any]  # and what these are told of it
+    settings: dict[str, Any]  # and what these learn of it
 
     def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
         self.world = world
@@ -121,7 +121,7 @@ class EngineNetwork(ABC):
             chosen = torch.randperm(len(self.clients), generator=self.rng)[:count].tolist()
             return [self.clients[i] for i in sorted(chosen)]
         stream = self._stream("cohort")
-        while True:  # a cohort of nobody is as good as impossible (`Account.sum_of`)
+        while True:  # an empty cohort is as good as impossible (`Account.sum_of`)
             drawn = stream.uniform(len(self.clients)).tolist()
             limit = share if dp.sampling == "poisson" else sorted(drawn)[count - 1]
             if found := [c for c, u in zip(self.clients, drawn, strict=True) if u <= limit]:

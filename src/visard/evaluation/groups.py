@@ -2,7 +2,7 @@
 
 As ISO/IEC 19795-10 asks: a deployed system has one threshold, so it is set on everyone together at a stated false match
 rate, and then each group has its rates there, and each two groups their false matches with each other. Failures to
-enrol count beside them: pictures in which no face was found make no errors, and nobody would see them.
+enrol count beside them: pictures in which no face was found make no errors, and would not be seen.
 
 FMR of a group   share of its impostor pairs (two people of the group) whose score reaches the threshold
 FNMR of a group  share of its genuine pairs (one person, both pictures of the group) whose score does not

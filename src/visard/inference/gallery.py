@@ -74,7 +74,7 @@ class Gallery:
     def enrol(cls, people: Sequence[str], features: Any, about: dict[str, str], seed: int = 0) -> Gallery:
         """From the features (n, E) of pictures and whom each shows; template = normalised mean of unit features."""
         if not len(people):
-            raise UsageError("nobody to enrol")
+            raise UsageError("no person to enrol")
         names, owner, count = np.unique(np.array(people, object).astype(str), return_inverse=True, return_counts=True)
         rows = unit_rows(features, "pictures")
         order = np.argsort(owner, kind="stable")
@@ -233,7 +233,7 @@ class Gallery:
         if self.about["align"] not in ALIGNMENTS:
             return f"its alignment is {self.about['align'][:40]!r}"
         if probes and not (self.owner.min() >= 0 and self.owner.max() < people):
-            return "a picture shows nobody"
+            return "a picture shows no face"
         for rows in (self.templates, self.probes):
             if not np.all(np.abs(np.einsum("nd,nd->n", rows, rows) - 1) < 1e-3):
                 return "a template has not length one"

@@ -44,7 +44,7 @@ def faiss() -> Any:
 class Exact:
     """Every template is compared: with faiss, or with a matrix product for one query or where faiss is absent.
 
-    Threads take shards of the templates, each on its own: nobody waits for a slower one after every block, as inside
+    Threads take shards of the templates, each on its own: none waits for a slower one after every block, as inside
     one parallel product. The templates are not copied, unless to the memory of a device, which then does the products.
     """
 

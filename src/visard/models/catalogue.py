@@ -61,11 +61,11 @@ def read(name: str) -> Entry:
     if not NAME.fullmatch(name) or not path.is_file():
         known = [p.parent.name for p in folder().glob(f"*/{CONTRACT}")]
         raise UsageError(f"no model {name[:80]!r} is kept{did_you_mean(name, known)}")
-    told = mapping(read_json(path))
+    kept = mapping(read_json(path))
     fields = Entry.__dataclass_fields__.keys()
-    if told.keys() != fields or not all(isinstance(v, str) and len(v) < 1000 for v in told.values()):
+    if kept.keys() != fields or not all(isinstance(v, str) and len(v) < 1000 for v in kept.values()):
         raise VisardError(f"{path} is damaged: add the model again")
-    entry = Entry(**told)
+    entry = Entry(**kept)
     if entry.name != name or "/" in entry.file or entry.file.startswith("."):
         raise VisardError(f"{path} is damaged: add the model again")
     return entry

@@ -197,7 +197,7 @@ def _check(
     if not sites:
         raise UsageError("give the sites: --sites FOLDER FOLDER ..., or --server for parties elsewhere")
     if len(sites) == 1 and source is None:
-        raise UsageError("one site alone has nobody to adapt with: give two sites or more, or --source too")
+        raise UsageError("one site alone has no other to adapt with: give two sites or more, or --source too")
     given = [str(path) for path in (*sites, source, test) if path is not None]
     if twice := [path for path, times in Counter(given).items() if times > 1]:
         raise UsageError(f"{twice[0]} is given twice")

@@ -305,7 +305,7 @@ def _save(job: _Job, server: Any, metrics: dict[str, Any]) -> None:
     job.events.write("run_finished", seconds=time.perf_counter() - job.begun)
     pooled_bytes = sum(size for sizes in job.pooled.values() for size in sizes.values())
     write_json(folder / "metrics.json", metrics | _of_events(folder / "events.jsonl", pooled_bytes), SHARED)
-    if faces.synthetic:  # nobody's picture, so the report may show some
+    if faces.synthetic:  # of no real person, so the report may show some
         shown = np.arange(0, len(faces), max(1, len(faces) // 24))[:24]
         np.save(folder / "samples.npy", faces.read(shown), allow_pickle=False)
     build_report([folder])
