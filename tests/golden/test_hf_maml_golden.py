@@ -310,6 +310,22 @@ def trained(tmp_path: Path, numerics: Numerics, order: Order, C: float = 0.0) ->
     )  # fmt: skip
 
 
+def test_a_round_has_the_momentum_of_its_settings(tmp_path: Path) -> None:
+    """From 0 in every round: it changes nothing in the first step, and something in the second."""
+    view = toy_world(tmp_path).clients["client-000"].train
+
+    def after(steps: int, momentum: float) -> Tensor:
+        torch.manual_seed(4)
+        model, head = toy_network(), HeadSettings("cosface", 8.0, 0.1).build(view.n_classes, 8)
+        training = MetaTraining(alpha=0.1, steps=steps, batch_size=4, momentum=momentum)
+        rng = torch.Generator().manual_seed(5)
+        meta_train(model, head, view, training, rng, Numerics(), beta=0.1, labels=torch.from_numpy(view.labels))
+        return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+    assert torch.equal(after(1, 0.0), after(1, 0.9))
+    assert not torch.allclose(after(2, 0.0), after(2, 0.9), atol=1e-4)
+
+
 @pytest.mark.parametrize("order", ["hessian-free", "exact"])
 def test_the_passes_on_probes_are_float32_in_a_run_of_bfloat16(
     tmp_path: Path, order: Order, monkeypatch: pytest.MonkeyPatch

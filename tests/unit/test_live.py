@@ -75,7 +75,7 @@ def test_a_run_is_followed_as_its_log_grows(tmp_path: Path, monkeypatch: pytest.
     }
     assert curves["Training loss"]["points"] == [(1, 5.0), (2, 4.0)]
     assert {c["name"]: c["state"] for c in state["clients"]} == {"a": "there", "b": "missing", "c": "slow"}
-    assert not any("\x1b" in text for text in state["messages"])
+    assert not any("\x1b" in text for text in (*state["messages"], *(c["reason"] for c in state["clients"])))
     monkeypatch.setattr(live, "QUIET", -1.0)
     monkeypatch.setattr(live, "_usual", lambda run: 0.0)
     assert run.state()["state"] == "quiet", "nothing new for too long"
@@ -95,6 +95,23 @@ def test_only_whole_lines_count_and_a_new_log_begins_anew(tmp_path: Path) -> Non
     log.path.unlink()
     begin(tmp_path, rounds=9, name="another")
     assert (run.state()["name"], run.state()["done"], run.state()["planned"]) == ("another", 0, 9)
+    longer = begin(tmp_path / "longer", rounds=9, name="a third one")
+    for step in range(5):
+        go_on(longer, step)
+    longer.path.replace(log.path)
+    assert (run.state()["name"], run.state()["done"]) == ("a third one", 5), "also where it is longer than the old one"
+
+
+def test_a_log_that_could_not_be_read_for_a_while_goes_on(tmp_path: Path) -> None:
+    log = begin(tmp_path)
+    run = Followed(tmp_path)
+    text = log.path.read_bytes()
+    log.path.unlink()
+    log.path.mkdir()
+    assert (run.state()["state"], "Is a directory" in run.state()["words"]) == ("stopped", True)
+    log.path.rmdir()
+    log.path.write_bytes(text)
+    assert run.state()["state"] == "running"
 
 
 def test_long_curves_are_thinned_and_end_where_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +183,18 @@ def test_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run is there"):
         watch.watch([tmp_path])
+
+
+def test_a_token_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "token.txt"
+    file.write_text("a-token-of-ones-own\n")
+    assert watch._token(file) == "a-token-of-ones-own"
+    for text in ("short", "with/a/slash/in/it/here", "x" * 201, ""):
+        file.write_text(text)
+        with pytest.raises(UsageError, match="16 to 200 letters"):
+            watch._token(file)
+    with pytest.raises(UsageError, match="No such file"):
+        watch._token(tmp_path / "none")
 
 
 def test_the_page_of_a_run_that_begins_ends_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,6 +7,7 @@ import http.client
 import threading
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.e2e.smoke import SMOKE
@@ -23,13 +24,18 @@ WATCHED = ("method.rounds=3", "evaluation.every=1")
 
 
 class Interrupt(Watcher):
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-        if step == 2:
+    """After the tracker has heard of the second round, and before that round is committed."""
+
+    tests = 0
+
+    def evaluation(self, figures: dict[str, Any]) -> None:
+        self.tests += 1
+        if self.tests == 2:
             raise Interrupted("stop")
 
 
 def resumed(folder: Path, tracker: str) -> Run:
-    """A run that was stopped after its second round, and went on."""
+    """A run that was stopped in its second round, and went on."""
     changes = (*SMOKE, *WATCHED, f'engine.watchers=["{tracker}"]')
     with pytest.raises(Interrupted):
         visard.run("fedavg", out=folder, overrides=changes, watcher=Interrupt())

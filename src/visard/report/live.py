@@ -67,10 +67,11 @@ class Followed:
         except OSError as error:
             self.error = f"{self._log}: {error.strerror}"
             return True
+        was, self.error = self.error, ""
         self._place += len(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         self._events += [event for text in lines if (event := parse_event(text)) is not None]
-        return bool(data)
+        return bool(data or was)
 
     def _described(self) -> Json:
         run = Run(self.folder, latest(self._events), {}, {}, "")
@@ -258,11 +259,6 @@ class LiveView:
         fetching = f"{policy(script)}; connect-src 'self'"
         parts = {"policy": fetching, "version": esc(version()), "style": page_file("style.css"), "script": script}
         return filled("live.html", parts).encode()
-
-    def finished(self) -> bool:
-        """Whether every run has come to its end."""
-        with self.lock:
-            return all(run.state()["state"] in ("finished", "stopped") for run in self.runs)
 
     def serve(self) -> None:
         """Answer until `close`."""

@@ -42,7 +42,7 @@ class MLflow(Watcher):
         except ImportError:
             raise UsageError("engine.watchers = mlflow: pip install 'visard[mlflow]'") from None
         self._client, self._metric, self._param = MlflowClient(tracking_uri=store), Metric, Param
-        self._folder, self._step, self._run = folder, 0, ""
+        self._step, self._run = 0, ""
 
     def begun(self, folder: Path) -> None:
         known = folder / "mlflow.json"
