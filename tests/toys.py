@@ -43,18 +43,18 @@ from visard.numerics import Numerics
 SIZE = 32
 
 
-def noise_faces(out: Path, identities: int = 12, images: int = 6, seed: int = 0) -> FaceSet:
+def noise_faces(out: Path, identities: int = 12, images: int = 6, seed: int = 0, size: int = SIZE) -> FaceSet:
     """Each identity is a colour, each picture that colour with noise."""
     rng = np.random.default_rng(seed)
     colour = rng.integers(40, 215, (identities, 1, 1, 3))
     names = [f"person-{i:03d}" for i in range(identities)]
     n = identities * images
     with FaceSetWriter(
-        out, count=n, size=SIZE, names=names, domains=["noise"], attributes=["Male"],
+        out, count=n, size=size, names=names, domains=["noise"], attributes=["Male"],
         info={"kind": "synthetic", "name": "noise"},
     ) as writer:  # fmt: skip
         identity = np.repeat(np.arange(identities), images)
-        noise = rng.integers(-40, 40, (n, SIZE, SIZE, 3))
+        noise = rng.integers(-40, 40, (n, size, size, 3))
         pictures = np.clip(colour[identity] + noise, 0, 255).astype(np.uint8)
         attributes = np.where(identity[:, None] % 2, 1, -1).astype(np.int8)
         files = [f"{names[i]}/{k}.png" for k, i in enumerate(identity)]

@@ -18,12 +18,14 @@ from tests.engines.deployed import Deployment
 
 import visard
 from visard.cli import main
+from visard.config import EvaluationSettings
 from visard.data.faces import FaceSet
 from visard.data.sources.importing import import_faces
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.engines.watchers import Watcher
 from visard.errors import UsageError, VisardError
 from visard.report.run_folder import read_run
+from visard.text import percent
 
 QUICK = ["method.rounds=2", "method.training.amount=2", "method.training.batch_size=16", "engine.kind=local"]
 SIDE = 32
@@ -129,6 +131,13 @@ def test_what_it_says(whole: visard.Adapted) -> None:
         ("visitors", "test", 6),
     ]  # fmt: skip
     page = whole.report.read_text()
+    body = page.partition("<main")[2].partition("config.toml")[0]
+    changes = [change for test in whole.tests for change in test.changes]
+    thresholds = [f"{value:.4f}" for c in changes for value in (c.threshold_before, c.threshold_after)]
+    rates = [f"{percent(c.before)} → {percent(c.after)}" for c in changes]
+    for figures in (thresholds, rates):
+        for figure in figures:
+            assert body.count(figure) == figures.count(figure), "each figure stands once"
     for words in (
         "Before and after",
         "Threshold after",
@@ -137,7 +146,7 @@ def test_what_it_says(whole: visard.Adapted) -> None:
         "enrol again",
     ):
         assert words in page
-    assert "estimate" not in page.partition("<main")[2].partition("config.toml")[0]
+    assert "estimate" not in body
     assert not [p for p in (whole.folder / "faces").rglob("*") if p.is_file() and p.stat().st_mode & 0o077]
 
 
@@ -214,6 +223,24 @@ def test_sites_with_names(desk: Path, here: Path, method: str | None) -> None:
     assert {name: len(rows["train"]) for name, rows in content["clients"].items() if name != "source"} == {
         "harbour": 24, "market": 24,
     }  # fmt: skip
+
+
+def test_how_pictures_go_in_is_what_the_user_says(desk: Path, whole: visard.Adapted, here: Path) -> None:
+    """`--input imagenet --order bgr`: the network is tested, trained and exported so."""
+    how = {"input": "imagenet", "order": "bgr"}
+    done = adapted(desk, "mine", *LOOSE, test="visitors", far=(0.1,), **how)
+    given, made = visard.load_model(desk / "small.onnx", **how), visard.load_model(done.onnx)
+    assert made.inputs == given.inputs
+    faces = FaceSet.open(done.folder / "faces" / "visitors")
+    for model, rate in ((given, "before"), (made, "after")):
+        settings = EvaluationSettings(far=(0.1,), bootstrap=0)
+        point = visard.evaluate(model, faces, protocols=["verification"], settings=settings).verification.tar[0]
+        assert getattr(done.tests[0].changes[0], rate) == pytest.approx(point.tar, abs=0.02), rate
+        assert getattr(done.tests[0].changes[0], f"threshold_{rate}") == pytest.approx(point.threshold, abs=1e-4)
+    plain = visard.evaluate(
+        visard.load_model(desk / "small.onnx"), faces, protocols=["verification"], settings=settings
+    )
+    assert plain.verification.tar[0].threshold != pytest.approx(done.tests[0].changes[0].threshold_before, abs=1e-4)
 
 
 def command(*words: str) -> None:

@@ -19,6 +19,7 @@ from visard.data.synthetic.sets import make
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SMALL_ADAPTATION = ["method.rounds=1", "method.training.amount=2", "engine.kind=local"]
 NOT_HERE = {"results"}  # pages that report long runs on data that a reader may not have
 
 
@@ -49,7 +50,7 @@ def run_command(words: list[str]) -> None:
         small = [s for s in SMOKE if not s.startswith("evaluation.every")]
         words = [*words, *(part for s in small for part in ("--set", s))]
     if words[1] == "adapt":
-        words = [*words, "--set", "method.rounds=1", "--set", "method.training.amount=2", "--set", "engine.kind=local"]
+        words = [*words, *(part for s in SMALL_ADAPTATION for part in ("--set", s))]
     sys.argv = words
     try:
         main()
@@ -80,11 +81,15 @@ def test_commands_of_the_page(page: Path, desk: Path, capsys: pytest.CaptureFixt
         run_command(["visard", "run", "demo", "--out", "runs/demo"])
     for words in commands(page):
         run_command(words)
+    if page.parent.name == "tasks":  # with what the commands made
+        for block in blocks(page, "python"):
+            code = block.replace('method="fedfr-da", ', f'method="fedfr-da", overrides={SMALL_ADAPTATION!r}, ')
+            exec(compile(code, str(page), "exec"), {})
     capsys.readouterr()
 
 
 def test_python_of_the_quickstart(desk: Path) -> None:
-    run_command(shlex.split("visard data import folder photos --out data/mine --size 64"))
+    run_command(shlex.split("visard data import folder photos --out data/mine"))
     run_command(["visard", "run", "fedavg", "--out", "runs/python"])
     for page in (ROOT / "README.md", ROOT / "docs" / "quickstart.md"):
         for block in blocks(page, "python"):

@@ -99,6 +99,36 @@ def test_enrol_identify_verify(work: Path, visard_: Callable[..., str]) -> None:
     assert "no decision without a threshold" in out
 
 
+def test_mirror_images_of_a_gallery_are_those_of_its_queries(work: Path, visard_: Callable[..., str]) -> None:
+    """Enrolled with --flip from one picture each: the same picture has a score of 1, by search and by pair."""
+    for person in range(PEOPLE):
+        for k in range(1, EACH):
+            (work / "photos" / f"person-{person}" / f"{k}.png").unlink()
+    visard_("enroll", "photos", "--model", "m.safetensors", "--gallery", "g.gallery", "--flip")
+    picture = "photos/person-3/0.png"
+    found = json.loads(visard_("identify", picture, "--gallery", "g.gallery", "--json"))
+    assert found["images"][0]["matches"][0] == {"person": "person-3", "score": pytest.approx(1, abs=1e-6)}
+    other = "photos/person-4/0.png"
+    pair = json.loads(visard_("verify", picture, other, "--gallery", "g.gallery", "--json"))["score"]
+    plain = json.loads(visard_("verify", picture, other, "--model", "m.safetensors", "--json"))["score"]
+    matches = {m["person"]: m["score"] for m in found["images"][0]["matches"]}
+    if "person-4" in matches:
+        assert pair == pytest.approx(matches["person-4"], abs=1e-6)
+    assert pair != pytest.approx(plain, abs=1e-6)
+
+
+def test_faces_of_another_size_are_resized(work: Path, visard_: Callable[..., str]) -> None:
+    import_faces("folder", work / "photos", work / "large", size=48, align="none")
+    out = visard_("eval", "m.safetensors", "--data", "large", "--protocol", "verification")
+    assert "note the pictures have 48 x 48 pixels, the model takes 32 x 32: they are reduced" in out
+    assert "accuracy" in out
+    assert "48 x 48" in visard_("embed", "large", "--model", "m.safetensors", "--out", "f.npy")
+    assert "48 x 48" in visard_("cluster", "large", "--model", "m.safetensors", "--out", "l.csv")
+    args = ("--data", "large", "--protocol", "verification", "--json")
+    assert json.loads(visard_("eval", "f.npy", *args)) == json.loads(visard_("eval", "m.safetensors", *args))
+    assert "the pictures have" not in visard_("eval", "m.safetensors", "--data", "set", "--protocol", "verification")
+
+
 def test_an_encrypted_gallery(
     work: Path, visard_: Callable[..., str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,8 +9,8 @@ from visard.errors import VisardError
 from visard.evaluation.paired import compare
 
 
-def slow(features: np.ndarray, identity: np.ndarray, far: float) -> tuple[float, dict[int, list[bool]], float]:
-    """TAR, whether each genuine pair of each person is accepted, and the threshold, by sorting all impostors."""
+def slow(features: np.ndarray, identity: np.ndarray, far: float) -> tuple[float, dict[int, list[bool]], list[float]]:
+    """TAR, whether each genuine pair of each person is accepted, and between which two impostors the threshold is."""
     x = features / np.linalg.norm(features, axis=1, keepdims=True)
     genuine: dict[int, list[float]] = {}
     impostors = []
@@ -26,7 +26,7 @@ def slow(features: np.ndarray, identity: np.ndarray, far: float) -> tuple[float,
     first_refused = impostors[allowed]
     kept = {person: [s > first_refused for s in scores] for person, scores in genuine.items()}
     accepted = [a for scores in kept.values() for a in scores]
-    return sum(accepted) / len(accepted), kept, first_refused
+    return sum(accepted) / len(accepted), kept, [first_refused, impostors[allowed - 1]]
 
 
 def test_change_and_its_interval() -> None:
@@ -38,12 +38,16 @@ def test_change_and_its_interval() -> None:
     (lax, strict) = compare(before, after, identity, (0.1, 0.02), bootstrap=4000)
     for change, far in ((lax, 0.1), (strict, 0.02)):
         old, old_pairs, below = slow(before, identity, far)
-        new, new_pairs, _ = slow(after, identity, far)
+        new, new_pairs, later = slow(after, identity, far)
         assert change.far == far
         assert change.before == pytest.approx(old)
         assert change.after == pytest.approx(new)
         assert change.difference == pytest.approx(new - old)
-        assert change.threshold_before > below
+        strangers = sum(a != b for k, a in enumerate(identity) for b in identity[:k])
+        assert change.false_accepts == pytest.approx(far * strangers)
+        assert below[0] < change.threshold_before <= below[1] + 1e-6
+        assert later[0] < change.threshold_after <= later[1] + 1e-6
+        assert below[1] < later[0] or later[1] < below[0], "they are not the same"
         draw = np.random.default_rng(99)
         spread = []
         for _ in range(4000):  # people with replacement, the same ones before and after

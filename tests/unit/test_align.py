@@ -58,6 +58,24 @@ def test_too_few_points() -> None:
         warp(pixels(0), found[0], 112)
 
 
+def test_landmarks_of_a_crop_are_of_pixel_centres() -> None:
+    """The centre square of 20 of 40 pixels, twice as large: the centre of pixel 10 is half a pixel from the edge."""
+    points = np.full((1, 5, 2), 10.0, np.float32)
+    (framed,) = pictures.Framing(pictures.Crop(20), landmarks=points)(encode(pixels(0, 40)), 0, 40)
+    assert framed.points is not None
+    assert np.allclose(framed.points, 0.5)
+
+
+def test_a_given_box_without_landmarks_gets_a_margin() -> None:
+    """IJB-A: 20 pixels of a box become the middle of 26."""
+    picture = np.zeros((100, 100, 3), np.uint8)
+    picture[40:60, 40:60] = 255
+    box, nothing = np.array([(40, 40, 20, 20)], np.float32), np.full((1, 5, 2), np.nan, np.float32)
+    (framed,) = pictures.Framing(align="landmarks", landmarks=nothing, boxes=box)(encode(picture), 0, 104)
+    bright = np.flatnonzero(framed.square[52, :, 0] > 127)
+    assert (bright[0], bright[-1]) == (12, 91), "3 of 26 pixels, four times as large, lie on either side"
+
+
 # through an import ----------------------------------------------------------------------------------
 
 

@@ -57,6 +57,7 @@ i64 = lambda *v: np.array(v, np.int64)  # noqa: E731
 CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Conv": ([node("Conv", "c v", "z", group=3, dilations=[2, 2], pads=[1, 2, 0, 1])], {"v": f32(6, 2, 2, 2)}),
     "Conv auto_pad": ([node("Conv", "c v", "z", auto_pad="SAME_UPPER", strides=[2, 2])], {"v": f32(4, 6, 3, 3)}),
+    "Conv auto_pad lower": ([node("Conv", "c v", "z", auto_pad="SAME_LOWER", strides=[2, 2])], {"v": f32(4, 6, 3, 3)}),
     "BatchNormalization": (
         [node("BatchNormalization", "c s t m v", "z", epsilon=0.01)],
         {"s": f32(6), "t": f32(6), "m": f32(6), "v": f32(6, low=0.1)},
@@ -106,6 +107,11 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Concat": ([node("Relu", "c", "r"), node("Concat", "c r", "z", axis=-3)], {}),
     "Pad": ([node("Pad", "c p v", "z")], {"p": i64(0, 1, 2, 0, 0, 0, 1, 3), "v": np.float32(0.7)}),
     "Pad reflect": ([node("Pad", "c p", "z", mode="reflect")], {"p": i64(0, 0, 1, 0, 0, 0, 0, 2)}),
+    "Pad edge": ([node("Pad", "c p", "z", mode="edge")], {"p": i64(0, 0, 1, 0, 0, 0, 0, 2)}),
+    "Pad of some axes": (
+        [node("Pad", "c p v a", "z")],
+        {"p": i64(1, 0, 2, 3), "v": np.float32(0.7), "a": i64(-1, 2)},
+    ),
     "Constant": ([node("Constant", "", "k", value_float=0.5), node("Mul", "c k", "z")], {}),
     "Identity": ([node("Identity", "c", "z")], {}),
     "Dropout": ([node("Dropout", "c", "z")], {}),
@@ -116,9 +122,17 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
         ],
         {"zero": np.int64(0), "zeros": i64(0), "rest": i64(36, 6)},
     ),
+    "Shape divided": (
+        [
+            node("Shape", "c", "s"), node("Gather", "s two", "h", axis=0), node("Div", "h four", "d"),
+            node("Mul", "d two2", "m"), node("Concat", "zero m rest", "t", axis=0), node("Reshape", "c t", "z"),
+        ],  # 6 / 4 of whole numbers is 1
+        {"two": i64(2), "four": i64(4), "two2": i64(2), "zero": i64(0), "rest": i64(108)},
+    ),
     "Gather": ([node("Gather", "c k", "z", axis=1)], {"k": i64(2, -1, 0)}),
     "Gather one": ([node("Gather", "c k", "z", axis=2)], {"k": np.int64(3)}),
     "Squeeze": ([node("GlobalAveragePool", "c", "g"), node("Squeeze", "g a", "z")], {"a": i64(-1, 2)}),
+    "Squeeze of all": ([node("GlobalAveragePool", "c", "g"), node("Squeeze", "g", "z")], {}),
     "Unsqueeze": ([node("Unsqueeze", "c a", "z")], {"a": i64(1)}),
     "Slice": ([node("Slice", "c a q d e", "z")], {"a": i64(1, 0), "q": i64(5, -1), "d": i64(1, 3), "e": i64(2, 1)}),
     "Slice back": ([node("Slice", "c a q d e", "z")], {"a": i64(-1), "q": i64(-(2**63)), "d": i64(1), "e": i64(-1)}),
@@ -217,6 +231,9 @@ HOSTILE: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "counts pictures": (
         [node("Shape", "c", "s"), node("Gather", "s o", "n"), node("Cast", "n", "k", to=1), node("Mul", "c k", "z")],
         {"o": np.int64(0)}, NONE,
+    ),
+    "backwards over a part": (
+        [node("Slice", "c a q d e", "z")], {"a": i64(-1), "q": i64(2), "d": i64(1), "e": i64(-1)}, "goes backwards",
     ),
     "slopes along a row": ([node("PRelu", "c s", "z")], {"s": f32(6)}, "slopes of shape"),
 }  # fmt: skip

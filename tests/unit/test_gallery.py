@@ -260,6 +260,21 @@ def test_enrolling_a_folder(flat: bool, model_path: Path, tmp_path: Path) -> Non
         features_of([photos / "notes.txt"], model)
 
 
+def test_pictures_with_short_features_are_left_out(model_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for k in range(6):
+        (tmp_path / "photos" / f"p{k}.png").write_bytes(encode(pixels(k, 32)))
+    model = load_model(model_path)
+    norm = model.embed(tmp_path / "photos", align="none").norm
+    limit = float(np.sort(norm)[2:4].mean())
+    gallery, skipped = enrol_folder(tmp_path / "photos", model, min_norm=limit)
+    assert gallery.names == tuple(f"p{k}" for k in range(6) if norm[k] > limit)
+    assert [file for file, _ in skipped] == [f"p{k}.png" for k in range(6) if norm[k] < limit]
+    assert all("its feature has length" in reason for _, reason in skipped)
+    with pytest.raises(UsageError, match="not one of 6 pictures could be used"):
+        enrol_folder(tmp_path / "photos", model, min_norm=1e6)
+
+
 def test_the_model_of_a_gallery(model_path: Path, tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(encode(pixels(1, 32)))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import zipfile
 import zlib
@@ -104,6 +105,28 @@ def test_large_jpeg_is_decoded_small_and_looks_the_same() -> None:
     fast = decode(encoded(picture, "JPEG", quality=95), 64, Crop(800)).astype(int)
     exact = decode(encoded(picture, "PNG"), 64, Crop(800)).astype(int)
     assert np.abs(fast - exact).max() <= 4
+
+
+def test_large_pictures_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, done = encoded(plain()), list[Pixels]()
+    monkeypatch.setattr(pictures, "LARGE", 64 * 64 - 1)
+    worker = threading.Thread(target=lambda: done.append(decode(data, 16, CENTRE)))
+    with pictures.ONE_AT_A_TIME:
+        worker.start()
+        worker.join(0.2)
+        assert worker.is_alive()
+    worker.join(10)
+    assert len(done) == 1
+    monkeypatch.setattr(pictures, "LARGE", 64 * 64)
+    with pictures.ONE_AT_A_TIME:
+        assert decode(data, 16, CENTRE).shape == (16, 16, 3)
+
+
+def test_pictures_that_need_more_memory_may_have_fewer_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_OTHER", 64 * 64 - 1)
+    assert decode(encoded(plain()), 16, CENTRE).shape == (16, 16, 3)
+    with pytest.raises(ValueError, match="64 x 64 pixels are too many"):
+        decode(encoded(plain((*RED, 128), mode="RGBA")), 16, CENTRE)
 
 
 def test_a_picture_of_the_right_size_is_not_touched() -> None:

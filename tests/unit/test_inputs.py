@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.toys import noise_faces
 
 import visard
 from visard.data.augment import to_float
@@ -114,12 +115,22 @@ def test_a_model_file_says_how_pictures_go_in(tmp_path: Path) -> None:
 
 
 def test_pictures_of_another_size(tmp_path: Path) -> None:
+    """Squares are resized, also those of face sets, and a line says so; anything else is refused."""
     path = model_file(tmp_path)
+    model, said = visard.load_model(path), list[str]()
     pictures = RNG.integers(0, 256, (2, 48, 48, 3), dtype=np.uint8)
-    with pytest.raises(UsageError, match=r"\(n, 32, 32, 3\)"):
-        visard.embed(visard.load_model(path), pictures)
-    found = visard.embed(visard.load_model(path, size=32), pictures)
-    assert np.array_equal(found, visard.embed(visard.load_model(path), resized(pictures, 32)))
+    assert np.array_equal(visard.embed(model, pictures), visard.embed(model, resized(pictures, 32)))
+    faces = noise_faces(tmp_path / "set", 3, 2, size=48)
+    found = model.embed(faces, say=said.append)
+    assert np.array_equal(found.features, visard.embed(model, resized(np.array(faces.pixels), 32)))
+    assert said == ["the pictures have 48 x 48 pixels, the model takes 32 x 32: they are reduced"]
+    assert model.resizes(np.zeros((1, 16, 16, 3), np.uint8)) == (
+        "the pictures have 16 x 16 pixels, the model takes 32 x 32: they are enlarged, which adds no detail"
+    )
+    assert model.resizes(np.zeros((1, 32, 32, 3), np.uint8)) is None
+    for wrong in (pictures[:, :20], pictures[0], pictures.astype(np.float32), pictures[..., :1]):
+        with pytest.raises(UsageError, match=r"\(n, 32, 32, 3\) or other squares, which are resized, not"):
+            model.embed(wrong)
     with pytest.raises(UsageError, match="takes pictures of 32 pixels, not 48"):
         visard.load_model(path, size=48)
 

@@ -268,6 +268,43 @@ def test_merged_sets_are_one_set_of_their_own(two: list[Member], tmp_path: Path)
         merge(joined, tmp_path / "all")
 
 
+def test_merged_sets_keep_landmarks_quality_and_what_was_skipped(tmp_path: Path) -> None:
+    members, arrays = [], []
+    for k, name in enumerate(("a", "b")):
+        about = {"landmarks": np.full((3, 5, 2), k, np.float32), "quality": np.full((3, 5), 0.5 + k, np.float32)}
+        with FaceSetWriter(
+            tmp_path / name, count=3, size=8, names=["p"], domains=["d"], attributes=[], info={"skipped_count": 1}
+        ) as w:
+            w.write(0, np.full((3, 8, 8, 3), k, np.uint8), [0] * 3, [0] * 3, np.zeros((3, 0)), ["x.png"] * 3)
+            for key, values in about.items():
+                w.attach(key, values)
+            w.attach("skipped", np.array([[0, 0, k]], np.int32))
+        members.append(Member(name, FaceSet.open(tmp_path / name)))
+        arrays.append(about)
+    merged = FaceSet.open(merge(Joined(members), tmp_path / "both"))
+    for key in ("landmarks", "quality"):
+        assert np.array_equal(merged.extra(key), np.concatenate([about[key] for about in arrays])), key
+    left = merged.skipped()
+    assert left is not None
+    assert (left.identity.tolist(), left.domain.tolist(), left.reason.tolist()) == ([0, 1], [0, 1], [0, 1])
+    bare = Member("bare", make(tmp_path / "bare", 1, 3))
+    some = FaceSet.open(merge(Joined([members[0], bare]), tmp_path / "some"))
+    with pytest.raises(UsageError, match=r"no landmarks\.npy"):
+        some.extra("landmarks")
+    assert some.skipped() is None, "of one of them it is not known"
+
+
+def test_sets_that_were_cut_differently_are_said_to_be(tmp_path: Path) -> None:
+    one, two, other = (
+        Member(name, make(tmp_path / name, seed=k, align=align))
+        for k, (name, align) in enumerate((("a", "five"), ("b", "five"), ("c", "haar")))
+    )
+    alike, mixed = Joined([one, two]), Joined([one, two, other])
+    assert (alike.align, alike.cut_differently()) == ("five", "")
+    assert (mixed.align, mixed.info["align"]) == ("none", "none")
+    assert mixed.cut_differently().startswith("faces are cut differently (a five, b five, c haar)")
+
+
 def test_a_merge_that_is_stopped_leaves_nothing(two: list[Member], tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt

@@ -169,7 +169,7 @@ def small_model() -> FaceModel:
     torch.manual_seed(3)
     network = build("tiny", embedding=16, size=32).eval()
     inputs = Inputs(order="bgr", mean=(0.4, 0.5, 0.6), size=32)
-    return FaceModel(network, inputs.to_spec() | {"model": "tiny", "embedding": "16"})
+    return FaceModel(network, inputs.to_spec() | {"model": "tiny", "embedding": "16", "align": "haar"})
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +187,7 @@ def test_an_export_gives_the_same_features_and_says_how_pictures_go_in(exported:
     model, path = exported
     again = visard.load_model(path)
     assert again.inputs == model.inputs
+    assert again.align == "haar"
     pictures = RNG.integers(0, 256, (9, 32, 32, 3), dtype=np.uint8)
     one, two = visard.embed(model, pictures, flip=True), visard.embed(again, pictures, flip=True)
     assert np.abs(one - two).max() <= 1e-5 * np.abs(one).max()

@@ -19,7 +19,7 @@ from visard import models, plugins
 from visard.errors import UsageError, VisardError
 from visard.inference.model import FaceModel
 from visard.models import catalogue
-from visard.models.files import open_model, start
+from visard.models.files import open_model, save_model, start
 from visard.models.inputs import Inputs
 from visard.models.published import looks_like, recognise
 
@@ -98,7 +98,7 @@ def weights_of(network: nn.Module) -> dict[str, Tensor]:
         if "running" in name:
             drawn = torch.rand(value.shape, generator=rng)
             value.copy_(drawn + 0.5 if name.endswith("var") else 0.2 * (drawn - 0.5))
-    return {k: v for k, v in network.state_dict().items() if not k.startswith(("gdc", "gdn", "fc.", "last"))}
+    return {k: v for k, v in network.state_dict().items() if not k.startswith(("gdc.", "gdn.", "fc.", "last."))}
 
 
 @pytest.mark.parametrize(("scale", "blocks"), [(2, (1, 4, 6, 2)), (1, (2, 1, 2, 1))])
@@ -192,6 +192,61 @@ def test_resnets_of_torchvision_and_timm(tmp_path: Path, deep: bool, d: bool, cl
         assert first.keys() == ours.state_dict().keys()
 
 
+class FoamliuMobile(Names):
+    """foamliu's network, narrow: ReLU6, expanding blocks with shortcuts, a last map of 2 x 2 pixels for 32 x 32."""
+
+    BLOCKS = ((2, 8, 2, 2), (4, 16, 1, 2), (2, 16, 2, 1), (4, 16, 1, 2), (2, 16, 1, 1))  # as the paper's table: t c n s
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.todo: list[tuple] = []
+        self.block("conv1", 3, 8, 3, 2)
+        for name, kernel, groups in (("depthwise", 3, 8), ("pointwise", 1, 1)):
+            conv = self.put(f"dw_conv.{name}", nn.Conv2d(8, 8, kernel, 1, kernel // 2, groups=groups, bias=False))
+            norm = self.put(f"dw_conv.bn{1 + (kernel == 1)}", nn.BatchNorm2d(8))
+            self.todo.append((False, [conv, norm, nn.ReLU()]))
+        width, number = 8, 0
+        for expand, out, count, stride in self.BLOCKS:
+            for k in range(count):
+                name, inner, s = f"features.{number}.conv", width * expand, stride if k == 0 else 1
+                made = self.block(f"{name}.0", width, inner, 1, run=False)
+                made += self.block(f"{name}.1", inner, inner, 3, s, inner, run=False)
+                made += [self.put(f"{name}.2", nn.Conv2d(inner, out, 1, bias=False))]
+                made += [self.put(f"{name}.3", nn.BatchNorm2d(out))]
+                self.todo.append((s == 1 and width == out, made))
+                width, number = out, number + 1
+        self.block("conv2", width, 24, 1)
+        pooled = self.put("gdconv.depthwise", nn.Conv2d(24, 24, 2, groups=24, bias=False))
+        self.todo.append((False, [pooled, self.put("gdconv.bn", nn.BatchNorm2d(24))]))
+        self.todo.append((False, [self.put("conv3", nn.Conv2d(24, 12, 1)), self.put("bn", nn.BatchNorm2d(12))]))
+
+    def block(self, name: str, a: int, b: int, k: int, s: int = 1, g: int = 1, run: bool = True) -> list:
+        made = [self.put(f"{name}.0", nn.Conv2d(a, b, k, s, k // 2, groups=g, bias=False))]
+        made += [self.put(f"{name}.1", nn.BatchNorm2d(b)), nn.ReLU6()]
+        nn.init.constant_(made[1].weight, 6.0)  # so that some values reach the upper end of ReLU6
+        if run:
+            self.todo.append((False, made))
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        for shortcut, layers in self.todo:
+            y = x
+            for layer in layers:
+                y = layer(y)
+            x = x + y if shortcut else y
+        return x.flatten(1)
+
+
+def test_mobilefacenet_of_foamliu(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    theirs = FoamliuMobile().eval()
+    torch.save(weights_of(theirs), tmp_path / "mobilefacenet.pt")
+    ours, spec = open_model(tmp_path / "mobilefacenet.pt")
+    assert (spec["size"], spec["embedding"], spec["mean"]) == ("32", "12", "0.485,0.456,0.406")
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.shared
 def test_foamliu_file_is_its_onnx(tmp_path: Path) -> None:
     home = Path(__file__).parents[3] / "shared" / "data" / "models"
@@ -209,6 +264,7 @@ def test_iresnet_is_found_in_run_as_in_eval(tmp_path: Path) -> None:
     torch.save(network.state_dict(), tmp_path / "backbone.pth")
     spec, weights = start(tmp_path / "backbone.pth", "tiny", None, 64)
     assert (spec["model"], spec["size"], spec["embedding"]) == ("iresnet18", "32", "32")
+    assert spec["align"] == "five", "as nearly every public network was trained"
     assert weights.keys() == network.state_dict().keys()
 
 
@@ -300,6 +356,24 @@ def test_a_kept_model_has_its_contract_everywhere(kept: Path, tmp_path: Path, ca
     assert catalogue.entries() == []
     with pytest.raises(Ended, match="a model file ends in"):
         command("embed", tmp_path / "set", "--model", "mine", "--out", tmp_path / "f.npy")
+
+
+def test_the_alignment_of_a_kept_model_is_the_users_or_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model of visard that was trained on faces as they came, and one whose file says that it wants a Haar box."""
+    monkeypatch.setenv("VISARD_CACHE", str(tmp_path / "cache"))
+    weights, spec = models.build("tiny", embedding=16, size=32).state_dict(), {"model": "tiny", "embedding": "16"}
+    save_model(tmp_path / "own.safetensors", weights, spec | {"size": "32"})
+    save_model(tmp_path / "haar.safetensors", weights, spec | {"size": "32", "align": "haar"})
+    for file, words, align in (
+        ("own", (), "none"), ("haar", (), "haar"), ("haar", ("--align", "none"), "none"),
+        ("own", ("--align", "five"), "five"),
+    ):  # fmt: skip
+        command("models", "add", tmp_path / f"{file}.safetensors", "--name", "m", *words)
+        assert visard.load_model("m").align == align
+    with pytest.raises(Ended, match="--align eyes: must be five, haar or none"):
+        command("models", "add", tmp_path / "own.safetensors", "--name", "m", "--align", "eyes")
 
 
 def test_evaluation_says_the_contract_and_that_pictures_are_not_aligned(

@@ -56,7 +56,10 @@ def add(
     ] = None,
     size: Annotated[int | None, typer.Option(help="side of its pictures, where the file leaves it open")] = None,
     bgr: Annotated[bool, typer.Option("--bgr", help="blue comes first")] = False,
-    align: Annotated[str, typer.Option(help="how faces must be cut: five (points), haar or none")] = "five",
+    align: Annotated[
+        str | None,
+        typer.Option(help="how faces must be cut: five (points), haar or none (default: what the file says, or five)"),
+    ] = None,
     licence: Annotated[str, typer.Option(help="a note: under which licence you have it")] = "",
     network: Annotated[
         str | None, typer.Option(help="package.module:factory, for weights of a network of your own")
@@ -83,7 +86,7 @@ def add(
     options.load_plugins(plugin)
     if not catalogue.NAME.fullmatch(name) or name.lower().endswith(ENDINGS) or len(licence) > 500:
         raise UsageError(f"--name {name}: letters, digits and _-. (up to 64), and no file ending")
-    if align not in ("five", "haar", "none"):
+    if align not in (None, "five", "haar", "none"):
         raise UsageError(f"--align {align}: must be five, haar or none")
     kind, mean, std = _input(input)
     made, spec = open_model(
@@ -92,7 +95,7 @@ def add(
     kept = {key: spec.get(key, "") for key in ("model", "embedding", "size", "order", "mean", "std")}
     entry = catalogue.Entry(
         name, f"model{file.suffix.lower()}", catalogue.digest(file), **kept,
-        align=spec.get("align", align), licence=licence or spec.get("licence", ""),
+        align=align or FaceModel(made, spec).align, licence=licence or spec.get("licence", ""),
     )  # fmt: skip
     catalogue.add(file, entry)
     say(f"{name}: {FaceModel(made, spec | entry.contract).contract}")

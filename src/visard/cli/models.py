@@ -7,7 +7,7 @@ import math
 from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from visard.cli.console import bar, list_skipped, mark, say, share, table
 from visard.errors import UsageError
 from visard.evaluation.metrics import FAR, doubts
 from visard.text import size
+
+if TYPE_CHECKING:
+    from visard.data.sources.catalog import DataSettings
 
 Rows = list[tuple[str, str, str]]
 
@@ -83,7 +86,7 @@ def evaluate(
         raise UsageError("give a model and --data DATASET, or --run RUN to test on the held-out people of a run")
     from visard.cli.groups import show_groups
     from visard.config import EvaluationSettings
-    from visard.data.sources.catalog import DataSettings, open_faces
+    from visard.data.sources.catalog import open_faces
     from visard.inference.features import read_features
     from visard.inference.model import evaluate as run_tests
     from visard.inference.model import open_data
@@ -99,10 +102,11 @@ def evaluate(
         tested: Any = read_features(model, faces)
     else:
         tested = open_model(model)
-        faces = open_faces(DataSettings(size=tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
+        faces = open_faces(drawn(tested.size)) if data == "synthetic" else open_data(data)  # type: ignore[assignment]
         if not as_json:
             say(f"pictures go in as {tested.contract}")
-            if line := tested.misaligned(getattr(faces, "faces", faces)):
+            view = open_data(faces)
+            for line in filter(None, (tested.misaligned(view.faces), tested.resizes(view))):
                 mark("note", line)
     protocols = ("verification", "identification") if protocol is Protocol.both else (protocol.value,)
     with nullcontext() if as_json else bar("embedding", 1) as shown:
@@ -130,6 +134,13 @@ def evaluate(
             mark("caution", text)
 
 
+def drawn(side: int, **how: int) -> DataSettings:
+    """Synthetic faces as large as a network takes them, or nearly so: they have 32 to 112 pixels."""
+    from visard.data.sources.catalog import DataSettings
+
+    return DataSettings(size=min(112, max(32, side)), **how)
+
+
 def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path, as_json: bool) -> None:
     """Test a model, by default the run's own, on the people that no client of a run has, with the run's settings."""
     from visard.inference.model import evaluate as run_tests
@@ -148,6 +159,8 @@ def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path
     if as_json:
         print(json.dumps(found, indent=1))
         return
+    for line in filter(None, {opened.resizes(view) for view in views.values()}):
+        mark("note", line)
     own = read_run(run).tests
     for name, figures in found.items():
         known = {r["figure"]: r["value"] for r in headline(own.get(name, {}))}
@@ -309,7 +322,7 @@ def cluster(
         view = open_data(source)
         loaded = open_model(model)
         with bar("embedding", len(view)) as shown:
-            vectors = vectors_of(loaded.embed(view, progress=shown.progress).features, view)
+            vectors = vectors_of(loaded.embed(view, say=say, progress=shown.progress).features, view)
     found, report = label(vectors, settings)
     beside = write_labels(out, found, vectors, report)
     if as_json:
@@ -359,7 +372,7 @@ def export(
 
       visard export runs/demo/model.safetensors --onnx small.onnx --int8 --data data/mine
     """
-    from visard.data.sources.catalog import DataSettings, open_faces
+    from visard.data.sources.catalog import open_faces
     from visard.inference.export import export as write
     from visard.inference.model import open_data
 
@@ -370,10 +383,8 @@ def export(
     loaded = open_model(model)
     faces = None
     if int8:
-        small = DataSettings(size=min(112, max(32, loaded.size)), identities=50, images_per_identity=8)
+        small = drawn(loaded.size, identities=50, images_per_identity=8)
         faces = open_faces(small) if data == "synthetic" else open_data(data)
-        if data == "synthetic" and faces.size != loaded.size:  # type: ignore[union-attr]
-            raise UsageError(f"synthetic faces have 32 to 112 pixels, the model takes {loaded.size}: name --data")
     made, loss = write(
         loaded, onnx, int8=int8, data=faces, static=static, dynamic_batch=not fixed_batch, opset=opset
     )  # fmt: skip

@@ -43,7 +43,7 @@ def opens_a_model(command: Callable[..., None]) -> Callable[..., None]:
             typer.Option(help="how pictures go in: arcface, cosface, imagenet or raw (default: what the file says)"),
         ] = None,
         size: Annotated[
-            int | None, typer.Option(help="pixels that the network takes; other pictures are resized")
+            int | None, typer.Option(help="pixels that the network takes, where its file leaves it open")
         ] = None,
         order: Annotated[str | None, typer.Option(help="channels: rgb or bgr")] = None,
         mean: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,

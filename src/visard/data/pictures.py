@@ -40,6 +40,7 @@ EXTENSIONS = (
 # raster formats alone: Pillow would start an outside program for PostScript
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF", "TGA")
 ALIGNMENTS = ("none", "five", "landmarks", "haar")
+CUTS = {"five": "aligned to five points", "haar": "cut by a Haar box", "none": "not aligned"}  # of faces, in words
 NO_FACE, LOW_QUALITY = "no face was found", "quality"  # how the reasons begin why a face is left out
 BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
 LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set

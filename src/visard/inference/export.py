@@ -83,7 +83,7 @@ def _batches(model: FaceModel, view: FaceView, size: int) -> list[np.ndarray[tup
 
 
 def _loss(model: FaceModel, path: Path, view: FaceView, settings: EvaluationSettings) -> Loss:
-    small = load_model(path, size=model.size if model.resize else None)
+    small = load_model(path, size=model.size)
     one, two = (embed(m, view, flip=settings.flip) for m in (model, small))
     cosine = float(np.einsum("nd,nd->n", unit_rows(one), unit_rows(two)).mean())
     before, after = (brief({"verification": verification(f, view.identity, settings)}) for f in (one, two))

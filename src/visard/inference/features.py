@@ -54,6 +54,8 @@ def write_features(
     if path.suffix != ".npy":
         raise UsageError(f"{path}: features are written as .npy")
     opened = open_pictures(source)
+    if line := model.resizes(opened):
+        say(line)
     data: dict[str, Any] = {"fingerprint": None}
     identity, names = [], list[str]()
     if isinstance(opened, FaceView):

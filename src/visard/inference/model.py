@@ -16,7 +16,7 @@ from torch import nn
 
 from visard.config import EvaluationSettings
 from visard.data.faces import FaceSet, FaceView
-from visard.data.pictures import is_picture
+from visard.data.pictures import CUTS, is_picture
 from visard.data.sources.catalog import find_set
 from visard.data.storage import HEADER, digest, map_npy
 from visard.errors import UsageError, did_you_mean
@@ -63,12 +63,11 @@ class Embedded:
 
 @dataclass(frozen=True, eq=False)
 class FaceModel:
-    """A network with what its file says of it; `resize` lets it take pictures of other sizes."""
+    """A network with what its file says of it; square pictures of other sizes are resized to what it takes."""
 
     network: nn.Module
     spec: dict[str, str]
     path: Path | None = None
-    resize: bool = False
 
     @property
     def size(self) -> int:
@@ -102,6 +101,8 @@ class FaceModel:
         skipped and listed. `progress(done, total)` follows, and `say` gets lines for people.
         """
         opened = open_pictures(source)
+        if line := self.resizes(opened):
+            say(line)
         if isinstance(opened, np.ndarray):
             return Embedded(embed(self, opened, flip=flip))
         if isinstance(opened, FaceView):
@@ -121,19 +122,27 @@ class FaceModel:
     def contract(self) -> str:
         """What it expects of pictures and gives for them, in words."""
         taken = self.inputs
-        cut = {"five": "aligned to five points", "haar": "cut by a Haar box"}.get(self.align, "not aligned")
         pictures = f"{taken.size} x {taken.size} {taken.order.upper()}"
-        return f"{pictures}, {words(taken)}, {cut}, {self.spec['embedding']} numbers"
+        return f"{pictures}, {words(taken)}, {CUTS.get(self.align, self.align)}, {self.spec['embedding']} numbers"
 
     def misaligned(self, faces: FaceSet) -> str | None:
         """A line for pictures that are not cut as the network wants them, None where they are."""
         if faces.synthetic or self.align != "five" or faces.align == "five":
             return None
-        how = "cut by a Haar box" if faces.align == "haar" else "not aligned"
         return (
-            f"{faces.path.name} is {how}, and the model wants faces aligned to five points: expect worse figures "
-            "(visard data import --align five)"
+            f"{faces.path.name} is {CUTS[faces.align]}, and the model wants faces aligned to five points: expect worse "
+            "figures (visard data import --align five)"
         )
+
+    def resizes(self, pictures: FaceView | Pictures | Photos) -> str | None:
+        """A line for squares of another size than the network takes, None where there is nothing to say."""
+        if isinstance(pictures, Photos) or (isinstance(pictures, np.ndarray) and pictures.ndim != 4):
+            return None
+        side = pictures.shape[1] if isinstance(pictures, np.ndarray) else pictures.faces.size
+        if side == self.size:
+            return None
+        how = "reduced" if side > self.size else "enlarged, which adds no detail"
+        return f"the pictures have {side} x {side} pixels, the model takes {self.size} x {self.size}: they are {how}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -159,11 +168,11 @@ def load_model(
     """The model in a `.safetensors`, `.pth` / `.pt` (weights only) or `.onnx` file, or one of `visard models add`.
 
     `input` is a preset (arcface, cosface, facenet, imagenet, raw) and `order` (rgb, bgr), `mean`, `std` ("0.5" or
-    "a,b,c", of pixels / 255) are single settings, for files that do not say how pictures go in. With `size` given,
-    pictures of other sizes are resized to it.
+    "a,b,c", of pixels / 255) are single settings, for files that do not say how pictures go in. `size` is the side of
+    the pictures for files that leave it open.
     """
     network, spec = open_model(path, name=input, size=size, order=order, mean=mean, std=std)
-    return FaceModel(network, spec, locate(located(path))[0], resize=size is not None)
+    return FaceModel(network, spec, locate(located(path))[0])
 
 
 def open_data(data: Data) -> FaceView:
@@ -202,20 +211,18 @@ def in_parts(
 
 
 def embed(model: FaceModel, data: Data | npt.NDArray[np.uint8], *, flip: bool = False) -> npt.NDArray[np.float32]:
-    """Features (n, E), not normalised, of a face set or of pictures (n, size, size, 3) uint8."""
+    """Features (n, E), not normalised, of a face set or of square pictures (n, side, side, 3) uint8 of any side."""
     if isinstance(data, np.ndarray):
         square = data.ndim == 4 and data.shape[1] == data.shape[2] and data.shape[3] == 3
-        if data.dtype != np.uint8 or not square or (data.shape[1] != model.size and not model.resize):
+        if data.dtype != np.uint8 or not square or not data.shape[1]:
             raise UsageError(
-                f"pictures must be uint8 of shape (n, {model.size}, {model.size}, 3), not {data.dtype} {data.shape}"
+                f"pictures must be uint8 of shape (n, {model.size}, {model.size}, 3) or other squares, which are "
+                f"resized, not {data.dtype} {data.shape}"
             )
         return embed_pictures(model.network, data, flip=flip, inputs=model.inputs)
     view = open_data(data)
-    if view.faces.size != model.size and not model.resize:
-        raise UsageError(
-            f"{view.faces.path.name} has pictures of {view.faces.size} pixels, the model takes {model.size} "
-            f"(--size {model.size} resizes them)"
-        )
+    if view.faces.dtype != np.uint8:
+        raise UsageError(f"{view.faces.path.name} holds readings, and the model takes pictures")
     return embed_view(model.network, view, flip=flip, inputs=model.inputs)
 
 

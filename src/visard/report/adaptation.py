@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from visard.data.pictures import CUTS
 from visard.evaluation.metrics import FEW, Metric
 from visard.files import SHARED, mapping, number, whole, write_atomically
+from visard.models.inputs import Inputs, words
 from visard.report.cards import Card
 from visard.report.disclosure import add_up, judge
 from visard.report.groups import lost
@@ -37,8 +39,8 @@ def write_page(path: Path, run: Run, record: dict[str, Any]) -> None:
     leaving = add_up(run)
     verdict = judge(leaving, run.status[0] == "finished")
     pill = f'<a class="pill {verdict.level}" href="#leaving">{esc(verdict.title)}</a>'
-    sections = [_headline(record), _changes(record), _groups(record), leaving_section(run, leaving), _cost(run, record),
-                _use(record), _settings(run)]  # fmt: skip
+    sections = [_change(record), _use(record), _groups(record), leaving_section(run, leaving), _cost(run, record),
+                _settings(run)]  # fmt: skip
     page = page_of(
         title=f"{run.name}: adaptation",
         kicker=f"Adaptation of {esc(mapping(record.get('model')).get('file', ''), 60)} {pill}",
@@ -70,8 +72,6 @@ def _lead(run: Run, record: dict[str, Any]) -> str:
         text += (
             f", with {count(whole(source[0].get('people')))} labelled people of {source[0].get('name')} as the source"
         )
-    seconds = number(mapping(record.get("seconds")).get("all"))
-    text += f", in {duration(seconds)}" if seconds is not None else ""
     parties = mapping(run.config.get("engine")).get("server")
     where = (
         "" if parties else " All of it happened on one machine, with the sites kept apart as a deployment keeps them."
@@ -87,7 +87,6 @@ def _facts(run: Run, record: dict[str, Any]) -> dict[str, str]:
     found = {
         "Trained": trained,
         "Seed": str(run.started.get("seed", "")),
-        "Pictures": f"{model.get('size')} pixels, {model.get('align')}",
         "Model": str(model.get("fingerprint") or ""),
         "visard": str(run.started.get("version") or ""),
     }
@@ -121,18 +120,26 @@ def _between(change: dict[str, Any]) -> str:
     return "" if low is None or high is None else f"{points(low)} to {points(high)}"
 
 
-def _headline(record: dict[str, Any]) -> Section:
+def _change(record: dict[str, Any]) -> Section:
+    """A card for each rate of each test, and in words what they say."""
     cards = []
     for test in _tests(record):
         for change in map(mapping, _list(test.get("changes"))):
             rate = number(change.get("far")) or 0.0
             metric = Metric(f"TAR at FAR {share(rate)}, {_name(test)}", TAR.format(share(rate)), is_share=True)
             text = f"{percent(number(change.get('before')))} → {percent(number(change.get('after')))}"
-            detail = f"{points(_difference(change))} points (95 %: {_between(change)})"
+            spread = f" (95 %: {between})" if (between := _between(change)) else ""
+            detail = f"{points(_difference(change))} points{spread}"
             cards.append(Card(metric, number(change.get("after")), text, detail, _doubt(test, change)))
-    shown = "".join(card.html(i) for i, card in enumerate(cards[:6]))
+    shown = "".join(card.html(i) for i, card in enumerate(cards))
     body = f'<ul class="cards">{shown}</ul>' + "".join(_verdict(test) for test in _tests(record))
-    return Section("figures", "Before and after", body, short="Before, after")
+    body += (
+        '<p class="note">Intervals are of the change and draw people with replacement, the same people before and '
+        "after, with the thresholds as they are.</p>"
+    )
+    if any(test.get("estimate") for test in _tests(record)):
+        body += notice("caution", "What is an estimate", f"<p>{ABOUT_ESTIMATES}</p>")
+    return Section("change", "Before and after", body, short="Before, after")
 
 
 def _doubt(test: dict[str, Any], change: dict[str, Any]) -> str:
@@ -148,11 +155,12 @@ def _verdict(test: dict[str, Any]) -> str:
     low, high = number(change.get("low")), number(change.get("high"))
     if low is None or high is None:
         return ""
-    rate, people = share(number(change.get("far")) or 0.0), plural(whole(test.get("people")), "person", "people")
-    where = f"On {people} ({_name(test)}) that it did not learn from, the adapted network is"
+    rate, pictures = share(number(change.get("far")) or 0.0), plural(whole(test.get("pictures")), "picture")
+    people = plural(whole(test.get("people")), "person", "people")
+    where = f"On {people} ({_name(test)}, {pictures}) that it did not learn from, the adapted network is"
     if test.get("estimate"):
-        groups = count(whole(test.get("people")))
-        where = f"Judged by {groups} groups of pictures, which it did learn from, the adapted network is"
+        groups = plural(whole(test.get("people")), "group")
+        where = f"Judged by {groups} of {pictures}, which it did learn from, the adapted network is"
     if low > 0:
         return notice("good", "Better", f"<p>{esc(where)} better at FAR {rate}: the whole interval is above 0.</p>")
     if high < 0:
@@ -163,14 +171,12 @@ def _verdict(test: dict[str, Any]) -> str:
     return notice("caution", "No difference shown", f"<p>{text}</p>")
 
 
-def _changes(record: dict[str, Any]) -> Section:
+def _thresholds(record: dict[str, Any]) -> str:
+    """The threshold for each rate, of every test."""
     rows = [
         [
             esc(_name(test), 60) + (flag("estimate") if test.get("estimate") else ""),
             share(number(change.get("far")) or 0.0),
-            percent(number(change.get("before"))),
-            percent(number(change.get("after"))),
-            f"{points(_difference(change))}<small>{_between(change)}</small>",
             _threshold(change, "before"),
             f"<strong>{_threshold(change, 'after')}</strong>",
             count(number(change.get("false_accepts"))),
@@ -178,23 +184,11 @@ def _changes(record: dict[str, Any]) -> Section:
         for test in _tests(record)
         for change in map(mapping, _list(test.get("changes")))
     ]
-    head = ("Tested on", "FAR", "TAR before", "TAR after", "Change in points", "Threshold before", "Threshold after",
-            "False accepts allowed")  # fmt: skip
-    body = table(head, rows, "True accept rates and thresholds, with 95 % intervals over people", 1)
-    words = {True: ("group", "groups"), False: ("person", "people")}
-    who = [
-        f"{_name(test)}: {plural(whole(test.get('people')), *words[bool(test.get('estimate'))])}, "
-        f"{plural(whole(test.get('pictures')), 'picture')}"
-        for test in _tests(record)
-    ]
-    body += (
-        f'<p class="note">{esc("; ".join(who))}. A threshold is a cosine: two pictures with at least this one are '
-        "accepted as one person. It moves with the network: the old one is wrong for the new network. Intervals draw "
-        "people with replacement, the same people before and after, with the thresholds as they are.</p>"
+    head = ("Tested on", "FAR", "Threshold before", "Threshold after", "False accepts allowed")
+    return table(head, rows, "Thresholds for a false accept rate", 1) + (
+        '<p class="note">A threshold is a cosine: two pictures with at least this one are accepted as one person. It '
+        "moves with the network: the old one is wrong for the new network.</p>"
     )
-    if any(test.get("estimate") for test in _tests(record)):
-        body += notice("caution", "What is an estimate", f"<p>{ABOUT_ESTIMATES}</p>")
-    return Section("change", "Rates and thresholds", body, short="Thresholds")
 
 
 def _threshold(change: dict[str, Any], when: str) -> str:
@@ -268,22 +262,16 @@ def _cost(run: Run, record: dict[str, Any]) -> Section:
 
 
 def _use(record: dict[str, Any]) -> Section:
-    model, test = mapping(record.get("model")), next((t for t in _tests(record) if t.get("name") != "source"), {})
-    side, channels = model.get("size"), str(model.get("order", "")).upper()
+    model = mapping(record.get("model"))
+    taken, cut = Inputs.of_spec(model), str(model.get("align"))
     lines = [
-        f"adapted.onnx takes what {model.get('file')} took: {side} x {side} pixels, {channels}, (x / 255 - mean) / std "
-        f"with mean {model.get('mean')} and std {model.get('std')}, faces cut as {model.get('align')}.",
-        "Galleries and templates of the old network do not fit it: enrol again.",
+        f"adapted.onnx takes what {model.get('file')} took: {taken.size} x {taken.size} {taken.order.upper()} pixels x "
+        f"as {words(taken)}, faces {CUTS.get(cut, cut)}.",
+        "Galleries and templates of the old network do not fit it: enrol again, with the threshold after.",
     ]
-    for change in map(mapping, _list(test.get("changes"))):
-        name = "an estimate of the" if test.get("estimate") else "the"
-        lines.append(
-            f"For FAR {share(number(change.get('far')) or 0.0)} {name} threshold is {_threshold(change, 'after')} "
-            f"(it was {_threshold(change, 'before')})."
-        )
     items = "".join(f"<li>{esc(line, 400)}</li>" for line in lines)
     link = '<p><a href="run/report.html">The report of the run</a> has every round, every reply and all settings.</p>'
-    return Section("use", "Use it", f"<ul>{items}</ul>{link}", short="Use")
+    return Section("use", "Use it", f"<ul>{items}</ul>{_thresholds(record)}{link}", short="Use")
 
 
 def _settings(run: Run) -> Section | None:

@@ -22,6 +22,7 @@ SECONDS = Metric(
     "Time per round",
     "Median wall time of a round on the machine named above: training and averaging, without evaluation.",
 )
+LONG = 10  # characters of a figure from which on it is written smaller, to stay on one line
 POOLED = Metric(
     "Pooled before training",
     "Private data that was moved to one place before the first round.",
@@ -42,7 +43,8 @@ class Card:
     def html(self, i: int) -> str:
         head = f"<h3>{esc(self.metric.label)}</h3>" + tip(f"tip-{i}", self.metric.label, self.metric.meaning)
         detail = f'<p class="detail">{esc(self.detail, 120)}</p>' if self.detail else ""
-        return f'<li class="card">{head}<p class="value">{esc(self.text)}</p>{detail}{flag(self.flag)}</li>'
+        kind = "value long" if len(self.text) > LONG else "value"
+        return f'<li class="card">{head}<p class="{kind}">{esc(self.text)}</p>{detail}{flag(self.flag)}</li>'
 
 
 def headline_cards(run: Run, leaving: Leaving | None, every_rate: bool = False) -> list[Card]:
