@@ -68,7 +68,7 @@ class There:
         self.port: int = listener.getsockname()[1]
         self.said: list[str] = []
         self.ends: list[Callable[[], None]] = []  # close what was opened
-        proofs = Proofs(server.parties)
+        proofs = Proofs(server.parties.items())
         self.door = Door(listener, context, proofs, limits, lambda visitor: Echo(self, visitor), self.said.append)
 
     async def raw(self, data: bytes = b"", source: str = "127.0.0.1") -> socket.socket:

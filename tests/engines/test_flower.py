@@ -7,8 +7,6 @@ import gc
 import json
 import os
 import re
-import shlex
-import shutil
 import signal
 import ssl
 import stat
@@ -35,13 +33,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from tests.e2e.smoke import SMOKE
-from tests.engines.deployed import ROOT, VISARD, Deployment, children, free_port, until
+from tests.engines.deployed import ROOT, VISARD, Deployment, children, until
 from tests.engines.simulated import FAULTS
 from tests.toys import Toy, ToyServer, toy_engine, toy_world
 
 import visard
 from visard import models
-from visard.cli import main
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.flower.driver import DeploymentLink
 from visard.deployment.keys import PartyKeys, make_keys
@@ -335,6 +332,7 @@ def toy_problems(
     rounds: int = 2,
     wait: float = 60.0,
     say: Callable[[str], None] = lambda _: None,
+    between: Callable[[], None] = lambda: None,
     **changes: Any,
 ) -> Any:
     """Some rounds with toys; returns the network and its problems."""
@@ -349,6 +347,8 @@ def toy_problems(
     try:
         server = Toy().start(net.world.setup())
         for r in range(rounds):
+            if r:
+                between()
             net.begin("add", r)
             server = Toy().round(server, net)
             problems += net.traffic.problems
@@ -554,59 +554,3 @@ def test_only_the_account_of_the_server_can_open_its_inside_door(deployed: Deplo
     assert stat.S_IMODE(deployed.state.stat().st_mode) == 0o700
     for path in (deployed.folder / "keys").rglob("*.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-# Parties with their own pictures: the tutorial, line by line
-
-
-def tutorial() -> list[tuple[str, list[str]]]:
-    """(machine, words of the command) of docs/deploy.md."""
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / "deploy.md").read_text(), re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
-    return [(line.partition("$ ")[0], shlex.split(line.partition("$ ")[2])) for line in lines]
-
-
-def test_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    port, folders = free_port(), {name: tmp_path / name for name in ("server", "party-1", "party-2")}
-    replaced = {"server.example": "127.0.0.1", "server.example:9443": f"127.0.0.1:{port}", "9443": str(port)}
-    small = [part for s in ("evaluation.pairs=60", "evaluation.bootstrap=0", "engine.wait=60") for part in ("--set", s)]
-    running: list[subprocess.Popen[bytes]] = []
-    for folder in folders.values():
-        folder.mkdir()
-    try:
-        for machine, words in tutorial():
-            words = [replaced.get(word, word) for word in words]
-            if words[0] == "scp":
-                where, _, name = words[3].partition(":")
-                shutil.copytree(folders[machine] / words[2], folders[where] / name)
-                continue
-            assert words[0] == "visard"
-            command = [str(VISARD), *words[1:]]
-            command += small if words[1] == "run" and "--resume" not in words else []
-            command += ["--host", "127.0.0.1"] if words[1] == "server" else []
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            if words[1] == "server" or (words[1] == "client" and words[2] != "policy"):
-                running.append(subprocess.Popen(command, cwd=folders[machine], env=environment))
-                if words[1] == "server":
-                    until((folders["server"] / "server-state" / "control.sock").is_socket, "the server")
-                continue
-            monkeypatch.chdir(folders[machine])
-            monkeypatch.setattr(sys, "argv", command)
-            with pytest.raises(SystemExit) as ended:  # in this process, which has torch already
-                main()
-            assert not ended.value.code, words
-    finally:
-        for process in reversed(running):
-            process.terminate()
-        codes = [process.wait(30) for process in reversed(running)]
-    assert codes == [0, 0, 0]
-    out = folders["server"] / "runs" / "ours"
-    figures = json.loads((out / "metrics.json").read_text())["clients"]["figures"]
-    assert sorted(figures) == ["house-1", "house-2"]
-    joined = [row for row in json.loads((out / "ledger.json").read_text())["rows"] if row[0] == "join"]
-    assert [(row[2], row[4], row[5]) for row in joined] == [
-        (f"house-{i}", field, "count") for i in (1, 2) for field in ("identities", "pictures")
-    ]
-    for number in (1, 2):
-        kept = next((folders[f"party-{number}"] / "mine" / "models").glob(f"fedavg-*-house-{number}.safetensors"))
-        assert kept.read_bytes() == (out / "model.safetensors").read_bytes()

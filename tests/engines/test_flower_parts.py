@@ -24,8 +24,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
+from visard.crypto.signatures import ORDER, Signer, fingerprint
 from visard.deployment.door import Limits
-from visard.deployment.flower import PROCESS, driver, link, simulation
+from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, driver, link, server, simulation, statement
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
@@ -74,23 +75,32 @@ class Caller:
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
     def call(self, door: FleetOnly | None = None) -> int:
-        door = door or FleetOnly(self.app, {"node-1": OWN.public_key()}, Limits())
+        door = door or FleetOnly(self.app, [("node-1", OWN.public_key())], Limits())
         door.app, door.prove = self.app, lambda _, party: self.proven.append(party)
         asyncio.run(door(self.scope, self.receive, self.send))
         status: int = self.heard[0]["status"]
         return status
 
 
-def headers(key: Any = OWN, signer: Any = OWN, process: str = "") -> dict[str, str]:
-    time = "2026-01-01T00:00:00+00:00"
+def headers(key: Any = OWN, signer: Any = OWN, process: str = "", second: int = 0) -> dict[str, str]:
+    time = f"2026-01-01T00:00:0{second}+00:00"
     signature = b64encode(sign_message(signer, time.encode())).decode()
     public = b64encode(public_key_to_bytes(key.public_key())).decode()
     signed = {"flwr-public-key": public, "flwr-signature": signature, "flwr-timestamp": time}
     return signed | ({PROCESS: process} if process else {})
 
 
+def signed(path: str, body: bytes, process: str = "", second: int = 0) -> dict[str, str]:
+    """Headers of a call whose path and body are signed."""
+    key, given = OWN, headers(OWN, OWN, process, second)
+    return given | {SIGNED: Signer(key)(statement(path, given["flwr-timestamp"], process, body)).hex()}
+
+
+PUSH = "/v1/fleet/push-object"
+
+
 def test_a_registered_key_comes_through_with_its_body() -> None:
-    caller = Caller("/v1/fleet/push-object", headers(), [b"one ", b"two"])
+    caller = Caller(PUSH, signed(PUSH, b"one two"), [b"one ", b"two"])
     assert (caller.call(), caller.through, caller.proven) == (200, b"one two", ["node-1"])
 
 
@@ -112,16 +122,65 @@ def test_who_brings_no_signature_of_a_registered_key_is_turned_away_before_the_b
     assert (caller.call(), caller.taken, caller.through, caller.proven) == (401, 0, None, [])
 
 
+@pytest.mark.parametrize(
+    ("path", "change", "body"),
+    [
+        (PUSH, {}, b"changed"),
+        ("/v1/fleet/push-messages", {}, b"body"),  # the signature of another call
+        (PUSH, {PROCESS: "another"}, b"body"),
+        (PUSH, {SIGNED: "00"}, b"body"),
+        (PUSH, {SIGNED: Signer(OTHER)(statement(PUSH, "2026-01-01T00:00:00+00:00", "", b"body")).hex()}, b"body"),
+        (PUSH, {SIGNED: "no hexadecimal"}, b"body"),
+    ],
+)
+def test_a_signature_is_of_one_path_and_one_body(path: str, change: dict[str, str], body: bytes) -> None:
+    said: list[str] = []
+    door = FleetOnly(None, [("node-1", OWN.public_key())], Limits(), said.append)  # type: ignore[arg-type]
+    caller = Caller(path, signed(PUSH, b"body") | change, [body])
+    assert (caller.call(door), caller.through) == (401, None)
+    assert len(said) == 1
+    assert said[0].startswith(f"refused: a call of node-1 to {path} is ")
+
+
+def test_a_call_that_comes_a_second_time_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    door = FleetOnly(None, [("node-1", OWN.public_key())], Limits(), said.append)  # type: ignore[arg-type]
+    call = signed(PUSH, b"body")
+    assert [Caller(PUSH, call, [b"body"]).call(door) for _ in range(3)] == [200, 401, 401]
+    assert said == [f"refused: a call of node-1 to {PUSH} came a second time"], "once a minute"
+    s = int(call[SIGNED][-96:], 16)
+    twin = call | {SIGNED: call[SIGNED][:-96] + f"{ORDER - s:096x}"}  # as valid as the first one
+    assert Caller(PUSH, twin, [b"body"]).call(door) == 401
+    assert Caller(PUSH, signed(PUSH, b"body", second=1), [b"body"]).call(door) == 200, "a second later it is another"
+    later = time.monotonic() + 311
+    monkeypatch.setattr(server.time, "monotonic", lambda: later)
+    assert Caller(PUSH, signed(PUSH, b"next"), [b"next"]).call(door) == 200
+    assert len(door._seen) == 1, "what is refused by its age alone is forgotten"
+
+
+def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
+    door = FleetOnly(None, [], Limits())  # type: ignore[arg-type]
+    for why, status in (("the key of node-1 was revoked on Monday: stolen", 403), ("the entry of node-1 ended", 401)):
+        door.admit([("node-1", OWN.public_key())], {fingerprint(OWN.public_key()): why})
+        caller = Caller(PUSH, signed(PUSH, b"body"), [b"body"])
+        assert (caller.call(door), caller.taken, caller.proven) == (status, 0, [])
+        assert (REFUSAL.encode(), why.encode()) in caller.heard[0]["headers"]
+        stranger = Caller(PUSH, headers(OWN, OTHER), [b"body"])
+        assert stranger.call(door) == 401
+        assert REFUSAL.encode() not in dict(stranger.heard[0]["headers"]), "others hear nothing"
+
+
 def test_a_body_longer_than_any_part_of_a_message_is_not_read_to_its_end() -> None:
     caller = Caller("/v1/fleet/push-object", headers(), [bytes(1 << 20)] * 1000)
     assert (caller.call(), caller.taken, caller.through) == (413, Limits().body_bytes // 2**20 + 1, None)
 
 
 def test_of_two_processes_with_one_key_the_last_one_speaks_for_it() -> None:
-    door = FleetOnly(None, {"node-1": OWN.public_key()}, Limits())  # type: ignore[arg-type]
+    door, numbers = FleetOnly(None, [("node-1", OWN.public_key())], Limits()), iter(range(10))  # type: ignore[arg-type]
 
     def call(path: str, process: str) -> int:
-        return Caller(f"/v1/fleet/{path}", headers(process=process), [b""]).call(door)
+        path, number = f"/v1/fleet/{path}", next(numbers)
+        return Caller(path, signed(path, b"", process, number), [b""]).call(door)
 
     assert [call("pull-messages", "one"), call("activate-node", "one"), call("pull-messages", "one")] == [200] * 3
     assert call("activate-node", "two") == 200

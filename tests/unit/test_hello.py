@@ -39,7 +39,7 @@ def hello(*names: str, context: ssl.SSLContext | None = None) -> bytes:
 
 
 def proofs() -> Proofs:
-    return Proofs({"node-1": KEY.public_key(), "node-2": ec.generate_private_key(ec.SECP256R1()).public_key()})
+    return Proofs([("node-1", KEY.public_key()), ("node-2", ec.generate_private_key(ec.SECP256R1()).public_key())])
 
 
 def test_protocols_are_read_as_openssl_writes_them() -> None:
@@ -72,7 +72,7 @@ def test_every_list_of_protocols_comes_back(names: list[str]) -> None:
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])
 def test_a_proof_fits_into_a_name_of_a_protocol(curve: ec.EllipticCurve) -> None:
     key = ec.generate_private_key(curve)
-    assert Proofs({"node-1": key.public_key()}).party(hello("http/1.1", proof(key, NOW)), NOW) == "node-1"
+    assert Proofs([("node-1", key.public_key())]).party(hello("http/1.1", proof(key, NOW)), NOW) == "node-1"
 
 
 def test_a_proof_counts_a_few_times_and_for_a_short_time() -> None:

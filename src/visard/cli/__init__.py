@@ -78,7 +78,10 @@ COMMANDS = {
         "ledger:app",
         "Check the records of what left each client, and compare the two sides of a deployment.",
     ),
-    "keys": ("deploy:keys", "Make keys: of a deployment, or a file to encrypt with."),
+    "keys": (
+        "keys:keys",
+        "Keys of a deployment: made where they stay, signed, renewed and revoked; a file to encrypt with.",
+    ),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
     "client": (
         "client:client",

@@ -73,7 +73,7 @@ def serve(
     assert state is not None
     assert data is not None
     need_flower()
-    from visard.deployment.keys import NAME
+    from visard.deployment.certificates import NAME
     from visard.deployment.policy import Policy
 
     for name in role:

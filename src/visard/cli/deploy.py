@@ -1,4 +1,4 @@
-"""`visard keys`, `visard server`, and what `visard client` does: a deployment on Flower, with TLS and node keys."""
+"""`visard server`, and what `visard client` does: a deployment on Flower, with TLS and node keys."""
 
 from __future__ import annotations
 
@@ -10,107 +10,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from visard.cli.console import say, table
+from visard.cli.console import say
 from visard.errors import UsageError
 from visard.files import only_user
 from visard.processes import Recipe
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Front
+    from visard.deployment.keys import PartyKeys
     from visard.deployment.sent import Sent
 
 
 def _limit(least: float, text: str) -> Any:
     """An option for a limit at the port."""
     return typer.Option(min=least, rich_help_panel="Limits at the port", help=text)
-
-
-keys = typer.Typer(help="Make keys: of a deployment, or a file to encrypt with.", no_args_is_help=True)
-
-
-@keys.callback()
-def _keys() -> None:
-    """Make keys: of a deployment, or a file to encrypt with."""
-
-
-@keys.command("make")
-def make(
-    out: Annotated[Path, typer.Option(help="an empty or new folder")],
-    nodes: Annotated[int, typer.Option(min=1, max=10_000, help="how many parties")],
-    host: Annotated[list[str], typer.Option(help="name or address that the parties reach the server by (may repeat)")],
-    role: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat); a key has no others"),
-    ] = None,
-) -> None:
-    """Make a CA, the server's certificate and a key for each party, and say which file goes where.
-
-    Example: visard keys make --out keys --nodes 2 --host server.example --role 1=house-1 --role 2=house-2
-    """
-    need_flower()
-    from visard.deployment.keys import Assignment, make_keys
-
-    folders = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
-
-
-@keys.command("add")
-def add(
-    keys: Annotated[Path, typer.Option(help="the folder `server` that visard keys make wrote")],
-    out: Annotated[Path, typer.Option(help="an empty or new folder for the party's key")],
-    role: Annotated[list[str] | None, typer.Option(help="a role for this key alone (may repeat)")] = None,
-) -> None:
-    """Make a key for one more party; the server knows it after a restart.
-
-    Example: visard keys add --keys keys/server --out node-3 --role house-3
-    """
-    need_flower()
-    from visard.deployment.keys import add_party
-
-    folders = add_party(keys, out, role or [])
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
-
-
-@keys.command("bind")
-def bind(
-    keys: Annotated[Path, typer.Option(help="the folder `server` that visard keys make wrote")],
-    role: Annotated[list[str], typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat)")],
-) -> None:
-    """Bind roles to keys that exist; the server knows them after a restart.
-
-    Example: visard keys bind --keys keys/server --role 3=house-3
-    """
-    need_flower()
-    from visard.deployment.keys import bind_roles
-
-    bound = bind_roles(keys, role)
-    table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()])
-
-
-@keys.command("show")
-def show(
-    keys: Annotated[Path, typer.Option(help="a folder that visard keys make wrote, of the server or of a party")],
-) -> None:
-    """Show the fingerprints of the keys in a folder: a policy names those of the parties it knows (known).
-
-    Example: visard keys show --keys keys/server
-    """
-    from visard.deployment.keys import fingerprints
-
-    table("Keys", ("node", "fingerprint"), list(fingerprints(keys).items()))
-
-
-@keys.command("file")
-def key_file(out: Annotated[Path, typer.Option(help="the file to write")]) -> None:
-    """Make a key file for --encrypt-with: 32 random bytes that only you can read.
-
-    Example: visard keys file --out my.key
-    """
-    from visard.at_rest import Key
-
-    Key.make(out)
-    _say(f"made {out}: keep a copy elsewhere, what is encrypted with it is lost without it")
 
 
 def server(
@@ -177,7 +93,7 @@ def take_part(
     from visard.at_rest import Key
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Consent, Front
-    from visard.deployment.keys import PartyKeys
+    from visard.deployment.keys import SOON, PartyKeys, day
     from visard.deployment.sent import Sent
 
     host, _, port = server.rpartition(":")
@@ -185,14 +101,42 @@ def take_part(
         raise UsageError(f"--server {server}: must look like HOST:PORT")
     own = PartyKeys.load(keys, node)
     key = Key.load(encrypt_with)  # a wrong one is said at once
-    fleet = Fleet(server, own.ca, own.private, _say)
+    if own.ends - time.time() < SOON:
+        _say(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
         front = Front(recipe, state, _say, policy, own.fingerprint, key.path if key else None, own.file)
+        fleet = Fleet(server, own.ca, own.private, _say, _new_keys(keys, node, own, front))
         sent = Sent(state, server, node, lambda: front.carried)
         do = front.do
         if policy is None:
             do = Consent(front.do, state, f"{server}, CA fingerprint {own.fingerprint}", _say, ask).do
         _answer(fleet, front, do, poll, sent)
+
+
+def _new_keys(folder: Path, node: str, own: PartyKeys, front: Front) -> Callable[[], ec.EllipticCurvePrivateKey | None]:
+    """Looks whether a new key of the party has got its entry; the worker, which signs with it too, is started anew."""
+    from visard.deployment.keys import PartyKeys
+
+    held, seen, said = own, own.stamp(), ""
+
+    def renewed() -> ec.EllipticCurvePrivateKey | None:
+        nonlocal held, seen, said
+        if held.stamp() == seen:
+            return None
+        try:
+            found = PartyKeys.load(folder, node)
+        except UsageError as error:  # half copied, or of another key
+            if str(error) != said:
+                _say(str(error))
+            said = str(error)
+            return None
+        before, held, seen, said = held, found, found.stamp(), ""
+        if found.private.public_key() == before.private.public_key():
+            return None
+        front.close()
+        return found.private
+
+    return renewed
 
 
 def _answer(

@@ -249,6 +249,11 @@ class Door:
 
     # Ends
 
+    def expel(self, party: str) -> None:
+        """Close all connections with a party's keys; what it opens next is looked at anew."""
+        for visitor in list(self.parties.get(party, ())):
+            self.drop(visitor)
+
     def _send_away(self, visitor: Visitor) -> None:
         self._shed += 1
         self.drop(visitor)

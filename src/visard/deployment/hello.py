@@ -11,7 +11,7 @@ import hashlib
 import ssl
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature
@@ -53,9 +53,13 @@ def proof(key: ec.EllipticCurvePrivateKey, now: float) -> str:
 class Proofs:
     """The proofs of the registered parties; each counts a few times, so listening in on one gains next to nothing."""
 
-    def __init__(self, keys: Mapping[str, ec.EllipticCurvePublicKey]) -> None:
-        self._keys = {_short(key): (party, key) for party, key in keys.items()}
+    def __init__(self, keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]]) -> None:
+        self.admit(keys)
         self._seen: dict[bytes, tuple[float, int]] = {}  # what a proof says -> until when it would count, and its uses
+
+    def admit(self, keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]]) -> None:
+        """From now on these keys of parties count, and no others."""
+        self._keys = {_short(key): (party, key) for party, key in keys}
 
     def __len__(self) -> int:
         return len(self._keys)

@@ -1,33 +1,37 @@
-"""Keys of a deployment: a CA and a server certificate for TLS, a key pair for each party, and which clients it may be.
+"""The key folders of a deployment: what its server and its parties hold, who may take part, and until when.
 
-On disk and on the command line a party is a numbered node, and the clients that belong to its key are its roles.
+On disk and on the command line a party is a node, and the clients that belong to its key are its roles. A party makes
+its key where it stays and gets a signed entry (`signing`). For trials on one machine `make_keys` makes all keys in one
+place; the server then holds bare public keys, without an end.
+
+    FOLDER of a server: ca.crt, server.crt, server.key, roles.json, revoked.json, nodes/NODE.pub, nodes/NODE.NUMBER.crt
+    FOLDER of a party:  ca.crt, NODE.key, NODE.crt, NODE.csr; NODE.next.key until its entry has come
 """
 
 from __future__ import annotations
 
 import datetime
-import ipaddress
-import re
+import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from pydantic import TypeAdapter, ValidationError
 
 from visard.crypto.signatures import CURVE, fingerprint
+from visard.deployment.certificates import NAME, Ca, Entry, read_certificate, read_entry
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, mapping, read_json, write_durably, write_json
 
 FILE = "roles.json"  # beside the public keys of the parties: party -> its clients
+REVOKED = "revoked.json"  # there too: fingerprint of a key -> whose it was, since when, why
 ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> party
-NAME = re.compile(r"[\w.~-]{1,100}")  # of a client
-DAYS = 825  # some TLS libraries refuse server certificates that are valid for longer
-LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
+GONE = "gone.json"  # there too: party -> why none of its keys is taken
+SOON = 14 * 86400.0  # seconds before its end at which an entry should be renewed
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,12 @@ class Assignment:
                 return f"{party} claims to be {client}, which belongs to the key of {owner}"
         if self.of.get(party):
             return f"{party} claims to be {client}, but its key is for {', '.join(self.of[party])}"
-        return f"{party} claims to be {client}, but its key has no role: visard keys bind, and restart the server"
+        return f"{party} claims to be {client}, but its key has no role: visard keys bind"
+
+    def with_(self, party: str, clients: Iterable[str]) -> Assignment:
+        """With more clients of a party."""
+        more = tuple(dict.fromkeys((*self.of.get(party, ()), *clients)))
+        return Assignment({**self.of, party: more}) if more else self
 
     def save(self, folder: Path) -> None:
         write_json(folder / FILE, dict(self.of))
@@ -86,9 +95,12 @@ class Assignment:
         return cls(of)
 
 
-def write_parties(state: Path, numbers: Mapping[int, str], assignment: Assignment) -> None:
-    """A starting server tells the runs on its machine who its parties are, and which clients they may be."""
+def write_parties(
+    state: Path, numbers: Mapping[int, str], assignment: Assignment, gone: Mapping[str, str] | None = None
+) -> None:
+    """A server tells the runs on its machine who its parties are, which clients they may be, and who may no more."""
     assignment.save(state)
+    write_json(state / GONE, dict(gone or {}))
     write_json(state / ONLINE, {str(number): party for number, party in numbers.items()})
 
 
@@ -100,26 +112,83 @@ def read_parties(state: Path) -> tuple[dict[int, str], Assignment]:
     return {int(number): str(party) for number, party in numbers.items()}, Assignment.load(state)
 
 
+def read_gone(state: Path) -> dict[str, str]:
+    """Party -> why none of its keys is taken."""
+    found = mapping(read_json(state / GONE)) if (state / GONE).exists() else {}
+    return {party: str(why) for party, why in found.items()}
+
+
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the server holds: its certificate and key, and the public keys of the parties."""
+    """What the server holds: its certificate and key, and what it knows of the keys of the parties."""
 
     ca: Path
     certificate: Path
     key: Path
-    parties: dict[str, ec.EllipticCurvePublicKey]
-    assignment: Assignment = field(default_factory=Assignment)
+    entries: tuple[Entry, ...]  # in order of their beginning; also ended and revoked ones
+    revoked: Mapping[str, str]  # fingerprint of a key -> since when, and why
+    assignment: Assignment
+    problems: tuple[str, ...]  # entries that are not taken, a line each
+
+    @property
+    def folder(self) -> Path:
+        return self.ca.parent
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
-        """Read the `server` folder that `visard keys make` wrote."""
+        """Read the folder `server` of a deployment. An entry that cannot be taken is a problem, and costs no other."""
         folder = folder / "server" if (folder / "server").is_dir() else folder
         ca, certificate, key = (folder / n for n in ("ca.crt", "server.crt", "server.key"))
-        _check_there(ca, certificate, key, why="make keys with visard keys make")
-        parties = {path.stem: _public(path) for path in sorted((folder / "nodes").glob("*.pub"))}
-        if not parties:
-            raise UsageError(f"{folder / 'nodes'} holds no public keys of nodes (*.pub)")
-        return cls(ca, certificate, key, parties, Assignment.load(folder))
+        check_there(ca, certificate, key, why="make keys with visard keys make")
+        revoked = _revoked(folder)
+        authority = read_certificate(ca.read_bytes(), ca)
+        assignment, entries, problems = Assignment.load(folder), list[Entry](), list[str]()
+        found = []
+        for path in sorted([*(folder / "nodes").glob("*.pub"), *(folder / "nodes").glob("*.crt")]):
+            try:
+                if path.suffix == ".pub":
+                    found.append(Entry(path.stem, _public(path), assignment.of.get(path.stem, ())))
+                else:
+                    found.append(read_entry(bytes_of(path), path, authority))
+            except UsageError as error:
+                problems.append(str(error))
+        for entry in sorted(found, key=lambda e: e.begins):
+            try:
+                if entry.fingerprint not in revoked:
+                    assignment = assignment.with_(entry.party, entry.clients)
+                entries.append(entry)
+            except UsageError as error:
+                problems.append(f"the entry of {entry.party} is not taken: {error}")
+        return cls(ca, certificate, key, tuple(entries), revoked, assignment, tuple(problems))
+
+    def refusal(self, entry: Entry, now: float) -> str:
+        """Why a key is not taken now; empty if it is."""
+        if why := self.revoked.get(entry.fingerprint):
+            return f"the key of {entry.party} was revoked {why}"
+        if not entry.begins <= now < entry.ends:
+            when = f"began to be valid {day(entry.begins)}" if now < entry.begins else f"ended {day(entry.ends)}"
+            return f"the entry of {entry.party} {when}: visard keys renew"
+        return ""
+
+    def live(self, now: float) -> list[Entry]:
+        """The entries whose keys are taken now; of one key the one that ends last."""
+        best: dict[str, Entry] = {}
+        for entry in sorted(self.entries, key=lambda e: e.ends):
+            if not self.refusal(entry, now):
+                best[entry.fingerprint] = entry
+        return list(best.values())
+
+    @property
+    def parties(self) -> dict[str, ec.EllipticCurvePublicKey]:
+        """Party -> its latest key, of those that are taken now."""
+        live = sorted(self.live(time.time()), key=lambda e: (e.party, e.begins))
+        return {entry.party: entry.key for entry in live}
+
+    def stamp(self) -> tuple[object, ...]:
+        """Changes when a file does that `load` reads."""
+        paths = [self.certificate, self.key, self.folder / FILE, self.folder / REVOKED]
+        paths += sorted((self.folder / "nodes").glob("*"))
+        return tuple((path.name, about.st_mtime_ns, about.st_size) for path in paths if (about := _stat(path)))
 
 
 @dataclass(frozen=True)
@@ -130,18 +199,32 @@ class PartyKeys:
     private: ec.EllipticCurvePrivateKey
     fingerprint: str  # of the CA's certificate: SHA-256 in hexadecimal digits
     file: Path  # of the private key
+    ends: float = float("inf")  # of its entry, in seconds since 1970
 
     @classmethod
     def load(cls, folder: Path, node: str) -> PartyKeys:
-        """Read the folder of one party, or the folder of all keys."""
+        """Read the folder of one party, or the folder of all keys. A key whose entry has come takes its place."""
         folder = folder / f"node-{node}" if (folder / f"node-{node}").is_dir() else folder
-        ca, key = folder / "ca.crt", folder / f"node-{node}.key"
-        _check_there(ca, key, why="it comes from visard keys make on the server's side")
-        try:
-            fingerprint = x509.load_pem_x509_certificate(ca.read_bytes()).fingerprint(hashes.SHA256()).hex()
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            raise UsageError(f"{key} or {ca} is not a key or certificate in PEM form") from None
-        return cls(ca, private_key(key), fingerprint, key)
+        ca, key, entry = folder / "ca.crt", folder / f"node-{node}.key", folder / f"node-{node}.crt"
+        why = "visard keys request makes a key, and the operator of the server sends ca.crt and the signed entry"
+        check_there(key, ca, why=why)
+        authority = read_certificate(bytes_of(ca), ca)
+        private, ends = private_key(key), float("inf")
+        if entry.exists():
+            signed = read_entry(bytes_of(entry), entry, authority)
+            coming = folder / f"node-{node}.next.key"
+            if coming.exists() and (next_ := private_key(coming)).public_key() == signed.key:
+                os.replace(coming, key)
+                private = next_
+            if private.public_key() != signed.key or signed.party != f"node-{node}":
+                raise UsageError(f"{entry} is an entry of another key than {key}")
+            ends = signed.ends
+        return cls(ca, private, authority.fingerprint(hashes.SHA256()).hex(), key, ends)
+
+    def stamp(self) -> tuple[object, ...]:
+        """Changes when the files of the key or its entry do."""
+        found = (_stat(path) for path in (self.file, self.file.with_suffix(".crt")))
+        return tuple((about.st_mtime_ns, about.st_size) for about in found if about)
 
 
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -156,73 +239,97 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
-    """Node -> fingerprint of its key, of all public and private keys of nodes in a key folder."""
+    """Node -> fingerprint of its key, of all keys of nodes in a key folder."""
     files = [*folder.glob("nodes/*.pub"), *folder.glob("server/nodes/*.pub"), *folder.glob("node-*.key")]
-    if not files:
-        raise UsageError(f"{folder} holds no key of a node (node-N.key, nodes/node-N.pub)")
     found = {path.stem: _public(path) if path.suffix == ".pub" else private_key(path).public_key() for path in files}
+    if (folder / "ca.crt").exists() or (folder / "server" / "ca.crt").exists():
+        found |= ServerKeys.load(folder).parties if list(folder.rglob("server.crt")) else {}
+    if not found:
+        raise UsageError(f"{folder} holds no key of a node (node-N.key, nodes/node-N.pub)")
     return {node: fingerprint(key) for node, key in sorted(found.items())}
 
 
 def make_keys(out: Path, parties: int, hosts: list[str], assignment: Assignment | None = None) -> dict[Path, str]:
-    """Write all keys of a deployment below `out`; returns each folder with what it is for."""
+    """Write the keys of a deployment below `out`, with those of `parties` if any; each folder with what it is for."""
     _check_new(out)
     assignment = assignment or Assignment()
-    ca_key, server_key = ec.generate_private_key(CURVE), ec.generate_private_key(CURVE)
-    issuer = "visard deployment CA"
-    ca = _certificate(issuer, ca_key, issuer, ca_key, [x509.BasicConstraints(ca=True, path_length=0), _usage(ca=True)])
-    names = [_alternative(n) for n in dict.fromkeys([*hosts, "localhost", "127.0.0.1"])]
-    extensions = [
-        x509.BasicConstraints(ca=False, path_length=None),
-        _usage(ca=False),
-        x509.SubjectAlternativeName(names),
-        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
-    ]
-    server = _certificate(hosts[0][:64], server_key, issuer, ca_key, extensions)
-    _write(out / "ca" / "ca.key", _private_pem(ca_key), secret=True)
-    _write(out / "ca" / "ca.crt", ca)
-    _write(out / "server" / "ca.crt", ca)
-    _write(out / "server" / "server.crt", server + ca)
-    _write(out / "server" / "server.key", _private_pem(server_key), secret=True)
+    ca, key = Ca.make(), ec.generate_private_key(CURVE)
+    server = ca.server(hosts, key.public_key())
+    write_key(out / "ca" / "ca.key", private_pem(ca.key), secret=True)
+    write_key(out / "ca" / "ca.crt", ca.pem)
+    write_key(out / "server" / "ca.crt", ca.pem)
+    write_key(out / "server" / "server.crt", server)
+    write_key(out / "server" / "server.key", private_pem(key), secret=True)
+    (out / "server" / "nodes").mkdir(mode=0o700)
     purposes = {
         out / "server": "to the server's machine; visard server --keys",
-        out / "ca": "offline, to a safe place: who has it can pose as the server",
+        out / "ca": "offline, to a safe place: who has it can pose as the server; visard keys sign needs it",
     }
     for number in range(1, parties + 1):
         folder = out / f"node-{number}"
-        purposes[folder] = _make_party(folder, out / "server", number, ca, assignment)
+        purposes[folder] = _make_party(folder, out / "server", number, ca.pem, assignment)
     assignment.save(out / "server")
     return purposes
 
 
 def add_party(server: Path, out: Path, clients: Iterable[str]) -> dict[Path, str]:
-    """A key for one more party of a deployment, registered in the key folder of its server, which then restarts."""
+    """A key for one more party of a trial, registered in the key folder of its server."""
     held = ServerKeys.load(server)
     _check_new(out)
-    known = {*held.parties, *held.assignment.of}
-    number = 1 + max((int(n[5:]) for n in known if re.fullmatch(r"node-\d{1,9}", n)), default=0)
+    known = {*(entry.party for entry in held.entries), *held.assignment.of}
+    numbers = (party[5:] for party in known)
+    number = 1 + max((int(n) for n in numbers if n.isdecimal() and len(n) < 10), default=0)
     added = Assignment.parse([f"{number}={client}" for client in clients], number)
-    assignment = Assignment({**held.assignment.of, **added.of})
-    purposes = {out: _make_party(out, held.ca.parent, number, held.ca.read_bytes(), assignment)}
-    assignment.save(held.ca.parent)
+    of = held.assignment.with_(f"node-{number}", added.of.get(f"node-{number}", ())).of
+    own = Assignment.load(held.folder)
+    purposes = {out: _make_party(out, held.folder, number, held.ca.read_bytes(), Assignment(of))}
+    Assignment({**own.of, **added.of}).save(held.folder)
     return purposes
 
 
 def bind_roles(server: Path, texts: Iterable[str]) -> Assignment:
-    """Bind more roles to keys that exist, by the words NODE=ROLE; the server reads them when it starts."""
+    """Bind more roles to keys that exist, by the words NODE=ROLE."""
     held = ServerKeys.load(server)
     added = Assignment.parse(texts, 10**9).of
-    if unknown := [party for party in added if party not in held.parties]:
-        raise UsageError(f"--role: there is no key of {unknown[0]} in {held.ca.parent / 'nodes'}")
-    of = dict(held.assignment.of)
+    if unknown := [party for party in added if party not in {entry.party for entry in held.entries}]:
+        raise UsageError(f"--role: there is no key of {unknown[0]} in {held.folder / 'nodes'}")
+    bound, own = held.assignment, Assignment.load(held.folder)
     for party, clients in added.items():
-        of[party] = tuple(dict.fromkeys((*of.get(party, ()), *clients)))
-    assignment = Assignment(of)
-    assignment.save(held.ca.parent)
-    return assignment
+        bound, own = bound.with_(party, clients), own.with_(party, clients)
+    own.save(held.folder)
+    return bound
 
 
-def _check_there(*paths: Path, why: str) -> None:
+def day(seconds: float) -> str:
+    """A moment, in UTC."""
+    if seconds == float("inf"):
+        return "never"
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _revoked(folder: Path) -> dict[str, str]:
+    path = folder / REVOKED
+    if not path.exists():
+        return {}
+    listed = mapping(read_json(path))
+    return {key: str(mapping(about).get("why", "")) or "for good" for key, about in listed.items()}
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def bytes_of(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def check_there(*paths: Path, why: str) -> None:
     for path in paths:
         if not path.is_file():
             raise UsageError(f"{path} is missing: {why}")
@@ -238,59 +345,16 @@ def _check_new(out: Path) -> None:
 def _make_party(folder: Path, server: Path, number: int, ca: bytes, assignment: Assignment) -> str:
     """Write the key of a party into its folder and the server's; returns what to do with the former."""
     key, party = ec.generate_private_key(CURVE), f"node-{number}"
-    _write(folder / "ca.crt", ca)
-    _write(folder / f"{party}.key", _private_pem(key), secret=True)
+    write_key(folder / "ca.crt", ca)
+    write_key(folder / f"{party}.key", private_pem(key), secret=True)
     public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    _write(server / "nodes" / f"{party}.pub", public)
+    write_key(server / "nodes" / f"{party}.pub", public)
     own = "".join(f" --role {client}" for client in assignment.of.get(party, ()))
     own = own or " --role ... (it has none yet: visard keys bind)"
     return f"to party {number} alone, then delete it here; visard client --keys ... --node {number}{own}"
 
 
-def _usage(ca: bool) -> x509.KeyUsage:
-    """A CA signs certificates, a server signs handshakes."""
-    return x509.KeyUsage(
-        digital_signature=not ca, content_commitment=False, key_encipherment=False, data_encipherment=False,
-        key_agreement=False, key_cert_sign=ca, crl_sign=ca, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
-
-
-def _certificate(
-    subject: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: str,
-    signer: ec.EllipticCurvePrivateKey,
-    extensions: list[x509.ExtensionType],
-) -> bytes:
-    now, public = datetime.datetime.now(datetime.UTC), key.public_key()
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)]))
-        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=DAYS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-    )
-    for extension in extensions:
-        critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
-        builder = builder.add_extension(extension, critical)
-    return builder.sign(signer, hashes.SHA384()).public_bytes(serialization.Encoding.PEM)
-
-
-def _alternative(host: str) -> x509.GeneralName:
-    try:
-        return x509.IPAddress(ipaddress.ip_address(host))
-    except ValueError:
-        pass
-    if len(host) > 253 or not re.fullmatch(rf"{LABEL}(\.{LABEL})*", host):
-        raise UsageError(f"--host {host!r}: neither a name nor an address (the port is not part of it)")
-    return x509.DNSName(host)
-
-
-def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -306,7 +370,7 @@ def _public(path: Path) -> ec.EllipticCurvePublicKey:
     return key
 
 
-def _write(path: Path, data: bytes, secret: bool = False) -> None:
+def write_key(path: Path, data: bytes, secret: bool = False) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_durably(path, data, PRIVATE if secret else 0o644, new=True)

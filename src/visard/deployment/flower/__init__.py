@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from importlib import metadata
 
@@ -13,6 +14,8 @@ from visard.errors import UsageError
 
 PINNED = "1.41.0"
 PROCESS = "visard-process"  # header of a party's calls: a number that each of its processes draws when it starts
+SIGNED = "visard-signature"  # another one: the party's signature of path, time, process and body
+REFUSAL = "visard-refusal"  # header of an answer: why a registered key is not taken
 
 # Flower reads these when it is imported: nothing phones home and nothing is installed at run time.
 SILENCE = {
@@ -24,6 +27,11 @@ SILENCE = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 os.environ.update(SILENCE)
+
+
+def statement(path: str, time: str, process: str, body: bytes) -> bytes:
+    """What a party signs of a call. Flower's own signature is of the time alone."""
+    return f"visard call\n{path}\n{time}\n{process}\n{hashlib.sha256(body).hexdigest()}".encode()
 
 
 def require() -> None:

@@ -20,7 +20,12 @@ import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
+from flwr.common.constant import (
+    HEARTBEAT_MIN_INTERVAL,
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import (
     ActivateNodeRequest,
@@ -49,15 +54,18 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from visard.deployment.flower import PROCESS
+from visard.crypto.signatures import Signer
+from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, statement
 from visard.deployment.flower.link import confirm, fetch, parts, record
 from visard.deployment.hello import party_context
 from visard.deployment.sent import Sent
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
+from visard.text import line
 
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
 UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
+KEY_LOOK = 2.0  # seconds between looks for a new key
 Do = Callable[[bytes, bytes], tuple[bytes, bytes]]
 Say = Callable[[str], None]
 
@@ -66,38 +74,53 @@ class Refused(VisardError):
     """The server does not know this key, or is not the one that the CA vouches for."""
 
 
-class ProcessInterceptor:
-    """Says in each call which process of the party it comes from."""
+class SigningInterceptor:
+    """Says in each call which process of the party it comes from, and signs its path, time and body."""
 
-    def __init__(self) -> None:
-        self._number = secrets.token_hex(16)
+    def __init__(self, key: ec.EllipticCurvePrivateKey, process: str) -> None:
+        self._sign, self._process = Signer(key), process
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        context.request.headers[PROCESS] = self._number
+        request = context.request
+        said = statement(request.url.path, request.headers[TIMESTAMP_HEADER], self._process, request.read())
+        request.headers[PROCESS] = self._process
+        request.headers[SIGNED] = self._sign(said).hex()
         return call_next(context)
 
 
 class Fleet:
-    """A connection to the server's outside door."""
+    """A connection to the server's outside door. `renewed` gives a new key of the party, once, when there is one."""
 
-    def __init__(self, server: str, ca: Path, key: ec.EllipticCurvePrivateKey, say: Say) -> None:
+    def __init__(
+        self,
+        server: str,
+        ca: Path,
+        key: ec.EllipticCurvePrivateKey,
+        say: Say,
+        renewed: Callable[[], ec.EllipticCurvePrivateKey | None] = lambda: None,
+    ) -> None:
         logging.getLogger("flwr").setLevel(logging.ERROR)
-        self.server, self.say = server, say
-        self._public = key.public_key()
-        self._client = FleetHttpClient(
-            f"https://{server}",
-            interceptors=[
-                RuntimeVersionHttpInterceptor("SuperNode"),
-                NodeAuthHttpInterceptor(key, self._public),
-                ProcessInterceptor(),
-            ],
-            verify=party_context(ca, key),
-            timeout=60.0,
-        )
+        self.server, self.say, self._ca, self._renewed = server, say, ca, renewed
+        self._process = secrets.token_hex(16)
+        self._client, self._public = self._open(key), key.public_key()
+        self._coming: ec.EllipticCurvePrivateKey | None = None  # a new key, until the server takes it
+        self._look = 0.0  # when to look for a new key, or try one, again
         self._sent: Sent | None = None
         self._node = Node()
         self._beat = BEAT
         self._stop = threading.Event()
+
+    def _open(self, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
+        return FleetHttpClient(
+            f"https://{self.server}",
+            interceptors=[
+                RuntimeVersionHttpInterceptor("SuperNode"),
+                NodeAuthHttpInterceptor(key, key.public_key()),
+                SigningInterceptor(key, self._process),
+            ],
+            verify=party_context(self._ca, key),
+            timeout=60.0,
+        )
 
     @property
     def stopping(self) -> bool:
@@ -126,15 +149,20 @@ class Fleet:
         self._beat = max(BEAT, poll)
         while not self._stop.is_set():
             try:
-                self._activate(first=not begun)
+                if not self._switch():
+                    self._activate(first=not begun)
                 self.say(f"{'connected again' if begun else 'connected'} to {self.server}")
                 begun, pause = True, 1.0
                 with self._beating():
                     self._answer(do, poll)
+                continue  # there is a new key, or it is over
             except httpx.HTTPStatusError as error:
                 if error.response.status_code == 409:
                     raise Refused(f"another process with this node's key has connected to {self.server}") from None
-                self.say(f"the server refused a call ({error.response.status_code}); connecting anew")
+                why = reason(error.response)
+                if error.response.status_code == 403:
+                    raise Refused(f"{self.server} does not accept this node's key: {why or 403}") from None
+                self.say(f"the server refused a call ({why or error.response.status_code}); connecting anew")
             except httpx.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     why = re.sub(r".*verify failed:\s*|\s*\(_ssl\.c:\d+\)", "", str(error))
@@ -146,6 +174,8 @@ class Fleet:
     def _answer(self, do: Do, poll: float) -> None:
         wait = poll
         while not self._stop.is_set():
+            if self._has_new_key():
+                return
             if self._turn(do):
                 wait = min(0.05, poll)  # the next request often follows at once
             else:
@@ -158,9 +188,40 @@ class Fleet:
             self._node = Node(node_id=self._client.ActivateNode(request).node_id)
         except httpx.HTTPStatusError as error:
             if first and 400 <= error.response.status_code < 500:
-                why = clocks(error.response.headers.get("date", "")) or "is it registered there?"
+                said = reason(error.response) or clocks(error.response.headers.get("date", ""))
+                why = said or "is it registered there?"
                 raise Refused(f"{self.server} does not accept this node's key: {why}") from None
             raise
+
+    def _has_new_key(self) -> bool:
+        """Whether there is a new key to try, between two messages."""
+        if time.monotonic() < self._look:
+            return False
+        self._look = time.monotonic() + KEY_LOOK
+        if (found := self._renewed()) is not None:
+            self._coming = found
+        return self._coming is not None
+
+    def _switch(self) -> bool:
+        """Connect with a new key, if there is one and the server takes it; else the old one goes on."""
+        if self._coming is None:
+            return False
+        before, public = self._client, self._public
+        self._client, self._public = self._open(self._coming), self._coming.public_key()
+        try:
+            self._activate(first=False)
+        except httpx.HTTPError as error:
+            self._client.close()
+            self._client, self._public = before, public
+            self._look = time.monotonic() + 5 * KEY_LOOK
+            if isinstance(error, httpx.HTTPStatusError):
+                why = reason(error.response) or error.response.status_code
+                self.say(f"the server does not take this node's new key yet ({why}); going on with the old one")
+            return False
+        before.close()
+        self._coming = None
+        self.say("this node's new key is in use")
+        return True
 
     @property
     def _interval(self) -> float:
@@ -252,6 +313,11 @@ class Fleet:
         if not answer.objects_to_push and self._sent is not None:
             self._sent.after(taken=False)
         return answer
+
+
+def reason(answer: httpx.Response) -> str:
+    """Why a server does not take this node's key, as it says."""
+    return line(answer.headers.get(REFUSAL, ""), 300)
 
 
 def clocks(date: str) -> str:

@@ -39,10 +39,11 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
+from visard.deployment.certificates import NAME
 from visard.deployment.flower.link import GridLink, confirm, fetch
 from visard.deployment.flower.server import SOCKET
-from visard.deployment.keys import NAME, read_parties
-from visard.deployment.remote import Link, PartyLink, on_record, read
+from visard.deployment.keys import read_gone, read_parties
+from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
 from visard.engines.network import plain
 from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
@@ -286,6 +287,13 @@ class DeploymentLink(GridLink, PartyLink):
         if (text := plain(why)) not in self._said:
             self._said.add(text)
             self.say(text)
+
+    def read(self, number: str, message: Message | str) -> Parts | str:
+        """Header and payload of a reply, or why it has none: of a party whose key is not taken, that."""
+        node = self._asked.get(number)
+        found = super().read(number, message)
+        party = read_parties(self.where)[0].get(node or 0, "") if isinstance(found, str) else ""
+        return read_gone(self.where).get(party, found) if party else found
 
     def node_of(self, client: ClientId) -> int | None:
         return next((node for node, clients in self._clients.items() if client in clients), None)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import signal
 import socket
-import ssl
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,24 @@ import h11
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, TIMESTAMP_HEADER
+from flwr.common.constant import (
+    SYSTEM_TIME_TOLERANCE,
+    TIMESTAMP_HEADER,
+    TIMESTAMP_TOLERANCE,
+)
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
 from flwr.superlink.main import create_app
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.door import Door, Limits, Visitor
-from visard.deployment.flower import PROCESS
+from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, statement
+from visard.deployment.flower.register import Register, tls_context
 from visard.deployment.hello import Proofs
-from visard.deployment.keys import ServerKeys, write_parties
-from visard.errors import UsageError, VisardError
+from visard.deployment.keys import ServerKeys
+from visard.errors import PublicError, UsageError, VisardError
 
 SOCKET = "control.sock"
 FLEET = "/v1/fleet/"
@@ -42,6 +49,8 @@ KEY, SIGNATURE, TIME = (
     h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 )
 CLOSED = (f"{FLEET}register-node", f"{FLEET}unregister-node")  # nodes are registered from the key folder alone
+REMEMBER = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE  # seconds after which the age alone refuses a call
+TELL_EVERY = 60.0  # seconds between lines about the same trouble
 GRACE = 5  # seconds for calls at hand when the server stops
 BACKLOG = 4096  # connections that the kernel may hold before they are accepted
 
@@ -55,17 +64,36 @@ class FleetOnly:
     """The application for calls from outside: the fleet's paths for registered keys, and nothing else.
 
     Flower reads a call whole before it looks at the signature, so callers that bring no signature of a registered key,
-    or send more than any part of a message can be long, are turned away here. Of two processes with the same key, the
-    one that connected last speaks for it.
+    or send more than any part of a message can be long, are turned away here. Flower's signature is of the time alone;
+    a second one is of path, time, process and body, and counts once. Of two processes with the same key, the one that
+    connected last speaks for it.
     """
 
-    def __init__(self, app: App, keys: Mapping[str, ec.EllipticCurvePublicKey], limits: Limits) -> None:
-        self.app, self.limits = app, limits
+    def __init__(
+        self,
+        app: App,
+        keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]],
+        limits: Limits,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.app, self.limits, self._say = app, limits, say
         self.prove: Callable[[Visitor, str], None] = lambda visitor, party: (
             None
         )  # called for whoever brings a signature
-        self._keys = {b64encode(public_key_to_bytes(key)): (party, key) for party, key in keys.items()}
         self._processes: dict[str, bytes] = {}  # party -> its process
+        self._refusals: dict[str, str] = {}  # fingerprint of a known key -> why it is not taken
+        self._seen: dict[bytes, None] = {}  # digests of what calls say, each of which counts once
+        self._ages: deque[tuple[float, bytes]] = deque()  # until when, in order
+        self._told: dict[str, float] = {}  # what was said, and when to say it again
+        self.admit(keys)
+
+    def admit(
+        self, keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]], refused: Mapping[str, str] | None = None
+    ) -> None:
+        """From now on these keys of parties are taken. The `refused` (fingerprint -> why) among them hear why not."""
+        found = [(public_key_to_bytes(key), party, key) for party, key in keys]
+        self._keys = {b64encode(data): (party, key) for data, party, key in found}
+        self._refusals = dict(refused or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,8 +109,12 @@ class FleetOnly:
         path, headers = scope["path"], dict(scope["headers"])
         if not path.startswith(FLEET) or path in CLOSED:
             return await _turn_away(send, 404)
-        if (party := self._signer(headers)) is None:
+        if (signer := self._signer(headers)) is None:
             return await _turn_away(send, 401)
+        party, own = signer
+        if why := self._refusals.get(own):
+            self._tell(f"refused: {why}")
+            return await _turn_away(send, 403 if "revoked" in why else 401, why)
         self.prove(visitor, party)
         process = headers.get(PROCESS.encode(), b"")
         if path == f"{FLEET}activate-node":
@@ -91,16 +123,48 @@ class FleetOnly:
             return await _turn_away(send, 409)
         if (body := await _whole(receive, self.limits.body_bytes)) is None:
             return await _turn_away(send, 413)
+        if wrong := self._wrong(path, headers, body, own):
+            self._tell(f"refused: a call of {party} to {path} {wrong}")
+            return await _turn_away(send, 401, f"the call {wrong}")
         await self.app(scope, _handed(body, receive), send)
 
-    def _signer(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The party that signed a call. Flower also checks the age of the signature, and what the call is about."""
+    def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str) -> str:
+        """What is wrong with the signature of a whole call; empty if it is the party's, and new."""
+        said, process = (headers.get(name, b"").decode("latin-1") for name in (TIME, PROCESS.encode()))
+        signed = statement(path, said, process, body)
+        try:
+            if signed_by(signed, bytes.fromhex(headers.get(SIGNED.encode(), b"").decode("ascii"))) != own:
+                return "is signed by another key"
+        except (ValueError, PublicError):
+            return "is not signed with its path and body (another version, or changed on the way)"
+        now = time.monotonic()
+        while self._ages and self._ages[0][0] < now:
+            self._seen.pop(self._ages.popleft()[1], None)
+        digest = hashlib.sha256(f"{own} ".encode() + signed).digest()  # a signature can be written in two ways
+        if digest in self._seen:
+            return "came a second time"
+        self._seen[digest] = None
+        self._ages.append((now + REMEMBER, digest))
+        return ""
+
+    def _tell(self, text: str) -> None:
+        """Say something, but not over and over."""
+        now = time.monotonic()
+        self._told = {said: until for said, until in self._told.items() if until > now}
+        if text not in self._told and len(self._told) < 1000:
+            self._told[text] = now + TELL_EVERY
+            self._say(text)
+
+    def _signer(self, headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
+        """The party that signed a call, and the fingerprint of its key. Flower also checks the age of the signature."""
         party, key = self._keys.get(headers.get(KEY, b""), ("", None))
         try:
             signature = b64decode(headers.get(SIGNATURE, b""), validate=True)
         except ValueError:
             return None
-        return party if key is not None and verify_signature(key, headers.get(TIME, b""), signature) else None
+        if key is None or not verify_signature(key, headers.get(TIME, b""), signature):
+            return None
+        return party, fingerprint(key)
 
 
 async def _whole(receive: Receive, most: int) -> bytes | None:
@@ -125,8 +189,10 @@ def _handed(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-async def _turn_away(send: Send, status: int) -> None:
+async def _turn_away(send: Send, status: int, why: str = "") -> None:
     headers = [(b"content-length", b"0"), (b"connection", b"close")]
+    if why:
+        headers.append((REFUSAL.encode(), why.encode("ascii", "replace")[:1000]))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
 
@@ -174,38 +240,20 @@ def serve(
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
     _outlive_kills(link)
-    numbers = {_register(link, node, public_key_to_bytes(key)): node for node, key in keys.parties.items()}
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
-    guarded, context = FleetOnly(app, keys.parties, limits), _context(keys)
+    guarded, context = FleetOnly(app, [], limits, say), tls_context(keys)
     fleet = uvicorn.Server(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
-    door = Door(outside, context, Proofs(keys.parties), limits, lambda visitor: Http(fleet, door, visitor), say)
+    door = Door(outside, context, Proofs([]), limits, lambda visitor: Http(fleet, door, visitor), say)
     guarded.prove = door.prove
-    write_parties(state, numbers, keys.assignment)
+    register = Register(keys, state, link, guarded.admit, door, say)
     try:
-        asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, **quiet)), inside, fleet, door, ready))
+        asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, **quiet)), inside, fleet, register, ready))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
-
-
-def _context(keys: ServerKeys) -> ssl.SSLContext:
-    """For TLS with the server's certificate; one line where that is none, or not of its key."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # parties resume no sessions
-    try:
-        context.load_cert_chain(keys.certificate, keys.key)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-        what = getattr(error, "reason", None) or error
-        raise UsageError(f"{keys.certificate} and {keys.key} are not a certificate and its key ({what})") from None
-    return context
-
-
-def _register(link: InMemoryLinkState, node: str, key: bytes) -> int:
-    return link.create_node(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME, key, HEARTBEAT_MIN_INTERVAL, name=node)
 
 
 def _outlive_kills(link: InMemoryLinkState) -> None:
@@ -247,8 +295,9 @@ def _outlive_kills(link: InMemoryLinkState) -> None:
 
 
 async def _serve(
-    control: uvicorn.Server, inside: socket.socket, fleet: uvicorn.Server, door: Door, ready: Callable[[], None]
+    control: uvicorn.Server, inside: socket.socket, fleet: uvicorn.Server, register: Register, ready: Callable[[], None]
 ) -> None:
+    door = register.door
     loop = asyncio.get_running_loop()
     servers = (control, fleet)
 
@@ -269,6 +318,7 @@ async def _serve(
             door.open()
             ready()
             while not any(server.should_exit for server in servers) and not any(t.done() for t in tasks):
+                register.look()
                 await asyncio.sleep(0.1)
             door.close()
         stop()
