@@ -109,6 +109,19 @@ def test_offsets_that_lead_outside_do_not_end_the_process(tmp_path: Path, column
     assert "is damaged" in done.stderr
 
 
+@pytest.mark.parametrize("text", [b"2.png", b"second"])
+def test_text_that_is_no_utf8(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "a.parquet"
+    made = table(range(3), ["first", "second", "third"])
+    pq.write_table(made, path, compression="none", use_dictionary=False, write_statistics=False)
+    data = path.read_bytes()
+    assert data.count(text) == 1
+    path.write_bytes(data.replace(text, text[:1] + b"\xae" + text[2:]))
+    with pytest.raises(UsageError, match=r"a.parquet is damaged .* UTF8"):
+        import_faces("parquet", path, tmp_path / "set", size=16)
+    assert not (tmp_path / "set").exists()
+
+
 def test_an_identity_taken_back_moves_the_others_together(tmp_path: Path) -> None:
     """Rows of several people are mixed here, so what is dropped at the end leaves holes."""
     rows = [b"broken" if k in (0, 3) else png(k) for k in range(9)]

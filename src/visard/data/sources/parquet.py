@@ -80,12 +80,17 @@ def _batches(path: Path, column: str) -> Iterator[Any]:
     with _opened(path) as file:
         if path.suffix == ".arrow":
             for batch in file:
-                array = batch.column(column)
-                array.validate(full=True)  # without it an offset that leads outside ends the process
+                array = _valid(batch.column(column))
                 yield from (array[at : at + BATCH] for at in range(0, len(array), BATCH))
         else:
             for batch in file.iter_batches(BATCH, columns=[column], use_threads=False):
-                yield batch.column(0)
+                yield _valid(batch.column(0))
+
+
+def _valid(array: Any) -> Any:
+    """The array itself; without this check an offset that leads outside it ends the process."""
+    array.validate(full=True)  # text that is no UTF-8, too
+    return array
 
 
 @contextmanager
