@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -225,6 +226,13 @@ def test_script_json_cannot_leave_its_element() -> None:
     text = script_json({"x": EVIL, "y": "<!--"})
     assert not set(text) & set("<>&\u2028\u2029")
     assert json.loads(text) == {"x": EVIL, "y": "<!--"}
+
+
+def test_a_number_without_json_is_a_gap() -> None:
+    assert json.loads(script_json([{"y": (1.5, math.inf, -math.inf, math.nan)}, "a"])) == [
+        {"y": [1.5, None, None, None]},
+        "a",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import hashlib
 import html
 import io
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +40,23 @@ def esc(value: Any, limit: int | None = None) -> str:
 
 
 def script_json(value: Any) -> str:
-    """JSON that may stand in a script element: ASCII (so no U+2028) and without the characters of a tag."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    """JSON that may stand in a script element: ASCII (so no U+2028) and without the characters of a tag.
+
+    A number that JSON cannot say is null, a gap in a chart.
+    """
+    try:
+        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True)
