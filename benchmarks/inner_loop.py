@@ -5,6 +5,7 @@ medians, of CPU seconds and of seconds on the clock. `--workers 2` runs that man
 
     python -m benchmarks.inner_loop [--model tiny --size 64] [--against OTHER_CHECKOUT] [--workers 1]
     python -m benchmarks.inner_loop --model mobilefacenet --size 112 --batch 32 --steps 6
+    python -m benchmarks.inner_loop --embed         embedding instead of training
     python -m benchmarks.inner_loop --shares        loading, augmentation, forward, backward, optimiser
     python -m benchmarks.inner_loop --optimisers    ours beside torch's fused one
 """
@@ -29,6 +30,7 @@ import torch
 from visard import models
 from visard.data.augment import augment, to_float
 from visard.data.faces import FaceSet, FaceSetWriter, FaceView
+from visard.learning.features import embed
 from visard.learning.heads import Head, build_head
 from visard.learning.train import Sgd, Training, train
 from visard.numerics import Numerics
@@ -57,15 +59,21 @@ def network(options: argparse.Namespace) -> tuple[torch.nn.Module, Head]:
 
 
 def rates(options: argparse.Namespace) -> dict[str, float]:
-    """Pictures a second of one round of training: by CPU seconds, and by the clock."""
+    """Pictures a second of one round of training, or of embedding: by CPU seconds, and by the clock."""
     with tempfile.TemporaryDirectory() as folder:
         view, (model, head) = faces(options.size, Path(folder)), network(options)
         how = Training(batch_size=options.batch, unit="iterations", amount=options.steps)
-        train(model, head, view, how, torch.Generator().manual_seed(0), Numerics())
+
+        def work() -> int:
+            if options.embed:
+                return len(embed(model, view))
+            return train(model, head, view, how, torch.Generator().manual_seed(0), Numerics()).pictures
+
+        work()
         cpu, clock = time.process_time(), time.perf_counter()
-        done = train(model, head, view, how, torch.Generator().manual_seed(0), Numerics())
+        done = work()
         cpu, clock = time.process_time() - cpu, time.perf_counter() - clock
-    return {"cpu": done.pictures / cpu, "clock": done.pictures / clock}
+    return {"cpu": done / cpu, "clock": done / clock}
 
 
 def shares(options: argparse.Namespace) -> dict[str, float]:
@@ -128,7 +136,7 @@ def children(options: argparse.Namespace, tree: Path) -> dict[str, float]:
     """`rates` in so many processes at once, on the source of `tree`, added up."""
     environment = os.environ | {"PYTHONPATH": f"{tree / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     given = [f"--{name}={getattr(options, name)}" for name in ("model", "size", "batch", "steps")]
-    command = [sys.executable, str(Path(__file__)), "--child", *given]
+    command = [sys.executable, str(Path(__file__)), "--child", *given, *(["--embed"] if options.embed else [])]
     begun = [
         subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(options.workers)
     ]
@@ -145,7 +153,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--against", type=Path, help="another checkout")
-    for flag in ("child", "shares", "optimisers"):
+    for flag in ("child", "shares", "optimisers", "embed"):
         parser.add_argument(f"--{flag}", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,0 +1,42 @@
+"""What the C library does with the memory of tensors (`numerics.keep_memory`), each time in a process of its own."""
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+PAGES = 64 * 2**20 // os.sysconf("SC_PAGE_SIZE")  # of one tensor
+CODE = """
+import resource, torch
+from visard.numerics import on_device
+on_device(torch.nn.Linear(2, 2))
+for _ in range(10):
+    torch.ones(2**24)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.ones(2**24)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def faults(**variables: str) -> int:
+    """Pages that the system has to map for ten tensors of 64 MB, one after the other."""
+    rest = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", CODE], env=rest | variables, capture_output=True, text=True, check=True, timeout=120
+    )
+    return int(done.stdout)
+
+
+@glibc
+def test_memory_stays_with_the_process() -> None:
+    assert faults() < PAGES
+
+
+@glibc
+def test_what_the_user_has_set_stays() -> None:
+    assert faults(MALLOC_MMAP_THRESHOLD_="131072") >= 5 * PAGES
+    assert faults(GLIBC_TUNABLES="glibc.malloc.mmap_threshold=131072") >= 5 * PAGES
