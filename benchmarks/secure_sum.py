@@ -12,6 +12,7 @@ The memory of the server is what it holds at most between the first reply and th
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from visard.numerics import Numerics
 
 ASKED = b"asked"
 STEPS = SecureAggregation.steps()
+SUMS = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -74,19 +76,18 @@ def protocol(n: int, numbers: int, signed: bool) -> tuple[float, int]:
     here = clients(n, signed)
     lost = set(list(here)[::10]) if n >= 10 else set()
     begun = time.process_time()
-    reduction = SecureReduction(("theta",), "benchmark 1", rule, dict.fromkeys(here, 1.0))
+    context = f"benchmark {next(SUMS)}"  # with keys of its own
+    reduction = SecureReduction(("theta",), context, rule, dict.fromkeys(here, 1.0))
     keys = {c: STEPS["secure_keys"](here[c], m) for c, m in reduction.invitations(here).items()}
     shares = {c: STEPS["secure_shares"](here[c], m) for c, m in reduction.circles(keys).items()}
     reduction.begin(shares, sent[0], Up, (), {})
-    masks = 0
     for name, reply in replies(reduction, here, sent, lost):
         reduction.take(name, sent[0], reply)
-        masks += len(Plan.parse(reduction.plan(name)).around) + 1
     agreed = {c: STEPS["secure_agree"](here[c], m) for c, m in reduction.lists().items()}
     opened = {c: STEPS["secure_open"](here[c], m) for c, m in reduction.openings(agreed).items()}
     means, _ = reduction.result(opened)
     seconds = time.process_time() - begun
-    masks += len(reduction.arrived)
+    masks = sum(len(Plan.parse(reduction.plan(c)).around) + 2 for c in reduction.arrived)  # one is taken off again
     masks += sum(len(Plan.parse(reduction.plan(c)).around.keys() & set(reduction.arrived)) for c in lost)
     update = sent[1]().theta
     assert all(torch.allclose(means["theta"][k], update[k], atol=1e-6) for k in update), "the mean is right"

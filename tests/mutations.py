@@ -82,6 +82,7 @@ COMPRESSION = golden("compression")
 DP = golden("dp")
 DP_ENGINE = ("tests/engines/test_dp.py", "-k", "not every_engine and not batch_norm and not budget_and_reports")
 DP_SHARES = ("tests/engines/test_dp_shares.py", "-k", "not every_engine and not flower_gives")
+PEOPLE = ("tests/engines/test_people.py", "-k", "not every_engine and not flower_gives")
 DP_PARTY = ("tests/engines/test_guard.py", "-k", "budget")
 HOSTILE = ("tests/engines/test_hostile.py", "-k", "fields_that or entries_that or absurd")
 CLAIMS = ("tests/engines/test_hostile.py", "-k", "claim or stated or statement or limits_are")
@@ -838,8 +839,8 @@ MUTANTS = (
            "(noise**-2 - counted**-2 / 9) ** -0.5 * clip", DP),
     Mutant("dp-adapt", "0. the quantile", "math.exp(-dp.clip_rate * (within - dp.quantile))",
            "math.exp(dp.clip_rate * (within - dp.quantile))", DP),
-    Mutant("dp-count", "0. the count of updates within the bound", "half = (2 * self._within - self._clients)",
-           "half = (self._within - self._clients)", DP),
+    Mutant("dp-count", "0. the count of updates within the bound", "half = (2 * self._within - self._units)",
+           "half = (self._within - self._units)", DP),
     Mutant("dp-accept", "0. discrete Gaussian: acceptance", "(size - sigma**2 / t) ** 2) / (2 * sigma**2)",
            "(size - sigma**2 / t) ** 2) / (2.2 * sigma**2)", DP),
     Mutant("dp-zero", "0. discrete Gaussian: one zero", "good &= ~(minus & (size == 0))", "good &= True", DP),
@@ -899,6 +900,28 @@ MUTANTS = (
            "if not 0 < request.noise < math.inf:", "if not 0 <= request.noise:", DP_PARTY),
     Mutant("dp-party-kept", "0. what was spent is kept",
            "self.guard.memory.spend(request.client, total, asked)", "pass", DP_PARTY),
+    Mutant("people-bound", "0. each person is bounded", "self.grid.update(message, reply), self.clip)",
+           "self.grid.update(message, reply), 1e6)", PEOPLE),
+    Mutant("people-memory", "0. each person remembers its own", "kept[str(label)] = person.state", "pass", PEOPLE),
+    Mutant("people-count", "0. people are counted", 'for c in clients) if dp.unit == "person" else len(clients)',
+           "for c in clients) if False else len(clients)", PEOPLE),
+    Mutant("people-cohort", "0. clients are drawn, not people", "q = 1.0 if share is None or people else",
+           "q = 1.0 if share is None else", PEOPLE),
+    Mutant("people-drawn", "0. people are drawn", "if numbers[label] < self.share or",
+           "if numbers[label] < 1 or", PEOPLE),
+    Mutant("people-secret", "0. people are drawn by a secret", 'Stream(secret, b"people"',
+           'Stream(b"", b"people"', PEOPLE),
+    Mutant("people-length", "0. sums that people can have", "if length > people * clip * (1 + 1e-9):",
+           "if False:", PEOPLE),
+    Mutant("people-most", "0. no more people than there are", "if not 0 <= within <= people <= most:",
+           "if False:", PEOPLE),
+    Mutant("people-range", "0. room in a secure sum", "largest = self.people * max(", "largest = max(", PEOPLE),
+    Mutant("people-within", "0. the count of people in a secure sum", "people.within - people.people / 2",
+           "people.within - 0.5", PEOPLE),
+    Mutant("people-twice", "0. a person is at one client", "owner.setdefault(number, client)) != client:",
+           "owner.setdefault(number, client)) is None:", PEOPLE),
+    Mutant("people-unit", "0. a client sums where the run says so", 'if dp is None or dp.unit != "person" or',
+           "if dp is None or", PEOPLE),
     # ---- 0. compressed replies (Alistarh et al. 2017; Karimireddy et al. 2019) ---------------------------------------
     Mutant("compress-random", "0. stochastic rounding", "(places + drawn).floor()",
            "(places + 0.5).floor()", COMPRESSION),

@@ -168,6 +168,13 @@ class Settings(Section):
             raise ValueError(f"method.batch_norm is about batch norm, which does not train with {self.model.train}")
         packed = next((p for p in self.outgoing if p.last), None)
         rule = self.aggregation
+        if getattr(rule, "dp", None) is not None and getattr(self.method, "shows", frozenset)():
+            raise ValueError(
+                f"method.negatives = {self.method.negatives}: clients show them one by one, so no noise of "  # type: ignore[attr-defined]
+                "aggregation.dp covers them: take method.negatives = public, or none"
+            )
+        if getattr(getattr(rule, "dp", None), "unit", "client") == "person":
+            self._fits_people(packed)
         summed = getattr(packed, "to", "") == "int8" and getattr(rule, "dp", None) is None
         if packed and getattr(rule, "secure", False) and not summed:
             raise ValueError(
@@ -175,6 +182,21 @@ class Settings(Section):
                 '(it can of compress with to = "int8", without aggregation.dp)'
             )
         return self
+
+    def _fits_people(self, packed: Postprocessor | None) -> None:
+        """One line where clients cannot do a step for one person alone."""
+        method, person = self.method, "aggregation.dp.unit = person"
+        if getattr(method, "negatives", "public") != "public":
+            raise ValueError(
+                f"{person}: a head with one person alone learns nothing: keep them away from public people "
+                "(method.negatives = public, partition.public_identities)"
+            )
+        if getattr(method, "share_head", False):
+            raise ValueError(f"{person}: heads stay at home, leave out method.share_head")
+        if getattr(method, "batch_norm", "average") != "average":
+            raise ValueError(f"{person}: batch norm that stays at home would be each person's own (method.batch_norm)")
+        if packed is not None:
+            raise ValueError(f"{person}: clients send the sum over their people, leave out {packed.name} of outgoing")
 
     _note: str = PrivateAttr(default="")  # what a reader should know of how these settings came about
 
@@ -261,6 +283,8 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del content["numerics"]["deterministic"]
     if content["evaluation"]["fmr"] == EvaluationSettings.model_fields["fmr"].default:
         del content["evaluation"]["fmr"]
+    if (dp := content.get("aggregation", {}).get("dp")) is not None and dp.get("unit") == "client":
+        del dp["unit"]
     if method.get("negatives") == "none":
         del method["negatives"], method["negatives_by"]
     if method["name"] == "fedfr-da" and method["participation"] == 1:

@@ -210,12 +210,19 @@ def test_single_replies_are_refused(tmp_path: Path) -> None:
         ("aggregation.dp=3", "must be a section"),
         ("aggregation.bound=3", "dp has a bound of its own"),
         ("aggregation.rule=median", "the noise of aggregation.dp is for the mean alone"),
+        ("method.negatives=noisy", "method.negatives = noisy: clients show them one by one, so no noise"),
+        ("method.negatives=class_vectors", "method.negatives = class_vectors: clients show them one by one, so no"),
     ],
 )
 def test_settings_that_make_no_sense_get_one_line(change: str, line: str) -> None:
     given = [] if "give noise" in line or "section" in line else ["aggregation.dp.noise=1"]
     with pytest.raises(UsageError, match=line):
         load("fedavg", [*given, change])
+
+
+def test_negatives_that_no_client_shows_go_with_noise() -> None:
+    assert load("fedavg", ["aggregation.dp.noise=1", "method.negatives=public"]).method.negatives == "public"  # type: ignore[attr-defined]
+    assert load("fedavg", ["method.negatives=noisy"]).aggregation == Mean()
 
 
 def test_a_delta_that_says_nothing_is_refused(tmp_path: Path) -> None:
@@ -226,7 +233,8 @@ def test_a_delta_that_says_nothing_is_refused(tmp_path: Path) -> None:
 def test_settings_go_into_the_file_of_a_run_and_back() -> None:
     settings = load("fedavg", ["aggregation.dp.epsilon=8", "aggregation.dp.sampling=poisson"])
     written = settings.to_dict()["aggregation"]
-    assert written["dp"] == {"clip": 1.0, "clip_rate": 0.2, "epsilon": 8.0, "sampling": "poisson", "colluders": 0.0}
+    expected = {"clip": 1.0, "clip_rate": 0.2, "epsilon": 8.0, "sampling": "poisson", "colluders": 0.0}
+    assert written["dp"] == expected | {"unit": "client"}
     assert visard.config.parse(settings.to_dict()).aggregation == settings.aggregation
 
 

@@ -24,7 +24,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,7 @@ class Privacy:
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / n^1.1 of n clients
     sampling: Sampling = "fixed"  # a cohort of fixed size, or each client drawn by itself
     colluders: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of a secure sum that may tell the server its noise
+    unit: Literal["client", "person"] = "client"  # what is bounded and hidden: a client with all it has, or each person
 
     def __post_init__(self) -> None:
         if self.noise is None and self.epsilon is None:
@@ -83,7 +84,8 @@ class BudgetSpent(VisardError):
 class Account:
     """What a run has spent so far; `state` is a part of the checkpoint, and changes as sums are taken.
 
-    With `known`, what counts is what the server can tell, which knows the cohorts (`aggregation.secure`).
+    With `known`, what counts is what the server can tell, which knows the cohorts (`aggregation.secure`). With
+    `unit` = person the clients of the account are people.
     """
 
     settings: Privacy
@@ -97,7 +99,8 @@ class Account:
         """At most 1 / n^1.1: a larger one would allow to publish one client in clear."""
         most, delta = largest_delta(self.clients), self.settings.delta
         if delta is not None and delta > most:
-            raise UsageError(f"aggregation.dp.delta = {delta:g}: with {self.clients} clients at most {most:.3g}")
+            what = "people" if self.settings.unit == "person" else "clients"
+            raise UsageError(f"aggregation.dp.delta = {delta:g}: with {self.clients} {what} at most {most:.3g}")
         return delta or most
 
     @property
@@ -106,13 +109,13 @@ class Account:
 
     def sum_of(self, asked: int, share: float | None) -> Sum:
         """The sum that is about to be taken; `share` is that of a random cohort, None where a method chose it."""
-        dp = self.settings
+        dp, people = self.settings, self.settings.unit == "person"
         if share is None or dp.sampling == "fixed":  # a cohort that is no random one is as if everyone knew it
-            q = 1.0 if share is None else min(1.0, asked / self.clients)
+            q = 1.0 if share is None or people else min(1.0, asked / self.clients)  # clients are drawn, not people
             found = Sum("fixed", asked, q, self.clients, dp.noise or 0.0)
         else:
             found = Sum("poisson", 0, share, self.clients, dp.noise or 0.0)
-            if empty_cohort(found, max(1, self.rounds)) > NEVER * self.delta:
+            if not people and empty_cohort(found, max(1, self.rounds)) > NEVER * self.delta:
                 raise UsageError(
                     f"aggregation.dp.sampling = poisson: with {self.clients} clients and a share of {share:g} a round "
                     "without any client is too likely: take a larger method.participation, or sampling = fixed"
@@ -252,7 +255,8 @@ class PrivateReduction:
     """One private sum at the server, in the place of `Reduction`: the same calls.
 
     `stream` gives the random bits of this place in the run for a digest of the sum: the same replies get the same
-    noise, also after a restart, and others get other noise.
+    noise, also after a restart, and others get other noise. With `read` a reply is a sum over people already: it gives
+    their bounded updates, how many were within the bound, and how many there are.
     """
 
     def __init__(
@@ -264,17 +268,18 @@ class PrivateReduction:
         asked: int,
         statistics: Collection[str],
         stream: Callable[[bytes], Stream],
+        read: Callable[[ClientId, Any, Grid, float], tuple[Integers, int, int]] | None = None,
     ) -> None:
         self.fields, self.remarks = fields, list[Any]()
         self.left_out: dict[ClientId, tuple[str, str]] = {}
         self._message, self._account, self._of, self._expected = message, account, sum, sum.expected(asked)
         self._grid = Grid.of(fields, message, account.clip, statistics)
-        self._stream = stream
+        self._stream, self._read = stream, read
         self._sum: Integers = np.zeros(self._grid.size, np.int64)
-        self._within, self._clients = 0, 0
+        self._within, self._units, self._clients = 0, 0, 0
 
     def known(self, reply: Any) -> tuple[str, ...]:
-        return ()
+        return () if self._read is None else self.fields
 
     def close(self) -> None:
         """There is nothing to let go of."""
@@ -284,12 +289,17 @@ class PrivateReduction:
         if any(getattr(message, f, None) is not getattr(self._message, f, None) for f in self.fields):
             raise VisardError("aggregation.dp: the clients of a sum were sent different weights")
         try:
-            integers, within = self._grid.integers(self._grid.update(message, reply), self._account.clip)
+            if self._read is not None:
+                integers, within, units = self._read(client, reply, self._grid, self._account.clip)
+            else:
+                integers, within = self._grid.integers(self._grid.update(message, reply), self._account.clip)
+                units = 1
         except ValueError as error:
             self.left_out[client] = "", str(error)
             return bare(reply, self.fields)
         self._sum += integers
         self._within += within
+        self._units += units
         self._clients += 1
         return bare(reply, self.fields)
 
@@ -300,11 +310,11 @@ class PrivateReduction:
             raise VisardError(f"no reply can count in the average: {client}: {reason}")
         clip, adaptive = self._account.clip, self._account.settings.quantile is not None
         sigma, counted = split_noise(self._of.noise, clip, self._expected, adaptive)
-        digest = hashlib.sha256(self._sum.tobytes() + b"%d %d" % (self._within, self._clients)).digest()
+        digest = hashlib.sha256(self._sum.tobytes() + b"%d %d" % (self._within, self._units)).digest()
         stream = self._stream(digest)
         noisy = self._sum + discrete_gaussian(stream, sigma / self._grid.unit, len(self._sum))
-        if adaptive:  # b_i - 1/2 of each client, in units of 2^-GRID
-            half = (2 * self._within - self._clients) * 2 ** (GRID - 1)
+        if adaptive:  # b_i - 1/2 of each client or person, in units of 2^-GRID
+            half = (2 * self._within - self._units) * 2 ** (GRID - 1)
             bits = half + int(discrete_gaussian(stream, counted * 2.0**GRID, 1)[0])
             self._account.adapt(bits / 2.0**GRID / self._expected + 0.5)
         return self._grid.result(noisy.astype(np.float64) * (self._grid.unit / self._expected), self._message)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from visard.aggregation.dp import Grid, entries_of, split_noise
-from visard.crypto.discrete_gaussian import Stream, discrete_gaussian
+from visard.crypto.discrete_gaussian import Integers, Stream, discrete_gaussian
 from visard.crypto.secure_sum import Vector, fraction_bits
 from visard.errors import PublicError, UsageError, VisardError
 
@@ -45,6 +45,7 @@ class Shared:
     noise: float  # z, of the sum
     expected: float  # clients that the sum is divided by
     adaptive: bool
+    people: int = field(default=1, repr=False)  # whose bounded updates one member adds up, at most
 
     @classmethod
     def of(
@@ -57,6 +58,7 @@ class Shared:
         noise: float,
         expected: float,
         adaptive: bool,
+        people: int = 1,
     ) -> Shared:
         """By shares of the members, as settings say; one line where too few would be left."""
         least, odd = max(2, math.ceil(threshold * members - 1e-9)), math.floor(colluders * members + 1e-9)
@@ -65,7 +67,7 @@ class Shared:
                 f"aggregation.dp: of {members} clients {least} must be in a sum and {odd} may work with the server: "
                 "no client would be left to add noise"
             )
-        return cls(label, members, least, odd, float(clip), float(noise), float(expected), adaptive)
+        return cls(label, members, least, odd, float(clip), float(noise), float(expected), adaptive, people)
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any]) -> Shared:
@@ -74,12 +76,13 @@ class Shared:
             found = cls(
                 str(tree["label"]), int(tree["members"]), int(tree["least"]), int(tree["colluders"]),
                 float(tree["clip"]), float(tree["noise"]), float(tree["expected"]), bool(tree["adaptive"]),
+                int(tree.get("people", 1)),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, OverflowError):
             raise PublicError("the noise of a secure sum is malformed") from None
         sizes = found.clip > 0 and found.noise >= 0 and found.expected > 0
         finite = all(math.isfinite(x) and x < 1e6 for x in (found.clip, found.noise, found.expected))
-        if not sizes or not finite or not 0 <= found.colluders < found.least <= found.members:
+        if not sizes or not finite or not 0 <= found.colluders < found.least <= found.members or found.people < 1:
             raise PublicError("the noise of a secure sum is out of bounds")
         return found
 
@@ -101,7 +104,7 @@ class Shared:
     @property
     def unit(self) -> float:
         """The grid: as fine as sums of all members and their noise leave room for in 32 bits."""
-        largest = max(self.clip, self.count_scale) + TAILS * self.sigma
+        largest = self.people * max(self.clip, self.count_scale) + TAILS * self.sigma
         found = 2.0 ** -fraction_bits(self.members, largest)
         if 0 < self.sigma < COARSEST * found:
             raise PublicError(f"the noise of one of {self.members} clients is too small for sums of 32 bits")
@@ -117,19 +120,25 @@ class Shared:
     def vector(
         self, secret: bytes, names: Collection[str], message: Any, reply: Any, statistics: Collection[str]
     ) -> Vector:
-        """A member's vector with its share of the noise, which comes from its secret, the place in the run, what it was
-        asked and what it answers: the same once more for the same, and never for anything else."""
+        """The vector of a member with an update of its own."""
         grid = self.grid(names, message, statistics)
         try:
             integers, within = grid.integers(grid.update(message, reply), self.clip)
         except ValueError as error:
             raise PublicError(str(error)) from None
+        return self.noisy(secret, names, message, integers, within - 0.5)
+
+    def noisy(self, secret: bytes, names: Collection[str], message: Any, integers: Integers, within: float) -> Vector:
+        """A member's vector with its share of the noise, which comes from its secret, the place in the run, what it was
+        asked and what it answers: the same once more for the same, and never for anything else.
+
+        `within` is the sum of b - 1/2 over the updates in it."""
         if self.adaptive:
-            half = round((0.5 if within else -0.5) * self.count_scale / grid.unit)
-            integers = np.append(integers, half)
-        digest = hashlib.sha256(repr(self).encode() + _bytes_of(names, message) + integers.tobytes()).digest()
+            integers = np.append(integers, round(within * self.count_scale / self.unit))
+        said = repr(self) + (f" {self.people}" if self.people > 1 else "")
+        digest = hashlib.sha256(said.encode() + _bytes_of(names, message) + integers.tobytes()).digest()
         stream = Stream(secret, self.label.encode(), digest)
-        noisy = integers + discrete_gaussian(stream, self.sigma / grid.unit, len(integers))
+        noisy = integers + discrete_gaussian(stream, self.sigma / self.unit, len(integers))
         return np.concatenate([np.ones(1, np.int64), noisy]).astype(np.uint32)
 
     def opened(self, total: Vector, arrived: int, grid: Grid) -> tuple[npt.NDArray[np.float64], float]:

@@ -7,7 +7,7 @@ what they were sent. Several levels share one number of the vector, each with ro
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,12 +19,13 @@ from torch import Tensor
 from visard.aggregation.compression import WIDE, Compress, unsaid
 from visard.aggregation.dp import entries_of
 from visard.core import Client, Disclosure, Weights, declared_kinds
-from visard.crypto.secure_sum import Vector, decoded
+from visard.crypto.secure_sum import Vector, decoded, encoded
 from visard.disclosure import MASKED, declared_names, is_statistic
 from visard.errors import PublicError, VisardError
 
 COARSE = 256.0  # running statistics and metrics are divided by this: they are larger, and need fewer digits
 MOST = 127  # levels of a compressed update, up and down
+BLOCK = 2**14  # numbers that are turned into fixed point at a time: they stay in the processor's cache
 LEAST = 0.1  # largest number that an entry is taken to have, at least: biases begin at 0
 
 Doubles = npt.NDArray[np.float64]
@@ -138,26 +139,38 @@ class Layout:
         ]
         return cls(entries, tuple(metrics), levels)
 
-    def parts(self, message: Any, reply: Any) -> Iterator[Doubles]:
-        """The numbers of a reply: updates and metrics, each with a 1 before it; 0 for what is not there."""
+    def vector(self, message: Any, reply: Any, weight: float, bits: int, largest: float) -> Vector:
+        """The weighted numbers of a reply in fixed point: updates and metrics, each with a 1 before it; 0 for what is
+        not there."""
+        found, place, block = np.empty(self.size, np.uint32), 0, np.empty(BLOCK)
         for name, entries in self.entries.items():
             sent, value = entries_of(getattr(message, name, None)), entries_of(getattr(reply, name))
             if value is not None and sent is None:
                 raise PublicError(f"{name} cannot be summed securely: the clients are not sent it")
-            yield np.array([float(value is not None)])
+            found[place] = encoded(np.array([weight * (value is not None)]), bits, largest)[0]
+            place += 1
             for key, (shape, divisor) in entries.items():
+                part, place = found[place : place + shape.numel()], place + shape.numel()
                 if value is None:
-                    yield np.zeros(shape.numel())
+                    part[:] = 0
                 elif key not in value or value[key].shape != shape:
                     raise PublicError(f"{name} has other entries or shapes than what was sent")
                 else:
-                    update = value[key].detach().double() - cast(Weights, sent)[key].double()
-                    yield update.numpy().reshape(-1) / divisor
+                    back, before = _numbers(value[key]), _numbers(cast(Weights, sent)[key])
+                    for start in range(0, len(part), BLOCK):
+                        update = block[: min(BLOCK, len(part) - start)]
+                        where = slice(start, start + len(update))
+                        np.subtract(back[where], before[where], out=update, dtype=np.float64)
+                        update *= weight / divisor  # a power of two
+                        part[where] = encoded(update, bits, largest, update)
         for name, word in self.metrics:
-            found = getattr(reply, name)
-            number = found.get(word) if isinstance(found, dict) else found
+            given = getattr(reply, name)
+            number = given.get(word) if isinstance(given, dict) else given
             there = isinstance(number, int | float) and math.isfinite(number)
-            yield np.array([float(there), cast(float, number) / COARSE if there else 0.0])
+            pair = np.array([float(there), cast(float, number) / COARSE if there else 0.0])
+            found[place : place + 2] = encoded(weight * pair, bits, largest)
+            place += 2
+        return found
 
     @property
     def size(self) -> int:
@@ -213,6 +226,12 @@ def _share(total: float, weight: float) -> float:
     if not -1e-3 <= total <= weight + 1e-3:
         raise VisardError("the masks of a secure sum do not cancel: its clients were asked different things")
     return float(total) if total > 1e-3 else 0.0
+
+
+def _numbers(value: Tensor) -> npt.NDArray[Any]:
+    """The numbers of an entry, in a row."""
+    flat = value.detach().reshape(-1)
+    return (flat if flat.dtype in WIDE else flat.double()).numpy()
 
 
 def _nothing(value: Any) -> Any:

@@ -35,14 +35,15 @@ from visard.aggregation.compression import Compress
 from visard.aggregation.dp import Grid, bare, entries_of
 from visard.aggregation.dp_shares import Shared
 from visard.aggregation.layout import Layout
+from visard.aggregation.people import Total
 from visard.core import BoundStep, Client, ClientId, Disclosure, client_step, nothing
 from visard.crypto.secure_sum import (
     Keys,
     Member,
     Opened,
     Sum,
-    encoded,
     fraction_bits,
+    member,
     neighbours,
     threshold,
 )
@@ -187,7 +188,7 @@ def _signed(client: Client, statement: bytes, wanted: bool) -> bytes:
 
 
 def _member(client: Client, context: str) -> Member:
-    return Member(client.id, client.secret, context.encode())
+    return member(client.id, client.secret, context.encode())
 
 
 def _unpacked(keys: Mapping[str, bytes]) -> dict[str, Keys]:
@@ -271,23 +272,28 @@ def masked(
     statistics: Collection[str],
     settings: Mapping[str, Any],
     compress: Compress | None = None,
+    people: Total | None = None,
 ) -> Any:
-    """A reply with what is summed behind masks, and nothing else that is the client's own."""
+    """A reply with what is summed behind masks, and nothing else that is the client's own; of a client that sums over
+    its people, with their sum."""
     if client.id not in plan.members:
         raise PublicError("this client is not among the members of the secure sum")
     layout = Layout.of(plan.fields, message, type(reply), statistics, compress)
     if plan.private is not None:
         if plan.private.members != len(plan.members):
             raise PublicError("the noise of a secure sum is for another number of members")
-        vector = plan.private.vector(client.secret, plan.fields, message, reply, statistics)
+        if people is None:
+            vector = plan.private.vector(client.secret, plan.fields, message, reply, statistics)
+        else:
+            within = people.within - people.people / 2
+            vector = plan.private.noisy(client.secret, plan.fields, message, people.integers, within)
         reply = bare(reply, plan.fields)
     else:
         bits, weight = fraction_bits(len(plan.members), plan.largest), plan.weights[client.id]
-        vector = np.concatenate([encoded(weight * part, bits, plan.largest) for part in layout.parts(message, reply)])
+        vector = layout.vector(message, reply, weight, bits, plan.largest)
         if layout.levels is not None:
             vector = np.concatenate([vector, layout.levels.packed(client, message, reply, weight, len(plan.members))])
-    member = _member(client, plan.context)
-    total = member.masked(vector, plan.around, plan.asked(message, settings))
+    total = _member(client, plan.context).masked(vector, plan.around, plan.asked(message, settings))
     return layout.without(reply, torch.from_numpy(total.view(np.int32)))
 
 

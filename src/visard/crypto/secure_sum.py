@@ -20,11 +20,11 @@ secrets of one sum are opened with the same coefficients, which libraries comput
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import math
 import secrets
-import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +46,8 @@ Secret = Callable[[str], bytes]  # 32 bytes for a label, the same for the same l
 SEED = 16  # bytes of a shared secret
 PRIME = 2**130 - 5  # above every secret
 SHARE = 17  # bytes of a number below it
-CHUNK = 2**18  # numbers of a mask that are made at a time
+CHUNK = 2**15  # numbers of a mask that are made at a time: they stay in the processor's cache
+ZEROS = memoryview(bytes(4 * CHUNK))
 NONCE = 12  # bytes before an encrypted pair of shares
 MOST = 4096  # members of a sum
 
@@ -75,11 +76,16 @@ def fraction_bits(members: int, largest: float) -> int:
     return 31 - math.ceil(math.log2(members * largest + 1))
 
 
-def encoded(values: npt.NDArray[np.float64], bits: int, largest: float) -> Vector:
-    """round(2^bits x) modulo 2^32; numbers beyond `largest`, and those that are not finite, are refused."""
+def encoded(
+    values: npt.NDArray[np.float64], bits: int, largest: float, room: npt.NDArray[np.float64] | None = None
+) -> Vector:
+    """round(2^bits x) modulo 2^32; numbers beyond `largest`, and those that are not finite, are refused.
+
+    `room` is written on in between; it may be `values`.
+    """
     if values.size and not max(float(values.max()), -float(values.min())) <= largest:
         raise PublicError(f"a number is beyond {largest:g}, the range of a secure sum, or not finite")
-    scaled = values * 2.0**bits
+    scaled = np.multiply(values, 2.0**bits, out=room)
     return np.rint(scaled, out=scaled).astype(np.int32).view(np.uint32)  # `fraction_bits` leaves room for the sum
 
 
@@ -154,25 +160,38 @@ def lagrange(numbers: Collection[int]) -> dict[int, int]:
 
 
 def add_mask(total: Vector, seed: bytes, asked: bytes, sign: int) -> None:
-    """Add F(seed), or take it off: AES-256 in counter mode under a key from the seed and what was asked."""
-    key = _derived(seed, b"mask", asked)
-    stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    nothing, out = bytes(4 * CHUNK), bytearray(4 * CHUNK + 15)
+    """Add F(seed), or take it off."""
+    add_masks(total, [(seed, sign)], asked)
+
+
+def add_masks(total: Vector, seeds: Collection[tuple[bytes, int]], asked: bytes) -> None:
+    """Add F(seed) for each seed with sign 1, and take it off for each with -1, in one pass over the vector.
+
+    F is AES-256 in counter mode under a key from the seed and what was asked.
+    """
+    streams = [
+        (Cipher(algorithms.AES(_derived(seed, b"mask", asked)), modes.CTR(bytes(16))).encryptor(), sign)
+        for seed, sign in seeds
+    ]
+    out = bytearray(4 * CHUNK + 15)
+    drawn = np.frombuffer(out, "<u4", CHUNK)
     for start in range(0, len(total), CHUNK):
         part = total[start : start + CHUNK]
-        stream.update_into(nothing[: 4 * len(part)], out)
-        mask = np.frombuffer(out, "<u4", len(part))
-        (np.add if sign > 0 else np.subtract)(part, mask, out=part)
+        zeros, mask = ZEROS[: 4 * len(part)], drawn[: len(part)]
+        for stream, sign in streams:
+            stream.update_into(zeros, out)
+            (np.add if sign > 0 else np.subtract)(part, mask, out=part)
 
 
 def _derived(secret: bytes, *info: bytes) -> bytes:
-    label = b"".join(struct.pack(">I", len(part)) + part for part in (b"visard secure sum", *info))
+    parts = (b"visard secure sum", *info)
+    label = b"".join([piece for part in parts for piece in (len(part).to_bytes(4, "big"), part)])
     return HKDF(SHA256(), 32, None, label).derive(secret)
 
 
-def _agreed(own: X25519PrivateKey, public: bytes, *info: bytes) -> bytes:
+def _agreed(own: X25519PrivateKey, public: bytes) -> bytes:
     try:
-        return _derived(own.exchange(X25519PublicKey.from_public_bytes(public)), *info)
+        return own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise PublicError("a public key in a secure sum is malformed") from None
 
@@ -184,8 +203,14 @@ def _mask_key(seed: bytes) -> X25519PrivateKey:
 # ---- a member ------------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=256)
+def member(name: Name, secret: bytes, context: bytes) -> Member:
+    """A member, whose agreements with others a process computes once for all phases of a sum."""
+    return Member(name, secret, context)
+
+
 class Member:
-    """One member's side. All its secrets come from `secret` and `context`, so nothing is kept between the phases."""
+    """One member's side. All its secrets come from `secret` and `context`, so nothing must be kept between phases."""
 
     def __init__(self, name: Name, secret: bytes, context: bytes) -> None:
         self.name, self.context = name, context
@@ -193,10 +218,8 @@ class Member:
         self._seal = X25519PrivateKey.from_private_bytes(self._draw("seal key"))
         self._key_seed, self._own_seed = self._draw("mask key")[:SEED], self._draw("own mask")[:SEED]
         self._mask = _mask_key(self._key_seed)
-
-    @property
-    def keys(self) -> Keys:
-        return Keys(self._seal.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw())
+        self._shared: dict[bytes, bytes] = {}  # by the public key of the other
+        self.keys = Keys(self._seal.public_key().public_bytes_raw(), self._mask.public_key().public_bytes_raw())
 
     def shares(self, around: Mapping[Name, Keys], needed: int) -> dict[Name, bytes]:
         """Both secrets, shared among the neighbours and the member itself and encrypted to each of them."""
@@ -215,9 +238,8 @@ class Member:
     def masked(self, vector: Vector, around: Mapping[Name, Keys], asked: bytes) -> Vector:
         """The vector with its masks: the own one, and one for each neighbour that has sent shares."""
         total = vector.copy()
-        add_mask(total, self._own_seed, asked, +1)
-        for other, keys in around.items():
-            add_mask(total, pair_seed(self._mask, keys.mask), asked, sign(self.name, other))
+        seeds = [(pair_seed(self._mask, keys.mask), sign(self.name, other)) for other, keys in around.items()]
+        add_masks(total, [(self._own_seed, +1), *seeds], asked)
         return total
 
     def opened(self, around: Mapping[Name, Keys], boxes: Mapping[Name, bytes], arrived: Collection[Name]) -> Opened:
@@ -245,7 +267,10 @@ class Member:
         if other == self.name:
             return AESGCM(_derived(self._draw("own box"), *info))
         both = b"".join(k.seal + k.mask for k in sorted((self.keys, around[other]), key=lambda k: k.seal))
-        return AESGCM(_agreed(self._seal, around[other].seal, *info, both))
+        public = around[other].seal
+        if public not in self._shared:
+            self._shared[public] = _agreed(self._seal, public)
+        return AESGCM(_derived(self._shared[public], *info, both))
 
     def _draw(self, label: str) -> bytes:
         return hmac.digest(self._secret, self.context + b"\0" + label.encode(), "sha256")
@@ -263,7 +288,7 @@ def sign(name: Name, other: Name) -> int:
 
 def pair_seed(own: X25519PrivateKey, public: bytes) -> bytes:
     """What two members agree on, from the private key of one and the public key of the other."""
-    return _agreed(own, public, b"pair")
+    return _derived(_agreed(own, public), b"pair")
 
 
 # ---- the server ----------------------------------------------------------------------------------------------------
@@ -291,6 +316,7 @@ class Sum:
         if self._total is None:
             raise VisardError("a secure sum over no members")
         coefficients: dict[tuple[int, ...], dict[int, int]] = {}
+        seeds: list[tuple[bytes, int]] = []
         for name, around in self.around.items():
             there = name in self.arrived
             if not there and not self.arrived & around.keys():
@@ -307,17 +333,16 @@ class Sum:
             chosen = tuple(given)
             if chosen not in coefficients:
                 coefficients[chosen] = lagrange(chosen)
-            self._take_off(name, combined(given, coefficients[chosen]))
+            seeds += self._left(name, combined(given, coefficients[chosen]))
+        add_masks(self._total, seeds, self.asked)
         return self._total
 
-    def _take_off(self, name: Name, secret: bytes) -> None:
-        """The mask of a member whose vector arrived, or those that a lost member has in common with others."""
-        assert self._total is not None
+    def _left(self, name: Name, secret: bytes) -> list[tuple[bytes, int]]:
+        """What takes off the mask of a member whose vector arrived, or those of a lost member with others."""
         if name in self.arrived:
-            add_mask(self._total, secret, self.asked, -1)
-            return
+            return [(secret, -1)]
         own = _mask_key(secret)
         if own.public_key().public_bytes_raw() != self.keys[name].mask:
             raise VisardError(f"the shares of the key of {name} give another key: somebody sent wrong ones")
-        for other in self.around[name].keys() & self.arrived:
-            add_mask(self._total, pair_seed(own, self.keys[other].mask), self.asked, -sign(other, name))
+        there = self.around[name].keys() & self.arrived
+        return [(pair_seed(own, self.keys[other].mask), -sign(other, name)) for other in there]

@@ -243,8 +243,14 @@ class Policy(Table):
                 "this party counts only parties that it knows (known), which needs aggregation.secure = true and "
                 "aggregation.signed = true"
             )
-        if self.protect.dp_epsilon is not None and not (isinstance(aggregation, Mapping) and aggregation.get("dp")):
+        dp = aggregation.get("dp") if isinstance(aggregation, Mapping) else None
+        if self.protect.dp_epsilon is not None and not dp:
             raise PublicError("this party requires differential privacy, which the run has not (aggregation.dp)")
+        if self.protect.dp_epsilon is not None and isinstance(dp, Mapping) and dp.get("unit", "client") != "client":
+            raise PublicError(
+                "this party has a budget for all that it has together (protect.dp_epsilon), and the run hides single "
+                "people (aggregation.dp.unit)"
+            )
 
 
 SUMMED = frozenset({Disclosure.masked, Disclosure.share, Disclosure.public_key, Disclosure.ciphertext})

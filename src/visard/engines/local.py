@@ -10,6 +10,9 @@ from typing import Any, Protocol
 
 import torch
 
+from visard.aggregation.compression import Compress
+from visard.aggregation.dp import Grid
+from visard.aggregation.people import Total, Virtual, alone, present
 from visard.aggregation.secure import Plan, masked
 from visard.core import BoundStep, Client, M, R, State, Weights
 from visard.engines.checkpoint import PackStates
@@ -18,7 +21,7 @@ from visard.engines.network import EngineNetwork
 from visard.engines.refusal import refusal
 from visard.engines.request import Reply, Request, StateFile
 from visard.engines.world import POOL, World, derive, generator, seed_default
-from visard.errors import VisardError
+from visard.errors import PublicError, VisardError
 from visard.numerics import CPU, device
 
 PICTURES = 256  # of one pass at most, unless a single client has more: this bounds the memory
@@ -58,24 +61,72 @@ def perform(
     next step is copied there, and not here. `check` is the policy of a party over this request.
     """
     client = enter(world, request, states.read(request))
-    if check is not None:
-        check.before(step, client, request.message)
-        seed_default(_default_seed(world, request))  # as if nothing had looked
     begun = time.perf_counter()
+    plan = Plan.parse(request.secure) if request.secure else None
+    compress = world.compress if request.secure else None  # behind masks it is a part of these
+    if request.people:
+        value, total = _of_people(world, step, request, client, plan, check)
+    else:
+        if check is not None:
+            check.before(step, client, request.message)
+            seed_default(_default_seed(world, request))  # as if nothing had looked
+            begun = time.perf_counter()
+        value, total = _done(world, step, request, client, compress, check), None
+    if plan is not None:
+        value = masked(client, plan, request.message, value, world.statistics, request.settings, compress, total)
+    value = value if sent else own(value)
+    seconds = time.perf_counter() - begun
+    return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)
+
+
+def _done(
+    world: World,
+    step: BoundStep[M, R],
+    request: Request,
+    client: Client,
+    compress: Compress | None,
+    check: Check | None,
+) -> R:
+    """What the step gives, after what the run does to replies."""
     value = step(client, own(request.message))
     if device() != CPU:  # what leaves a step knows of no device
         value, client.state = own(value), own(client.state)
-    compress = world.compress if request.secure else None  # behind masks it is a part of these
     for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
         value = value if postprocess is compress else postprocess(client, request.message, value)
     if check is not None:
         check.after(request.message, value)
-    if request.secure:
-        plan = Plan.parse(request.secure)
-        value = masked(client, plan, request.message, value, world.statistics, request.settings, compress)
-    value = value if sent else own(value)
-    seconds = time.perf_counter() - begun
-    return request.reply(value=value, state=states.write(request, client.state), seconds=seconds)
+    return value
+
+
+def _of_people(
+    world: World, step: BoundStep[M, R], request: Request, client: Client, plan: Plan | None, check: Check | None
+) -> tuple[Any, Total]:
+    """The step at each person of a client that is drawn, in the form of one reply, and the sum of their updates."""
+    how, dp = Virtual.parse(request.people), getattr(world.aggregation, "dp", None)
+    if dp is None or dp.unit != "person" or (plan is not None and plan.private is None):
+        raise PublicError("the request is for a sum over people, the settings of the run are not (aggregation.dp.unit)")
+    if plan is None or plan.private is None:
+        grid = Grid.of(how.fields, request.message, how.clip, world.statistics)
+    elif (plan.fields, plan.private.clip) == (how.fields, how.clip) and client.data.n_classes <= plan.private.people:
+        grid = plan.private.grid(how.fields, request.message, world.statistics)
+    else:
+        raise PublicError("the request for a sum over people is not that of its secure sum")
+    if not (somebody := present(client.data)):
+        raise PublicError("has no training pictures")
+    total, kept, value = Total(grid, how.clip), client.state.setdefault("people", {}), None
+    path = (request.stage, request.round, request.ask, request.client, "person")
+    for label in (drawn := how.drawn(client.secret, client.data)) or somebody[:1]:
+        state = own(kept.get(str(label), {}))
+        rng = generator(world.seed, *path, label)
+        person = replace(client, data=alone(client.data, label), state=state, rng=rng)
+        if check is not None:
+            check.before(step, person, request.message)
+        seed_default(derive(world.seed, *path, label, "default"))
+        value = _done(world, step, request, person, None, check)
+        if drawn:  # else it only shows what a reply looks like
+            total.add(request.message, value)
+            kept[str(label)] = person.state
+    return total.sent(value, how.fields), total
 
 
 def _default_seed(world: World, request: Request) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 import torch
 
 from visard.aggregation.accounting import Sum
-from visard.aggregation.dp import Account, Privacy, PrivateReduction, bare
+from visard.aggregation.dp import Account, Grid, Privacy, PrivateReduction, bare
 from visard.aggregation.dp_shares import Shared
 from visard.aggregation.limits import capped
 from visard.aggregation.optimisers import FIELD
+from visard.aggregation.people import Virtual, read
 from visard.aggregation.reduction import Reduction, Remark
 from visard.aggregation.rules import Mean, Weighing
 from visard.aggregation.secure import PHASES, Begun, SecureAggregation, SecureReduction
@@ -120,6 +121,8 @@ class EngineNetwork(ABC):
         if dp is None:
             chosen = torch.randperm(len(self.clients), generator=self.rng)[:count].tolist()
             return [self.clients[i] for i in sorted(chosen)]
+        if dp.unit == "person" and dp.sampling == "poisson":
+            return list(self.clients)  # each of which draws its people
         stream = self._stream("cohort")
         while True:  # an empty cohort is as good as impossible (`Account.sum_of`)
             drawn = stream.uniform(len(self.clients)).tolist()
@@ -216,10 +219,25 @@ class EngineNetwork(ABC):
     def _account(self, dp: Privacy, messages: Mapping[ClientId, Any], known: bool) -> tuple[Account, Sum]:
         """What the run has spent, and the sum that comes next, which its budget allows."""
         state = self.remembered.setdefault("dp", {})
-        account = Account(dp, state, len(self.clients), self.world.rounds, known)
-        of = account.sum_of(len(messages), self._share)
+        account = Account(dp, state, self._units(dp, self.clients), self.world.rounds, known)
+        of = account.sum_of(self._units(dp, messages), self._share)
         account.check(of, messages)
         return account, of
+
+    def _units(self, dp: Privacy, clients: Collection[ClientId]) -> int:
+        """How many of what differential privacy hides these clients are or have."""
+        return sum(self.world.people(c) for c in clients) if dp.unit == "person" else len(clients)
+
+    def _of_people(self, dp: Privacy, account: Account, of: Sum, fields: tuple[str, ...]) -> str:
+        """How clients sum over their people, where the run hides these."""
+        if dp.unit == "client":
+            return ""
+        place = f"{self.place} " if self.states.remote else ""
+        share = of.share if of.sampling == "poisson" else 1.0
+        return Virtual(fields, account.clip, share, f"{place}{self.stage} {self.round} {self.asks + 1}").text()
+
+    def _sum_of_people(self, fields: tuple[str, ...]) -> Callable[[ClientId, Any, Grid, float], Any]:
+        return lambda client, reply, grid, clip: read(reply, fields, grid, clip, self.world.people(client))
 
     def _reduce_privately(
         self,
@@ -233,9 +251,10 @@ class EngineNetwork(ABC):
         """As `reduce`, with updates of bounded length and noise; the clients count alike."""
         (account, of), missing = self._account(dp, messages, known=False), dict[ClientId, str]()
         stream = functools.partial(self._stream, f"{self.asks + 1} noise")
-        first = next(iter(messages.values()))
-        reduction = PrivateReduction(fields, first, account, of, len(messages), self.world.statistics, stream)
-        replies = self._replies(step, messages, timeout, min_replies, missing, reduction, of.noise)
+        first, people = next(iter(messages.values())), self._of_people(dp, account, of, fields)
+        asked, sums = self._units(dp, messages), self._sum_of_people(fields) if people else None
+        reduction = PrivateReduction(fields, first, account, of, asked, self.world.statistics, stream, sums)
+        replies = self._replies(step, messages, timeout, min_replies, missing, reduction, of.noise, people)
         rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
         for client, (name, reason) in reduction.left_out.items():
             self._refuse(client, rest.pop(client), name, reason, missing)
@@ -281,13 +300,16 @@ class EngineNetwork(ABC):
         weights = capped([1.0 if equal else float(n or 1) for n in stated], rule.max_weight or 1.0)
         ask, missing = self.asks + 1, dict[ClientId, str]()
         place = f"{self.place} {self.stage} {self.round} {ask}"
-        account, of, private = None, None, None
+        account, of, private, people = None, None, None, ""
         if rule.dp is not None:
             account, of = self._account(rule.dp, messages, known=True)
+            people = self._of_people(rule.dp, account, of, fields)
             label = place if self.states.remote else f"{self.stage} {self.round} {ask}"
             private = functools.partial(
                 Shared.of, label, threshold=rule.threshold, colluders=rule.dp.colluders, clip=account.clip,
-                noise=of.noise, expected=of.expected(len(messages)), adaptive=rule.dp.quantile is not None,
+                noise=of.noise, expected=of.expected(self._units(rule.dp, messages)),
+                adaptive=rule.dp.quantile is not None,
+                people=max(self.world.people(c) for c in messages) if people else 1,
             )  # fmt: skip
         begun = self._attempt(place)
         own = dict(zip(messages, weights, strict=True))
@@ -305,7 +327,7 @@ class EngineNetwork(ABC):
             reduction.begin(shares, first, step.types[1], self.world.statistics, self.settings)
             self._check_enough(len(there), messages, min_replies, missing)
             noise = 0.0 if of is None else of.noise
-            replies = self._replies(step, there, timeout, min_replies, missing, reduction, noise)
+            replies = self._replies(step, there, timeout, min_replies, missing, reduction, noise, people)
             rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
             if lost := [client for client in begun.arrived if client not in rest]:
                 raise VisardError(
@@ -364,6 +386,7 @@ class EngineNetwork(ABC):
         missing: dict[ClientId, str],
         reduction: Reduction | SecureReduction | PrivateReduction | None = None,
         noise: float = 0.0,
+        people: str = "",
     ) -> Iterator[tuple[ClientId, R]]:
         self.asks += 1
         good = 0
@@ -372,7 +395,8 @@ class EngineNetwork(ABC):
         self.traffic.asked += len(messages)
         self.traffic.bytes_down += sizes_of([m for c, m in messages.items() if c != POOL])  # which is at the server
         requests = [self.request(client, step.name, message, timeout) for client, message in messages.items()]
-        requests = [dataclasses.replace(request, noise=noise) for request in requests] if noise else requests
+        if noise or people:
+            requests = [dataclasses.replace(request, noise=noise, people=people) for request in requests]
         secure = reduction if isinstance(reduction, SecureReduction) else None
         if secure is not None:
             requests = [dataclasses.replace(request, secure=secure.plan(request.client)) for request in requests]

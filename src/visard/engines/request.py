@@ -71,6 +71,7 @@ class Request:
     trunk: str = ""  # instead of a step: keep the frozen part with this digest; a message without weights only asks
     secure: str = ""  # the plan of a secure sum: the reply leaves behind masks (`aggregation.secure`)
     noise: float = 0.0  # of the sum that the reply goes into, by the longest update in it (`aggregation.dp`)
+    people: str = ""  # how a client sums over its people (`aggregation.people`)
     session: str = ""  # the life of the server's process that asks: both sides' records name it
     version: int = VERSION
     message: Any = field(default=None, repr=False, compare=False)

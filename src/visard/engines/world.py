@@ -162,9 +162,12 @@ class World:
 
     def rows(self, client: ClientId) -> int:
         """How many class vectors a client may make: of its own people, or of the public ones."""
+        return max(self.people(client), 0 if self.public is None else self.public.n_classes)
+
+    def people(self, client: ClientId) -> int:
+        """How many people a client has, as far as the server knows."""
         data = self.clients.get(client)
-        own = self.announced_identities.get(client, 0) if data is None else data.n_classes
-        return max(own, 0 if self.public is None else self.public.n_classes)
+        return self.announced_identities.get(client, 0) if data is None else data.n_classes
 
     def replies_needed(self, asked: int) -> int:
         """The smallest number of good replies with which a round counts."""

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 
 from visard.aggregation import accounting
+from visard.aggregation.people import check_apart
+from visard.aggregation.rules import Mean
 from visard.at_rest import Key
 from visard.config import Settings, load, parse
 from visard.core import ClientId, Disclosure
@@ -188,13 +190,16 @@ def _open(
             raise UsageError(
                 f"{method.name} needs the package {module} with these settings: pip install 'visard[{extra}]'"
             )
-    if getattr(settings.aggregation, "dp", None) is not None:
+    dp = settings.aggregation.dp if isinstance(settings.aggregation, Mean) else None
+    if dp is not None:
         accounting.package()
     key = Key.load(settings.engine.encrypt_with)
     faces = open_faces(settings.data, watcher.rendering)
     manifest = partition(faces, settings.partition, settings.seed)
     federation = manifest.federation(faces)
     refuse_unlabelled(method, federation.clients)
+    if dp is not None and dp.unit == "person":
+        check_apart(federation.training)
     manifest.save(folder / "partition.json")
     world, pooled = centralised(make_world(settings, faces, federation, memory=memory, check=True), method)
     check_groups(settings, world)
