@@ -10,6 +10,7 @@ for a licence that is unknown or not allowed.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.lock import LOCKS, ROOT, parse, project
+from visard.report.html import PLOTLY_VERSION, plotly
 
 # permissive, or with duties that concern changes of the package itself alone (MPL, LGPL)
 ALLOWED = {
@@ -45,6 +47,7 @@ WORDS = {
     "OSI Approved :: Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
 }  # fmt: skip
 READ = {"finch-clust": "MIT"}
+PLOTLY = "plotly.js-basic-dist-min"  # a copy is part of visard
 SPDX = get_spdx_licensing()
 INTRODUCTION = """# Licences of what visard uses
 
@@ -126,9 +129,15 @@ def bill() -> str:
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=d.removeprefix("sha256:")) for d in package.digests],
         )  # fmt: skip
         bom.components.add(parts[package.name])
+    script = Component(
+        name=PLOTLY, version=PLOTLY_VERSION, type=ComponentType.LIBRARY, bom_ref=PLOTLY,
+        purl=PackageURL("npm", None, PLOTLY, PLOTLY_VERSION), licenses=[LicenseFactory().make_from_string("MIT")],
+        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(plotly().encode()).hexdigest())],
+    )  # fmt: skip
+    bom.components.add(script)
     asked = project()
     direct = {canonicalize_name(r.name) for part in asked for r in asked[part] if part != "build"}
-    bom.register_dependency(root, [parts[name] for name in sorted(direct & parts.keys())])
+    bom.register_dependency(root, [*(parts[name] for name in sorted(direct & parts.keys())), script])
     for package in packages():
         bom.register_dependency(parts[package.name], [parts[name] for name in package.needs if name in parts])
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string(indent=1)
@@ -141,6 +150,7 @@ def page() -> str:
     """`docs/licences.md`."""
     lines = [INTRODUCTION, "| package | version | licence |", "|---|---|---|"]
     lines += [f"| {p.name} | {p.version.partition('+')[0]} | {p.licence or 'unknown'} |" for p in packages()]
+    lines.append(f"| {PLOTLY} (npm; src/visard/report/plotly-basic.min.js) | {PLOTLY_VERSION} | MIT |")
     return "\n".join(lines) + "\n"
 
 

@@ -33,7 +33,7 @@ def results(folder: Path) -> Results:
 @pytest.fixture(scope="module")
 def html(results: Results) -> str:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
+        patch.setattr("visard.report.html.plotly", lambda: "/* plotly.js */")
         return page(results)
 
 

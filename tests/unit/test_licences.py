@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 from tests.lock import ROOT
-from tests.sbom import ALLOWED_IN_TESTS, allowed, bill, licence_of, packages, page
+from tests.sbom import ALLOWED_IN_TESTS, PLOTLY, allowed, bill, licence_of, packages, page
 
 
 def test_every_licence_is_allowed() -> None:
@@ -56,7 +56,7 @@ def test_the_bill_of_materials() -> None:
     made = json.loads(bill())
     parts = {part["name"]: part for part in made["components"]}
     assert (made["bomFormat"], made["specVersion"]) == ("CycloneDX", "1.6")
-    assert parts.keys() == {p.name for p in packages()}
+    assert parts.keys() == {p.name for p in packages()} | {PLOTLY}
     assert all(part.get("hashes") for name, part in parts.items() if name != "torch")
     assert all(part["licenses"] for part in parts.values())
     needs = {row["ref"]: set(row.get("dependsOn", ())) for row in made["dependencies"]}

@@ -16,7 +16,7 @@ from visard import cli
 from visard.cli.run import summary
 from visard.methods import METHODS
 
-HEAVY = ("torch", "plotly", "sklearn")
+HEAVY = ("torch", "sklearn")
 PROGRAM = f"""
 import atexit, sys
 atexit.register(lambda: print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr))

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 from html.parser import HTMLParser
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from visard.report import charts
 from visard.report.charts import line, thin
 from visard.report.compare import flat, labels
 from visard.report.disclosure import HARMLESS, PRIVATE, add_up, judge
-from visard.report.html import contact_sheet, esc, script_json
+from visard.report.html import PLOTLY_VERSION, contact_sheet, esc, script_json
 from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Run, evaluations, read_events, read_run, rounds
 from visard.runs.evaluation import headline
@@ -85,8 +86,8 @@ def edit(path: Path, change: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _small_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The 5 MB of plotly.js only in the pages of module fixtures and in the browser's tests: parsing it is slow."""
-    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
+    """The megabyte of plotly.js only in the pages of module fixtures and in the browser's tests: parsing it is slow."""
+    monkeypatch.setattr("visard.report.html.plotly", lambda: "/* plotly.js */")
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +227,26 @@ def test_script_json_cannot_leave_its_element() -> None:
     text = script_json({"x": EVIL, "y": "<!--"})
     assert not set(text) & set("<>&\u2028\u2029")
     assert json.loads(text) == {"x": EVIL, "y": "<!--"}
+
+
+def test_the_script_of_charts_is_the_one_that_its_authors_published() -> None:
+    script = (files("visard.report") / "plotly-basic.min.js").read_bytes()
+    assert hashlib.sha256(script).hexdigest() == "99784e3abfb07b142a15e521a439e6d9addceadb3f79553fd24c72774f0649ba"
+    assert f"plotly.js (basic - minified) v{PLOTLY_VERSION}\n".encode() in script[:200]
+
+
+def test_a_page_is_small_and_has_only_charts_that_the_script_knows(fed: Path, fed_page: Page, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", sets=("unseen", "other"), stages=("pretrain", "federate"))
+    assert len(fed_page.source.encode()) < 1_500_000
+    for page in (fed_page, Page(build_report([fed, other]))):
+        traces = [trace for chart in page.charts for figure in chart["figures"] for trace in figure["data"]]
+        assert {trace.get("type", "scatter") for trace in traces} == {"scatter", "bar"}  # of the basic kinds
+    boxes = next(c for c in page.charts if c["id"] == "per-client")["figures"][0]
+    middle, points, marks = boxes["data"][:3]
+    low, median, high = np.quantile(points["y"], (0.25, 0.5, 0.75))
+    assert [middle["base"][0], middle["base"][0] + middle["y"][0]] == pytest.approx([low, high])
+    assert marks["y"] == pytest.approx([median, np.mean(points["y"])])
+    assert boxes["layout"]["xaxis"]["ticktext"][:2] == ["fed", "other"]
 
 
 def test_a_number_without_json_is_a_gap() -> None:
@@ -682,7 +703,7 @@ def test_comparison_has_all_parts(several: tuple[list[Path], Page]) -> None:
     page = several[1]
     assert {"training", "evaluation", "roc", "det", "per-client", "leaving"} == set(page.ids())
     assert len(page.chart("training")["figures"][0]["data"]) == 4
-    assert [t["name"] for t in page.chart("per-client")["figures"][0]["data"]] == ["fed", "central", "local"]
+    assert page.chart("per-client")["figures"][0]["layout"]["xaxis"]["ticktext"] == ["fed", "central", "local"]
     for words in (
         "method.name",
         "Stopped after round 12 of 30",
@@ -695,7 +716,7 @@ def test_comparison_has_all_parts(several: tuple[list[Path], Page]) -> None:
 def test_a_run_has_the_same_colour_in_every_chart(several: tuple[list[Path], Page]) -> None:
     page = several[1]
     colours = {
-        trace["name"]: trace["line"]["color"]
+        trace["name"]: trace.get("line", trace.get("marker"))["color"]
         for id in ("training", "evaluation", "roc", "det", "per-client")
         for f in page.chart(id)["figures"]
         for trace in f["data"]
@@ -706,7 +727,7 @@ def test_a_run_has_the_same_colour_in_every_chart(several: tuple[list[Path], Pag
         for f in page.chart(id)["figures"]:
             for trace in f["data"]:
                 if "name" in trace:
-                    assert trace["line"]["color"] == colours[trace["name"]]
+                    assert trace.get("line", trace.get("marker"))["color"] == colours[trace["name"]]
 
 
 def test_comparison_marks_best_and_difference(several: tuple[list[Path], Page]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from visard.evaluation.metrics import describe, order
 from visard.files import mapping, number
 from visard.report import charts
@@ -199,33 +201,48 @@ def _boxes(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:
     for key in sorted(dict.fromkeys(n for f in found for n in f), key=order):
         metric = describe(key)
         data: list[Json] = []
+        shown: list[str] = []
         for i, (values, name) in enumerate(zip(found, names, strict=True)):
             if known := {c: v for c, v in values.get(key, {}).items() if v is not None}:
-                data.append(_box(known, name, colour(i), metric.is_share))
+                data += _box(known, len(shown), esc(name, 28), colour(i), metric.is_share)
+                shown.append(esc(name, 28))
         if data:
-            layout: Json = {"showlegend": False, "hovermode": "closest", "yaxis": value_axis(metric.is_share)}
-            alt = f"{metric.label} of each client, one box for each of {len(data)} runs."
-            note = "A point is a client; the box holds the middle half, dashed is the mean."
+            ticks = {"tickvals": list(range(len(shown))), "ticktext": shown}
+            layout: Json = {
+                "showlegend": False, "hovermode": "closest", "yaxis": value_axis(metric.is_share),
+                "xaxis": ticks | {"range": [-0.6, len(shown) - 0.4]},
+            }  # fmt: skip
+            alt = f"{metric.label} of each client, one box for each of {len(shown)} runs."
+            note = "A point is a client; the box holds the middle half. Line: median; diamond: mean."
             chart = Chart("per-client", "Clients of each run", alt, data, layout, note, 380)
             drawn.append((metric.label, chart))
     return offer(drawn)
 
 
-def _box(known: dict[str, float], name: str, colour: str, is_share: bool) -> Json:
-    return {
-        "type": "box",
-        "name": esc(name, 28),
-        "y": list(known.values()),
+def _box(known: dict[str, float], at: int, name: str, colour: str, is_share: bool) -> list[Json]:
+    """The middle half as a bar, median and mean as marks, and the clients as points beside each other."""
+    values = np.array(list(known.values()))
+    low, median, high = (float(q) for q in np.quantile(values, (0.25, 0.5, 0.75)))
+    value = charts.hover(is_share)
+    middle = {
+        "type": "bar", "x": [at], "base": [low], "y": [high - low], "width": [0.5],
+        "marker": {"color": f"{colour}/12", "line": {"color": colour, "width": 1.5}}, "hoverinfo": "skip",
+    }  # fmt: skip
+    marks = {
+        "type": "scatter", "mode": "markers", "x": [at, at], "y": [median, float(values.mean())],
+        "text": ["median", "mean"],
+        "marker": {"symbol": ["line-ew", "diamond-open"], "size": [26, 9], "color": colour,
+                   "line": {"color": colour, "width": 2}},
+        "hovertemplate": f"{name}, %{{text}}: {value}<extra></extra>",
+    }  # fmt: skip
+    spread = np.random.default_rng(0).uniform(-0.2, 0.2, len(values))
+    points = {
+        "type": "scatter", "mode": "markers", "name": name, "x": (at + spread).tolist(), "y": values.tolist(),
         "text": [esc(c, 28) for c in known],
-        "boxpoints": "all" if len(known) <= 500 else "outliers",
-        "jitter": 0.5,
-        "pointpos": 0,
-        "boxmean": True,
         "marker": {"color": colour, "size": 5, "opacity": 0.75},
-        "line": {"color": colour, "width": 1.5},
-        "fillcolor": f"{colour}/12",
-        "hovertemplate": "%{text}: " + charts.hover(is_share) + "<extra></extra>",
-    }
+        "hovertemplate": f"%{{text}}: {value}<extra></extra>",
+    }  # fmt: skip
+    return [middle, points, marks]
 
 
 def _leaving(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leaving | None]) -> Section:
