@@ -285,6 +285,16 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del content["evaluation"]["fmr"]
     if (dp := content.get("aggregation", {}).get("dp")) is not None and dp.get("unit") == "client":
         del dp["unit"]
+    if content["evaluation"]["tuning"]["between"] == "test":
+        del content["evaluation"]["tuning"]["between"]
+    if not content["partition"]["exclude"]:
+        del content["partition"]["exclude"]
+    if method.get("mask_absent"):
+        del method["mask_absent"]
+    if method.get("target_batch") == 0:
+        del method["target_batch"]
+    if method["name"] == "fedface" and method.get("vectors_lr") is None:
+        method.pop("vectors_lr", None)
     if method.get("negatives") == "none":
         del method["negatives"], method["negatives_by"]
     if method["name"] == "fedfr-da" and method["participation"] == 1:

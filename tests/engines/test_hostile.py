@@ -112,7 +112,7 @@ AVERAGING = [
 
 @pytest.mark.parametrize(("method", "client", "more"), AVERAGING)
 def test_every_method_that_averages_stands_a_hostile_client(method: str, client: str, more: tuple[str, ...]) -> None:
-    own = [EXAMPLES / f"{method}.py"] if method in ("scaffold", "fedbabu") else []
+    own = [EXAMPLES / f"{method}.py"] if method == "scaffold" else []
     sets = [*(smoke(method) if not own else SMOKE), *more, *LIMITS, "evaluation.every=0"]
     with patch.object(plugins, "_added", {kind: {} for kind in plugins.KINDS}):
         visard.run(method, out="honest", overrides=sets, plugins=own)

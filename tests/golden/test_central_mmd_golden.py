@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,18 @@ def slow_mmd(a: list[Tensor], b: Tensor, alpha: float) -> Tensor:
     return torch.stack([inside(v) + across(v, b) for v in a]).mean() + inside(b)
 
 
+@pytest.mark.parametrize("target_batch", [0, 5])
 @pytest.mark.parametrize("pooled", [False, True])
-def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool) -> None:
+def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool, target_batch: int) -> None:
+    """Two sources in one place draw as many as in two places; the target may draw another number."""
     training = Training(
         lr=LR, momentum=0.0, weight_decay=0.0, clip=0.0, batch_size=6, augment=Augment(flip=False)
     )  # fmt: skip
     compare, head = Compare(unit=False, radius=3.0), HeadSettings("softmax")
     how = CentralMMD(
-        rounds=1, exchanges=1, weight=LAMBDA, pooled=pooled, compare=compare, training=training, head=head, tested="all"
-    )
+        rounds=1, exchanges=1, weight=LAMBDA, pooled=pooled, compare=compare, training=training, head=head,
+        tested="all", target_batch=target_batch,
+    )  # fmt: skip
     theta = weights_of(pool.network())
     torch.manual_seed(1)
     W = weights_of(head.build(3, 4))
@@ -86,9 +90,11 @@ def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool) -> N
     learners: dict[str, Learner] = {}
     for name in (*names, "target"):
         state: dict[str, Any] = {"theta": theta, "head": W}
+        n = {SOURCES: 12, "target": target_batch or 6}.get(name, 6)
         learners[name] = Learner(
-            client_within(pool, name, "target", state), training, compare, head, name != "target", LR
-        )
+            client_within(pool, name, "target", state), replace(training, batch_size=n), compare, head,
+            name != "target", LR,
+        )  # fmt: skip
     seen = [learners[c].look(learners[c].draw(4)).flatten(0, 1) for c in names]
     alpha = float(np.mean([median_alpha(v) for v in seen]))
     batches = {c: learners[c].draw(1)[0] for c in ("target", *names)}

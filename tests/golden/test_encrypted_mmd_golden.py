@@ -109,6 +109,16 @@ CASES = {
     "naive": {"protocol": "naive"},
     "own classes": {"classes": "own"},
     "monitored": {"monitor": True},
+    "packed, n_t = 5": {"target_batch": 5},
+    "packed, n_t = 11, degree 1, monitored": {
+        "target_batch": 11,
+        "monitor": True,
+        "compare": Compare(unit=False, radius=8.0, kernel="taylor", degree=1),
+    },
+    "both, n_t = 11": {"protocol": "both", "target_batch": 11},
+    "naive, n_t = 5": {"protocol": "naive", "target_batch": 5},
+    "ckks, n_t = 11": {"scheme": "ckks", "target_batch": 11},
+    "ckks, n_t = 3": {"scheme": "ckks", "target_batch": 3},
     "ckks": {"scheme": "ckks"},
     "ckks, degree 1": {"scheme": "ckks", "compare": Compare(unit=False, radius=8.0, kernel="taylor", degree=1)},
     "ckks, monitored, each answer alone": {"scheme": "ckks", "monitor": True, "sums": False},
@@ -126,12 +136,15 @@ def test_equations_18_to_20(case: str, sources: int) -> None:
     states, kernel = run(how, net)
     expected, _ = centrally(how, net, states, kernel)
     for c in net.clients:
+        n = how.target_batch if c == "t" and how.target_batch else 8
+        assert len(states[c]["batches"][0]["rows"]) == n
         close(weights(net, c), expected[c], states[c])
 
 
+@pytest.mark.parametrize("target_batch", [0, 11])
 @pytest.mark.parametrize("protocol", ["packed", "both"])
-def test_equations_16_and_17(protocol: str) -> None:
-    how, net = method(protocol=protocol, pooled=True), wire(3, 4)
+def test_equations_16_and_17(protocol: str, target_batch: int) -> None:
+    how, net = method(protocol=protocol, pooled=True, target_batch=target_batch), wire(3, 4)
     states, kernel = run(how, net)
     expected, _ = centrally(how, net, states, kernel)
     shared = torch.stack([weights(net, c) for c in ("s0", "s1", "s2")]).mean(0)

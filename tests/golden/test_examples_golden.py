@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -19,10 +18,9 @@ from visard.engines.local import LocalNetwork
 from visard.engines.world import derive, generator
 from visard.errors import UsageError
 from visard.learning.heads import HeadSettings
-from visard.learning.train import Training, batches
+from visard.learning.train import batches
 
 with patch.object(plugins, "_added", {kind: {} for kind in plugins.KINDS}):  # not registered for the other tests
-    from examples.fedbabu import FedBabu
     from examples.median import CoordinateMedian
     from examples.normface import NormFace
     from examples.scaffold import PlainSteps, Scaffold
@@ -112,59 +110,6 @@ def test_scaffold(tmp_path: Path, eta_g: float, participation: float) -> None:
 def test_scaffold_refuses_steps_that_its_formula_does_not_know() -> None:
     with pytest.raises(UsageError, match="SCAFFOLD needs momentum = 0"):
         PlainSteps(momentum=0.9)
-
-
-def slow_babu(
-    net: LocalNetwork, i: str, place: tuple[Any, ...], theta: dict[str, Tensor], W: Tensor, how: Training, parts: str
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Plain SGD with momentum on body, head or both; all classes of other clients are masked."""
-    torch.manual_seed(derive(net.world.seed, *place, "default"))
-    rng, model, view = generator(net.world.seed, *place), toy_network(), net.world.clients[i].train
-    model.load_state_dict(theta)
-    model.train("body" in parts)
-    W = nn.Parameter(W.clone())
-    mask = torch.zeros(len(W), dtype=torch.bool)
-    mask[torch.from_numpy(np.asarray(view.classes))] = True
-    parameters = [*(model.parameters() if "body" in parts else ()), *([W] if "head" in parts else ())]
-    velocity = [torch.zeros_like(p) for p in parameters]
-    for rows in batches(len(view), how, rng):
-        pictures = augment(to_float(view.batch(rows)), rng, how.augment)
-        loss = loss_of(model(pictures), W, torch.from_numpy(view.identity)[rows], mask)
-        for p, g, v in zip(parameters, torch.autograd.grad(loss, parameters), velocity, strict=True):
-            with torch.no_grad():
-                v.mul_(how.momentum).add_(g + how.weight_decay * p)
-                p.sub_(how.lr * v)
-    return {k: v.detach() for k, v in model.state_dict().items()}, W.detach()
-
-
-@pytest.mark.parametrize("tune", ["full", "body", "head"])
-def test_fedbabu(tmp_path: Path, tune: Any) -> None:
-    net = toy_engine(tmp_path, toy_world(tmp_path))
-    how = Training(lr=0.05, weight_decay=0.01, clip=0.0, schedule="constant", batch_size=4, augment=Augment(flip=True))
-    method = FedBabu(rounds=2, training=how, head=HEAD, tune=tune)
-    server = method.start(net.world.setup())
-    theta, W = dict(server.theta), server.W.clone()
-    for number in range(2):
-        net.begin("federate", number)
-        server = method.round(server, net)
-        slow = [slow_babu(net, i, ("federate", number, 1, i), theta, W, how, "body")[0] for i in net.clients]
-        n = [len(net.world.clients[i].train) for i in net.clients]
-        for k, start in theta.items():
-            if start.is_floating_point():
-                theta[k] = sum(w * s[k] for w, s in zip(n, slow, strict=True)) / sum(n)
-            else:
-                theta[k] = max(s[k] for s in slow)
-        close(server.theta, theta)
-        assert torch.equal(server.W, W), "the head is never trained together"
-    net.begin("personalise", 0)
-    assert method.personalise(server, net) == server
-    parts = "body and head" if tune == "full" else tune
-    for i in net.clients:
-        own, head = slow_babu(net, i, ("personalise", 0, 1, i), theta, W, how, parts)
-        state = net.states.client_state(i)
-        close(method.personal(state, server.theta) or {}, own)
-        close({"W": state["head"]["weight"]}, {"W": head})
-        assert torch.equal(state["head"]["weight"], W) is (tune == "body")
 
 
 def test_the_head() -> None:

@@ -13,6 +13,7 @@ from visard.core import Client, sample_clients
 from visard.data.augment import Augment, augment, to_float
 from visard.engines.local import LocalNetwork
 from visard.engines.world import derive, generator
+from visard.errors import UsageError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, batches
 from visard.methods.fedavg import Down, FedAvg, Server
@@ -101,6 +102,32 @@ def test_absent_classes_of_a_global_head_feel_only_weight_decay(tmp_path: Path) 
     for row in range(len(s.W)):
         moved = not torch.equal(up.W[row], s.W[row])
         assert moved == (row in present)
+
+
+def test_without_the_mask_everybody_of_a_global_head_is_a_negative(tmp_path: Path) -> None:
+    """FedFace's Figure 4: a client has all of W, and with one person its loss is no longer 0."""
+    net = toy_engine(tmp_path, toy_world(tmp_path))
+    how = Training(lr=0.05, batch_size=64, weight_decay=0.0, momentum=0.0, clip=0.0, augment=Augment(flip=False))
+    method = FedAvg(training=how, share_head=True, mask_absent=False, head=HeadSettings("cosface", 16.0, 0.2))
+    s = method.start(net.world.setup())
+    assert s.W is not None
+    c = net.clients[0]
+    up, _ = first_step(net.world, method.local, c, Down(s.theta, s.fixed, s.W, 0.05))
+    view, model = net.world.clients[c].train, toy_network()
+    model.load_state_dict(s.theta)
+    W = s.W.clone().requires_grad_()
+    features, everybody = model.train()(to_float(view.batch(range(len(view))))), list(range(len(s.W)))
+    loss = slow_cosface(features, W, torch.from_numpy(view.identity), everybody, 16.0, 0.2)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert up.W is not None
+    assert W.grad is not None
+    assert up.loss == pytest.approx(float(loss.detach()), rel=1e-4)
+    torch.testing.assert_close(up.W, s.W - 0.05 * W.grad, rtol=1e-4, atol=1e-6)
+    absent = [row for row in everybody if row not in view.classes]
+    assert absent
+    assert int((up.W[absent] - s.W[absent]).abs().sum(1).gt(1e-4).sum()) > 2, "those that are near are pushed away"
+    with pytest.raises(UsageError, match=r"method\.mask_absent is about a global head"):
+        FedAvg(mask_absent=False)
 
 
 def test_local_batch_norm_stays_and_comes_back(tmp_path: Path) -> None:

@@ -157,7 +157,9 @@ def test_feature_variance() -> None:
     assert variance(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])) == pytest.approx(1)
 
 
-def slow_client(client: Client, theta: Tensor, w: Tensor | None, m: float, lr: float) -> tuple[Tensor, Tensor, float]:
+def slow_client(
+    client: Client, theta: Tensor, w: Tensor | None, m: float, lr: float, lr_w: float
+) -> tuple[Tensor, Tensor, float]:
     """Lines 2 and 6 of one client in plain numbers: A, w and the loss."""
     view = client.data.train
     x = to_float(view.batch(range(len(view)))).double().mean(dim=(2, 3))
@@ -175,17 +177,19 @@ def slow_client(client: Client, theta: Tensor, w: Tensor | None, m: float, lr: f
     loss.backward()  # type: ignore[no-untyped-call]
     assert A.grad is not None
     assert rows_of.grad is not None
-    A, rows_of = (p.detach() - lr * p.grad for p in (A, rows_of))  # Eqs. 3 and 4
+    A, rows_of = (p.detach() - by * p.grad for p, by in ((A, lr), (rows_of, lr_w)))  # Eqs. 3 and 4
     return A, torch.stack([r / r.norm() for r in rows_of]), float(loss.detach())
 
 
+@pytest.mark.parametrize("lr_w", [None, 3.0], ids=["one rate", "a rate of class vectors"])
 @pytest.mark.parametrize("together", [True, False], ids=["cohort", "client by client"])
-def test_algorithm_1_line_by_line(tmp_path: Path, together: bool) -> None:
+def test_algorithm_1_line_by_line(tmp_path: Path, together: bool, lr_w: float | None) -> None:
     """Two clients, two rounds, against a loop that follows the box."""
     net = toy_engine(tmp_path, linear_world(tmp_path))
     if not together:
         net.replies_together = lambda step, requests, _: LocalNetwork.replies(net, step, requests)  # type: ignore[method-assign]
-    method = FedFace(rounds=2, training=STILL, margin=1.0, spread=SpreadOut(weight=0.3, margin=1.2, reduction="sum"))
+    spread = SpreadOut(weight=0.3, margin=1.2, reduction="sum")
+    method = FedFace(rounds=2, training=STILL, margin=1.0, spread=spread, vectors_lr=lr_w)
     s = method.start(net.world.setup())
     theta, W = s.theta["A.weight"].double(), dict[str, Tensor]()  # line 1
     for r in range(2):  # line 3
@@ -194,7 +198,7 @@ def test_algorithm_1_line_by_line(tmp_path: Path, together: bool) -> None:
         sizes, thetas, losses = {}, {}, {}
         for c in net.clients:  # lines 4 to 8
             party = enter(net.world, Request(client=c, stage="federate", round=r, ask=1), {})
-            thetas[c], W[c], losses[c] = slow_client(party, theta, W.get(c), 1.0, 0.2)
+            thetas[c], W[c], losses[c] = slow_client(party, theta, W.get(c), 1.0, 0.2, lr_w or 0.2)
             sizes[c] = len(party.data.train)
         n = sum(sizes.values())
         theta = sum((sizes[c] / n * thetas[c] for c in net.clients), torch.zeros(8, 3))  # line 9, Eq. 5

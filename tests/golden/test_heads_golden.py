@@ -6,7 +6,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from visard.learning.heads import AdaFace, ArcFace, CosFace, Head, Softmax, SphereFace2, balanced_bias, build_head
+from visard.errors import UsageError
+from visard.learning.heads import (
+    AdaFace,
+    ArcFace,
+    CosFace,
+    Head,
+    HeadSettings,
+    Softmax,
+    SphereFace2,
+    SubCenterArcFace,
+    balanced_bias,
+    build_head,
+)
+from visard.methods.fedavg import FedAvg
 
 B, K, D = 7, 5, 6
 M = 0.5
@@ -189,3 +202,36 @@ def test_sphereface2_bias_balances_the_two_pulls(classes: int, scale: float, mar
     positive = lam / (1 + math.exp(a_y + b))
     negative = (1 - lam) * (classes - 1) / (1 + math.exp(-(a_n + b)))
     assert positive == pytest.approx(negative, rel=1e-9)
+
+
+@pytest.mark.parametrize("centres", [2, 4])
+def test_subcentre_arcface_takes_the_nearest_centre_of_each_class(batch: tuple[Tensor, Tensor], centres: int) -> None:
+    """Deng et al. 2020, Eqs. 3 and 4: the smallest angle to the K centres of a class, then ArcFace."""
+    f, y = batch
+    head = SubCenterArcFace(K, D, 8.0, M, centres=centres).double()
+    first, more = (p.detach().clone().requires_grad_() for p in (head.weight, head.more))
+    rows = []
+    for i in range(B):
+        row = []
+        for j in range(K):
+            own = [first[j], *more[j]]
+            theta = torch.stack([torch.acos(angle_cos(f[i], c)) for c in own]).min()
+            moved = torch.cos(theta + M) if theta + M < math.pi else torch.cos(theta) - M * math.sin(M)
+            row.append(8.0 * (moved if j == y[i] else torch.cos(theta)))
+        rows.append(row)
+    slow = softmax_loop(rows, y)
+    agree(head, f, y, slow, [f, first, more])
+
+
+def test_one_centre_is_arcface(batch: tuple[Tensor, Tensor]) -> None:
+    f, y = batch
+    head, plain = SubCenterArcFace(K, D, 8.0, M, centres=1).double(), ArcFace(K, D, 8.0, M).double()
+    plain.load_state_dict({"weight": head.weight.detach()})
+    assert torch.equal(plain.loss(f, y), head.loss(f, y))
+
+
+def test_subcentres_are_not_shared() -> None:
+    with pytest.raises(UsageError, match=r"method\.share_head: further centres of subcenter-arcface are not shared"):
+        FedAvg(share_head=True, head=HeadSettings("subcenter-arcface"))
+    with pytest.raises(UsageError, match="1 centre of a class or more: got 0"):
+        build_head("subcenter-arcface", K, D, centres=0)

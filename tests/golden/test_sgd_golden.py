@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
 
 import pytest
 import torch
 from torch import nn
 
-from visard.learning.train import Sgd
+from visard.learning.train import Sgd, new_optimiser
 
 
 def network() -> nn.Sequential:
@@ -73,3 +74,25 @@ def test_a_gradient_that_is_not_a_number_is_not_hidden() -> None:
     own.clip(1.0)
     own.step()
     assert torch.isnan(p).all(), "as torch does: the length is not a number either"
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_a_factor_of_the_learning_rate_is_a_group_of_torch(kind: Literal["sgd", "adam"]) -> None:
+    ours, theirs = network(), network()
+    own = new_optimiser(kind, ours.parameters(), 0.01, 0.9, 5e-4)
+    own.factors[-2:] = [30.0, 30.0]
+    *first, weight, bias = theirs.parameters()
+    groups = [{"params": first, "lr": 0.01}, {"params": [weight, bias], "lr": 0.3}]
+    reference: torch.optim.Optimizer = (
+        torch.optim.SGD(groups, momentum=0.9, weight_decay=5e-4)
+        if kind == "sgd"
+        else torch.optim.Adam(groups, weight_decay=5e-4)
+    )
+    for _ in range(4):
+        x = torch.randn(6, 3, 8, 8)
+        for model, optimiser in ((ours, own), (theirs, reference)):
+            optimiser.zero_grad()
+            model(x).square().mean().backward()
+            optimiser.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)

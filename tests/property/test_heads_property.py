@@ -45,7 +45,8 @@ def test_permuting_classes_permutes_logits(kind: str, seed: int, size: tuple[int
     head = build_head(kind, *size[1:])  # type: ignore[arg-type]
     order = torch.randperm(size[1], generator=rng)
     before, loss = head.logits(features, labels), head.loss(features, labels)
-    head.weight.data = head.weight.data[order]
+    for p in head.parameters():
+        p.data = p.data[order] if len(p) == size[1] else p.data
     moved = torch.argsort(order)[labels]
     torch.testing.assert_close(head.logits(features, moved), before[:, order], rtol=1e-5, atol=1e-4)
     torch.testing.assert_close(head.loss(features, moved), loss, rtol=1e-5, atol=1e-4)

@@ -38,6 +38,15 @@ def test_every_row_is_a_valid_run(scale: str, tmp_path: Path) -> None:
         assert (method.protocol, method.exchanges, method.rounds) == (protocol, 1, 1)
     degrees = [settings[f"degree {k}"].method for k in (1, 2, 3)]
     assert [m.compare.degree for m in degrees if isinstance(m, EncryptedMMD)] == [1, 2, 3]
+    for name in ("packed", "A + B"):
+        few, many = settings[f"{name}, smaller batches at the target"].method, settings[name].method
+        assert isinstance(few, EncryptedMMD)
+        assert isinstance(many, EncryptedMMD)
+        assert 0 < few.target_batch < few.training.batch_size == many.training.batch_size
+        assert few.protocol == many.protocol
+    loss = [c for c in plan.curves if c.metric == "training.task"]
+    assert loss
+    assert all(any(row.endswith(("encrypted", "encrypted, L = 64")) for row in c.rows) for c in loss)
     shown = {name for table in plan.tables for name in table.rows}
     assert any(n.endswith("encrypted") for n in shown)
 
@@ -90,3 +99,13 @@ def test_costs_are_of_one_batch(tmp_path: Path) -> None:
     assert found["encryptions"] == 10.0
     assert (found["kB of the sources"], found["kB of the target"], found["kB"]) == (1.0, 2.0, 3.0)
     assert curve_of("training.balanced_accuracy", tmp_path) == [(1, 0.5), (2, 0.6), (3, 0.7)]
+
+
+def test_orientations_and_locations_are_domains_too(tmp_path: Path) -> None:
+    found = {j.row.name: j.settings() for j in jobs_of(find("encrypted-mmd", "small"), [0], tmp_path)}
+    for what in ("orientation", "location"):
+        s = found[f"{what.capitalize()}s 2, 3 to 5, encrypted"]
+        assert s.data.source == f"widar-{what}"
+        assert s.partition.source_domain == (f"room-1-{what}-2", f"room-1-{what}-3")
+        assert s.partition.target_domain == (f"room-1-{what}-5",)
+        assert s.model.embedding == 64

@@ -18,7 +18,7 @@ from visard.models.files import save_model
 from visard.report.run_folder import EventLog
 from visard.studies import find, paper
 from visard.studies.execute import jobs_of
-from visard.studies.fedfr_da import f_score, rfw_columns
+from visard.studies.fedfr_da import f_score, idle, rfw_columns, slowest
 from visard.studies.plan import SCALES
 from visard.studies.results import NoMetric, metric_of
 
@@ -32,14 +32,14 @@ def test_every_row_is_a_valid_run(scale: str, tmp_path: Path) -> None:
     for name, s in settings.items():
         assert s.partition.kind == "domains"
         if isinstance(s.method, FedFRDA):
-            assert s.method.training.unit == "iterations"
+            assert (s.method.training.unit == "iterations") == ("by epochs" not in name)
             assert (s.method.dcl > 0) == ("FedFR-DA" in name)
             assert s.model.weights is not None
             assert s.model.class_vectors is not None
     iterations = {
         s.method.rounds * s.method.training.amount
         for name, s in settings.items()
-        if isinstance(s.method, FedFRDA) and " E = " not in name and "longer" not in name
+        if isinstance(s.method, FedFRDA) and not any(word in name for word in (" E = ", "longer", "by epochs"))
     }
     assert len(iterations) == 1
     if scale != "paper":
@@ -65,6 +65,28 @@ def test_the_papers_figures_of_l_stand_beside_its_number_of_clients(scale: str, 
     assert tables["Table 4"].paper["L FL"]["target accuracy"] == 90.43
     if scale != "smoke":
         assert clients["L FL"] == 4
+
+
+def test_merge_from_scratch_is_a_run_of_its_own(tmp_path: Path) -> None:
+    """The paper trains on both domains from nothing; smaller scales go on from the source's network."""
+    for scale in SCALES:
+        merge = next(r for r in find("fedfr-da", scale).rows if r.name == "S Merge")
+        assert merge.needs() == (() if scale == "paper" else ("S Source-Only",))
+        assert ("method.head_start=means" in merge.set) == (scale != "paper")
+
+
+def test_rounds_of_epochs_wait_for_the_source(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    for k, (stage, seconds) in enumerate((("label", (9.0, 9.0)), ("federate", (4.0, 1.0)), ("federate", (2.0, 2.0)))):
+        log.write("round", stage=stage, round=k, step=k, seconds=1.0, bytes_up=0, bytes_down=0, asked=1, replied=1,
+                  figures={}, clients={f"client-{i}": {"seconds": s} for i, s in enumerate(seconds)})  # fmt: skip
+    assert slowest(tmp_path) == 3.0
+    assert idle(tmp_path) == pytest.approx(1 - (5 / 8 + 1) / 2)
+    rows = {job.row.name: job.settings().method for job in jobs_of(find("fedfr-da", "small"), [0], tmp_path)}
+    one, other = rows["L FL by epochs"], rows["L FL"]
+    assert isinstance(one, FedFRDA)
+    assert isinstance(other, FedFRDA)
+    assert (one.training.unit, one.training.amount, one.rounds) == ("epochs", 1, other.rounds)
 
 
 def test_the_last_labelling_counts(tmp_path: Path) -> None:

@@ -40,6 +40,27 @@ def test_compared_rows_differ_in_their_training_alone(scale: Scale) -> None:
         assert odd == ({"method.regularisation"} if ("regularised" in a) != ("regularised" in b) else set()), (a, b)
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_personal_baselines_train_as_fedavg_does(scale: Scale) -> None:
+    rows = settings(scale)
+    for name in ("Ditto", "FedRep", "FedBABU"):
+        own, fedavg = rows[f"equal {name}"], rows["equal FedAvg local"]
+        assert own["method.name"] == name.lower()
+        odd = {k for k in own.keys() & fedavg.keys() if own[k] != fedavg[k]}
+        assert odd <= {"name", "method.name", "evaluation.every"}, odd
+    for table in plan(scale).tables[:6]:
+        assert {"Ditto", "FedRep", "FedBABU"} <= {row.split()[1] for row in table.rows}
+
+
+def test_the_papers_pictures_and_curves() -> None:
+    """128 x 128, cropped by a Haar cascade; Figures 1 and 2 are of validation pictures."""
+    for name, row in settings("paper").items():
+        assert row["data.source"] == "celeba-haar-128", name
+        assert row["evaluation.tuning.between"] == "val"
+        assert tuple(row["partition.split"]) == (0.7, 0.1, 0.2)
+    assert any("--size 128 --align haar --out celeba-haar-128" in note for note in plan("paper").notes)
+
+
 def test_plain_steps_are_those_of_hf_maml_without_its_adaptation() -> None:
     rows = settings("small")
     plain, meta = rows["lognormal FedAvg local, plain steps"], rows["lognormal HF-MAML local, exact, alpha 0.1"]

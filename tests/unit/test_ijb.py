@@ -25,7 +25,11 @@ def put(path: Path, data: bytes | str) -> None:
 
 @pytest.fixture
 def ijbc(tmp_path: Path) -> Path:
-    root = tmp_path / "IJBC"
+    return ijbc_files(tmp_path / "IJBC")
+
+
+def ijbc_files(root: Path) -> Path:
+    """Made-up pictures in the layout of IJB-C."""
     numbers = " ".join(f"{value:.4f}" for value in template(112).ravel())
     scores = ""
     for k, (name, _, _) in enumerate(MEMBERS):

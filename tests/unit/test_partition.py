@@ -246,6 +246,28 @@ def test_min_images(tmp_path: Path) -> None:
         partition(faces, settings(clients=1, min_images=7), 0)
 
 
+def test_excluded_identities_are_nowhere(faces: FaceSet, tmp_path: Path) -> None:
+    """For example the 84 people of CASIA-WebFace that LFW has too: a list, or a file with a name in each line."""
+    (tmp_path / "names.txt").write_text("p3\n\n p17 \np39\n")
+    given = {"kind": "equal", "clients": 3, "test_identities": 8, "public_identities": 8}
+    listed = PartitionSettings(**given, exclude=("p3", "p17", "p39"))  # type: ignore[arg-type]
+    assert PartitionSettings(**given, exclude=str(tmp_path / "names.txt")) == listed  # type: ignore[arg-type]
+    for seed in range(6):  # whoever would be drawn
+        content = partition(faces, listed, seed).content
+        parts = [rows for c in content.clients.values() for rows in (c.train, c.val, c.test)]
+        used = {i for rows in [*parts, *content.unseen.values(), content.public] for i in faces.identity[rows].tolist()}
+        assert len(used) == 37
+        assert not used & {3, 17, 39}
+    before = partition(faces, PartitionSettings(**given), 0).content  # type: ignore[arg-type]
+    assert "exclude" not in before.settings, "partitions of earlier versions keep their hash"
+    with pytest.raises(UsageError, match="no identity 'q1' and 1 more"):
+        partition(faces, PartitionSettings(**given, exclude=("p3", "q1", "q2")), 0)  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="cannot read"):
+        PartitionSettings(**given, exclude="nowhere.txt")  # type: ignore[arg-type]
+    with pytest.raises(ValidationError, match="exclude has no effect"):
+        PartitionSettings(kind="one_domain", target_domain="only", exclude=("p3",))
+
+
 def test_unseen_identities_have_two_pictures(tmp_path: Path) -> None:
     faces = make_set(tmp_path / "set", [1, 1, 1, 1, 2, 2, 1])
     manifest = partition(faces, settings(clients=1, test_identities=2), 0)

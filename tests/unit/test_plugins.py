@@ -390,7 +390,7 @@ register("metrics", "mine")(Metric("A metric of my own", higher_is_better=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "changes"), [("scaffold", ()), ("fedbabu", ()), ("fedavg", OTHERS)])
+@pytest.mark.parametrize(("name", "changes"), [("scaffold", ()), ("fedavg", OTHERS)])
 def test_the_examples_run(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
     files = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
     small = [s for s in SMOKE if not s.startswith("engine")]

@@ -24,6 +24,7 @@ from visard.data.sensors import (
     Readings,
     cached_sensors,
     draw,
+    import_readings,
     office_caltech,
     pamap2,
     widar,
@@ -126,6 +127,24 @@ def test_widar_frames_are_picked_evenly(tmp_path: Path) -> None:
     np.testing.assert_allclose((found.values + 0.25).sum((2, 3)), 100, rtol=1e-3)
 
 
+def test_widar_domains_by_orientation_or_location(tmp_path: Path) -> None:
+    numbers = {"room": [1, 1, 2], "user": [5, 6, 3], "orientation": [2, 2, 4], "location": [1, 3, 1]}
+    frames = np.ones((6, 20, 20), np.float16)
+    np.savez(tmp_path / "bvp.npz", frames=frames, length=[2, 2, 2], gesture=[1, 2, 6], **numbers)  # type: ignore[arg-type]
+    found = widar(tmp_path, "orientation")
+    assert found.users == ("room-1-orientation-2", "room-2-orientation-4")
+    assert found.domain.tolist() == [0, 0, 1]
+    assert found.identity.tolist() == [0, 1, 5]
+    assert widar(tmp_path, "location").users == ("room-1-location-1", "room-1-location-3", "room-2-location-1")
+    assert widar(tmp_path, "room").users == ("room-1", "room-2")
+    path, _ = import_readings("widar", tmp_path, tmp_path / "set", by="orientation")
+    assert Readings(path).domains == ["room-1-orientation-2", "room-2-orientation-4"]
+    with pytest.raises(UsageError, match=r"not 'orientatio' \(did you mean 'orientation'"):
+        widar(tmp_path, "orientatio")
+    with pytest.raises(UsageError, match="--by is for widar"):
+        import_readings("pamap2", tmp_path, tmp_path / "other", by="user")
+
+
 def test_office_histograms_and_bad_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -179,6 +198,21 @@ def test_office31_pictures_of_the_same_classes(tmp_path: Path) -> None:
         partition(faces, PartitionSettings(kind="one_domain", target_domain="dslr"), 0)
     with pytest.raises(UsageError, match="no pictures as <domain>/<class>/<picture>"):
         import_faces("office31", tmp_path / "office" / "amazon" / "images", tmp_path / "other")
+
+
+def test_pamap2_readings_of_a_user_do_not_depend_on_the_others(tmp_path: Path) -> None:
+    """A target that is to be adapted to has no part in what the sources learn from, not even by a mean."""
+    rng = np.random.default_rng(1)
+    rows = rng.normal(size=(WINDOW + HOP, 54))
+    rows[:, 1] = 4
+    np.savetxt(tmp_path / "subject101.dat", rows)
+    alone = pamap2(tmp_path)
+    np.testing.assert_allclose(alone.values[0, :2], rows[:WINDOW, 2:4].mean(0) / (40, 3))
+    np.testing.assert_allclose(alone.values[0, 40 + 13], rows[:WINDOW, 15].std() / 30)
+    np.savetxt(tmp_path / "subject102.dat", rows * 7 + (np.arange(54) != 1) * 20 - (np.arange(54) == 1) * 24)
+    both = pamap2(tmp_path)
+    assert both.users == ("user-101", "user-102")
+    np.testing.assert_array_equal(both.values[both.domain == 0], alone.values)
 
 
 def test_pamap2_windows_of_one_activity(tmp_path: Path) -> None:

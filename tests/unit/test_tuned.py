@@ -26,7 +26,7 @@ from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml, MetaTraining
 from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_metrics, score_tuned, settle, steps_of, tune
-from visard.runs.evaluation import _clients
+from visard.runs.evaluation import _clients, _last
 
 TUNING = Tuning(batches=3, batch_size=4, lr=0.05, pairs=40, draws=2)
 
@@ -256,3 +256,30 @@ def test_a_head_that_starts_from_class_means(tmp_path: Path, kind: str) -> None:
     slow /= np.linalg.norm(slow, axis=1, keepdims=True)
     got = net.states.client_state(name)["head"]["weight"].numpy()
     np.testing.assert_allclose(got, slow, atol=1e-5)
+
+
+def test_tests_between_rounds_can_be_of_validation_pictures(tmp_path: Path) -> None:
+    """Figures 1 and 2 of the paper choose nothing on test pictures: curves are of the validation part."""
+    client, theta = client_and_weights(tmp_path)
+    data = client.data
+    client.data = replace(data, val=data.test, test=data.test.take([]))
+    method = HFMaml(head=HeadSettings("cosface", 8.0, 0.1))
+    assert score_tuned(client, theta, TUNING, method, None) == {}, "no test pictures"
+    curve = score_tuned(client, theta, replace(TUNING, between="val"), method, None)
+    same, _ = client_and_weights(tmp_path)
+    assert curve == score_tuned(same, theta, TUNING, method, None)
+    client.others = data.train  # the test pictures of everybody: not for a curve
+    assert not any(name.startswith("untuned/own/") for name in curve)
+    client.rng.manual_seed(1)
+    first = score_tuned(client, theta, replace(TUNING, between="val"), method, None)
+    client.others = None
+    client.rng.manual_seed(1)
+    assert score_tuned(client, theta, replace(TUNING, between="val"), method, None) == first
+
+
+def test_the_last_test_is_of_test_pictures() -> None:
+    settings = load("hf-maml", ["evaluation.tuning.batches=3", "evaluation.tuning.between=val"])
+    assert settings.evaluation.tuning.between == "val"
+    assert _last(settings.evaluation).tuning == replace(settings.evaluation.tuning, between="test")
+    plain = load("hf-maml", ["evaluation.tuning.batches=3"])
+    assert plain.fingerprint() != settings.fingerprint()

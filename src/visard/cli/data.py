@@ -80,6 +80,9 @@ def import_set(
     image: Annotated[str | None, typer.Option(help="parquet: column of pictures; webdataset: ending")] = None,
     label: Annotated[str | None, typer.Option(help="parquet: column of people; webdataset: ending")] = None,
     split: Annotated[str | None, typer.Option(help="parquet: only the files of this split")] = None,
+    by: Annotated[
+        str | None, typer.Option(help="widar: domains are by user (of a room), orientation, location or room")
+    ] = None,
     plugin: options.Plugin = None,
 ) -> None:
     """Import pictures into a face set. Unreadable pictures are skipped, counted and listed.
@@ -91,11 +94,13 @@ def import_set(
       visard data import folder photos --out data/staff
 
       visard data import bin lfw.bin --out lfw
+
+      visard data import widar downloads/widar3 --by orientation --out widar-orientation
     """
     options.load_plugins(plugin)
     folder = out or data_folder() / (kind if kind != "folder" else source.resolve().name)
-    if kind in READERS:
-        path, count = import_readings(kind, source, folder, overwrite)
+    if kind in READERS or by is not None:
+        path, count = import_readings(kind, source, folder, overwrite, by)
         say(f"{count} rows of readings: {path}")
         return
     given: dict[str, Any] = {"crop": crop, "domains": domains or None, "landmarks": landmarks, "pairs": pairs}

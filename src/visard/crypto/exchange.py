@@ -34,7 +34,7 @@ class Plan:
     variant: Variant
     kernel: Polynomial
     length: int  # L
-    n: int  # samples of a batch
+    n: int  # samples of a batch of a source, and of the target's unless n_target says otherwise
     batches: int  # in one exchange
     bits: int
     sources: tuple[str, ...]
@@ -44,14 +44,24 @@ class Plan:
     sums: bool = True  # whether answers of several peers are masked, so that only their sum can be read
     noise: float = 0.0  # multiplier of the Gaussian noise on moments; packed alone
     scheme: Scheme = "paillier"  # ckks: packed alone
+    n_target: int = 0  # samples of a batch of the target; 0: as many as a source's
 
     def with_kernel(self, kernel: Polynomial) -> Plan:
         return replace(self, kernel=kernel)
 
+    def size(self, owner: str) -> int:
+        """Samples of a client's batch: n_s or n_t."""
+        return self.n_target or self.n if owner == self.target else self.n
+
     @property
-    def packed(self) -> Packing:
+    def largest(self) -> int:
+        """Samples of the largest batch."""
+        return max(self.n, self.n_target)
+
+    def packed(self, owner: str) -> Packing:
+        """How a client's batches are packed."""
         if self.scheme == "ckks":
-            return PackedCkks(self.kernel, self.length, self.n)
+            return PackedCkks(self.kernel, self.length, self.size(owner), self.largest)
         return Packed(self.kernel, self.length, self.bits)
 
     @property
@@ -68,9 +78,9 @@ class Plan:
         others = {s: -self.n / (S * self.n - 1) for s in self.sources if s != owner}
         return {self.target: 1.0} | others
 
-    def scale(self) -> float:
+    def scale(self, owner: str) -> float:
         """-2 / n: L_p3 of a client's own batch; of pooled sources S times it, since their weights are averaged."""
-        return -2 / self.n
+        return -2 / self.size(owner)
 
     def share(self, owner: str) -> float:
         """The factor of the mean kernel inside a client's own batch; of pooled sources again S times it."""
@@ -88,7 +98,8 @@ class Plan:
 
     def name(self) -> bytes:
         """The same for the same plan, wherever it came from."""
-        return json.dumps(asdict(self), sort_keys=True).encode()
+        said = {k: v for k, v in asdict(self).items() if k != "n_target" or v}  # which came later
+        return json.dumps(said, sort_keys=True).encode()
 
     def learns_loss(self, owner: str) -> bool:
         return self.loss and owner != self.target
@@ -96,7 +107,7 @@ class Plan:
 
 def offer(session: Session, plan: Plan, features: Tensor) -> SealedMail:
     """Own batches (batches, n, L) for all peers."""
-    how = plan.packed if plan.variant == "packed" else plan.forward
+    how = plan.packed(session.me) if plan.variant == "packed" else plan.forward
     key: Any = session.lattice.private if session.lattice else session.private.public
     ciphers = [c for a in features for c in how.offer(key, a)]
     return _seal(session, plan, "offer", session.me, ciphers, list(plan.weights(session.me)))
@@ -106,18 +117,19 @@ def answer_packed(
     session: Session, plan: Plan, features: Tensor, offers: Mapping[str, bytes], extra: Tensor
 ) -> SealedMail:
     """To each peer, the own moments applied to its features; `extra` (batches,) is added to the loss it learns."""
-    how, mail = plan.packed, []
-    size = how.offered(plan.n)
+    mail, own = [], plan.size(session.me)
     # once, so that all peers get the same noise
-    said = [noisy(moments(b), plan.n, plan.noise, session.noise_key(i, b)) for i, b in enumerate(features)]
+    said = [noisy(moments(b), own, plan.noise, session.noise_key(i, b)) for i, b in enumerate(features)]
     for owner in plan.weights(session.me):
+        how, n = plan.packed(owner), plan.size(owner)
+        size = how.offered(n)
         received = _open(session, plan, "offer", owner, owner, offers, size * plan.batches)
         weight, loss = plan.weights(owner)[session.me], plan.learns_loss(owner)
         key: Any = session.lattice.keys[owner] if session.lattice else session.keys[owner]
         ciphers: list[Any] = []
         for i, m in enumerate(said):
             mine = received[i * size : (i + 1) * size]
-            ciphers += how.answer(key, mine, plan.n, m, weight, loss, -float(extra[i]) / 2)
+            ciphers += how.answer(key, mine, n, m, weight, loss, -float(extra[i]) / 2)
         if fellows := plan.fellows(owner, session.me):
             ciphers = how.mask(key, ciphers, session.masks(owner, fellows, plan.name() + offers[owner][:-TAG]))
         mail.append(_seal(session, plan, "answer", owner, ciphers, [owner]))
@@ -130,16 +142,16 @@ def take_packed(
     session: Session, plan: Plan, features: Tensor, answers: Mapping[str, bytes]
 ) -> tuple[Tensor, Tensor | None]:
     """Gradients (batches, n, L) by own features, and the losses (batches,) if this client learns them."""
-    how, weights, me = plan.packed, plan.weights(session.me), session.me
-    loss = plan.learns_loss(me)
-    size = how.answered(plan.n, loss)
+    me, weights = session.me, plan.weights(session.me)
+    how, n, loss = plan.packed(me), plan.size(me), plan.learns_loss(me)
+    size = how.answered(n, loss)
     received = [_open(session, plan, "answer", peer, me, answers, size * plan.batches) for peer in weights]
     key: Any = session.lattice.private if session.lattice else session.private
     summed, total = how.total(session.keys[me], received), sum(weights.values())
     gradients, losses = [], []
     for i, a in enumerate(features):
-        values = how.values(key, summed[i * size : (i + 1) * size], plan.n, loss)
-        gradients.append(plan.scale() * gradient(a, values, plan.kernel, total))
+        values = how.values(key, summed[i * size : (i + 1) * size], n, loss)
+        gradients.append(plan.scale(me) * gradient(a, values, plan.kernel, total))
         if loss:
             losses.append(-2 * float(mean_kernel(a, values, plan.kernel, total).mean()))
     return torch.stack(gradients), torch.tensor(losses, dtype=torch.float64) if loss else None
@@ -153,8 +165,8 @@ def answer_forward(
     With `by` the gradient is by the parameters of the extractor (no chain rule), else by the features.
     """
     how, mail, masks = plan.forward, [], dict[str, bytes]()
-    size = how.offered(plan.n)
     for peer, weight in plan.weights(session.me).items():
+        size = how.offered(plan.size(peer))
         key, received = session.keys[peer], _open(session, plan, "offer", peer, peer, offers, size * plan.batches)
         ciphers: list[int] = []
         losses: list[int] = []
@@ -162,7 +174,8 @@ def answer_forward(
         for i, a in enumerate(features):
             means = how.means(key, received[i * size : (i + 1) * size])
             slopes, known = how.terms.slopes(a)
-            columns = plan.scale() * weight * torch.cat([slopes, known[..., None]], 2)  # (n, L, monomials + 1)
+            factor = plan.scale(session.me) * weight
+            columns = factor * torch.cat([slopes, known[..., None]], 2)  # (n, L, monomials + 1)
             rows = by(i, columns.permute(2, 0, 1)).t() if by else columns.flatten(0, 1)
             masked, more = how.mask(key, how.combine(key, means, rows[:, :-1], rows[:, -1]))
             ciphers, kept = ciphers + masked, kept + more
@@ -176,12 +189,13 @@ def answer_forward(
 
 
 def unveil(
-    session: Session, plan: Plan, features: Tensor, answers: Mapping[str, bytes], outputs: int
+    session: Session, plan: Plan, features: Tensor, answers: Mapping[str, bytes], outputs: Callable[[str], int]
 ) -> tuple[SealedMail, Tensor | None]:
-    """Decrypt what the peers masked and send it back; `outputs` is the length of one batch's gradient."""
+    """Decrypt what the peers masked and send it back; `outputs` is the length of a client's gradient of one batch."""
     mail, losses, me = [], None, session.me
-    size, length = outputs * plan.batches, session.private.public.bits // 8
+    length = session.private.public.bits // 8
     for owner in plan.weights(me):
+        size = outputs(owner) * plan.batches
         learns = plan.learns_loss(me) and owner == plan.target
         ciphers = _open(session, plan, "answer", owner, me, answers, size + plan.batches * learns)
         masked = [m.to_bytes(length, "big") for m in plan.forward.unveil(session.private, ciphers[:size])]
@@ -208,7 +222,7 @@ def take_forward(session: Session, plan: Plan, unveiled: Mapping[str, bytes], ma
 
 def _seal(session: Session, plan: Plan, kind: str, owner: str, ciphers: list[Any], to: list[str]) -> SealedMail:
     if plan.scheme == "ckks":
-        return session.seal(kind, owner, ciphers, plan.packed.cipher_bytes(kind), to)
+        return session.seal(kind, owner, ciphers, plan.packed(owner).cipher_bytes(kind), to)
     key = session.keys[owner]
     return session.seal(kind, owner, key.to_parts(ciphers), key.cipher_bytes, to)
 
@@ -219,7 +233,7 @@ def _open(
     """The ciphertexts that came from `sender`; if none came, its seal is broken."""
     data, key = received.get(sender, b""), session.keys[owner]
     if plan.scheme == "ckks":  # whose numbers are checked where they are used
-        return session.open(kind, sender, owner, data, plan.packed.cipher_bytes(kind), count)
+        return session.open(kind, sender, owner, data, plan.packed(owner).cipher_bytes(kind), count)
     return key.from_parts(session.open(kind, sender, owner, data, key.cipher_bytes, count), f"{kind} from {sender}")
 
 

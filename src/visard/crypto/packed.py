@@ -261,7 +261,7 @@ class FixedPoint:
 class PackedCkks(Packing):
     r"""Under CKKS: the same rows, with an error below 2^-28 in each instead of rounding to 2^-40.
 
-        block    slots of one column: the batch size, rounded up to a power of 2
+        block    slots of one column: the largest batch size, rounded up to a power of 2
         tile     one ciphertext: up to SLOTS / block columns, repeated until it is full
 
     The peer's map is a matrix M (rows, columns), the same for all samples. With columns repeated with period p, the
@@ -270,10 +270,11 @@ class PackedCkks(Packing):
     """
 
     n: int = 64  # samples of a batch
+    largest: int = 0  # samples of the largest batch of any client, where batches differ: keys serve one block
 
     @property
     def block(self) -> int:
-        return block_of(self.n)
+        return block_of(max(self.n, self.largest))
 
     @property
     def width(self) -> int:

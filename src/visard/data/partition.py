@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -165,12 +165,24 @@ def test_sets(faces: FaceSet) -> dict[str, npt.NDArray[np.int64]]:
     return found
 
 
+def excluded(faces: FaceSet, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    """The identities of these names; a name that is not there may be a slip that leaves somebody in."""
+    number = {name: i for i, name in enumerate(faces.names)} if names else {}
+    if missing := [name for name in names if name not in number]:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise UsageError(f"partition.exclude: there is no identity {missing[0]!r}{more} in {faces.path.name}")
+    return np.array(sorted({number[name] for name in names}), np.int64)
+
+
 def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifest:
     """Divide `faces` among clients; the same settings and seed give the same manifest."""
     seed = seed if settings.seed is None else settings.seed
     if seed < 0:
         raise UsageError(f"seed = {seed}: must not be negative")
-    roles = {role: np.flatnonzero(faces.roles == role) for role in ("clients", "public", "source", "test")}
+    out = excluded(faces, settings.exclude)
+    roles = {
+        role: np.setdiff1d(np.flatnonzero(faces.roles == role), out) for role in ("clients", "public", "source", "test")
+    }
     left = roles["clients"][pictures_of(faces)[roles["clients"]] >= settings.min_images]
     kind = PARTITIONS[settings.kind](settings)
     if not len(left) and (len(roles["clients"]) or settings.kind != "parties"):
@@ -178,6 +190,7 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
     known = left[~faces.unlabelled[left]]
     unseen = kind.unseen(faces, known, np.random.default_rng([seed, TEST_STREAM]))
     unseen = {name: group for name, group in unseen.items() if len(group)} | test_sets(faces)
+    unseen = {name: np.setdiff1d(group, out) for name, group in unseen.items()} if len(out) else unseen
     taken = np.concatenate([np.zeros(0, np.int64), *unseen.values()])
     left, known = np.setdiff1d(left, taken), np.setdiff1d(known, taken)
     public = roles["public"]
@@ -201,7 +214,7 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")
     content = Content(
         kind=settings.kind, seed=seed,
-        settings=settings.model_dump(mode="json", exclude={"fold"} if settings.fold is None else None),
+        settings=settings.model_dump(mode="json", exclude={k for k in ("fold", "exclude") if not getattr(settings, k)}),
         faces=faces.fingerprint(), count=len(faces), clients=owned,
         unseen={name: rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(clients)[len(clients) - settings.hold_out :],

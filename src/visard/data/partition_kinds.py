@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pydantic_core import PydanticCustomError
 from visard.data.expressions import expressions, matching
 from visard.data.faces import FaceSet
 from visard.data.joined import CLIENTS, Joined
-from visard.errors import UsageError, did_you_mean
+from visard.errors import UsageError, did_you_mean, one_line
 from visard.plugins import Registry
 
 Ints = npt.NDArray[np.int64]
@@ -40,6 +41,7 @@ class PartitionSettings(BaseModel):
     public_identities: CountFromZero = 0  # set aside as pictures that every client has
     min_images: Count = 1  # identities with fewer pictures are left out
     client_images: Count = 1  # and clients (by domains: target clients) get those with so many or more
+    exclude: tuple[str, ...] = ()  # names of identities that are left out everywhere; or a file with one in each line
     split: tuple[Fraction, Fraction, Fraction] = (0.7, 0.1, 0.2)  # train, validation, test inside a client
     hold_out: CountFromZero = 0  # the last so many clients take no part in training
     mu: float = 3.0  # lognormal: S_i ~ LogNormal(mu, sigma)
@@ -71,6 +73,17 @@ class PartitionSettings(BaseModel):
     def _named_list(cls, given: Any) -> Any:
         return expressions(given) if isinstance(given, str) else given
 
+    @field_validator("exclude", mode="before")
+    @classmethod
+    def _names_in_a_file(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        try:
+            lines = Path(given).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"cannot read {given}: {one_line(error)}") from None
+        return [line.strip() for line in lines if line.strip()]
+
     @model_validator(mode="after")
     def _fits_together(self) -> PartitionSettings:
         if abs(sum(self.split) - 1) > 1e-6:
@@ -78,6 +91,8 @@ class PartitionSettings(BaseModel):
         if self.shares and len(self.shares) != self.clients:
             raise ValueError(f"shares: {len(self.shares)} for {self.clients} clients")
         kind = PARTITIONS[self.kind](self)
+        if self.exclude and not kind.excludes:
+            raise ValueError(f"kind = {self.kind} takes all that there is, so that exclude has no effect")
         if self.public_identities and not kind.public:
             raise ValueError(f"kind = {self.kind} has no public identities")
         kind.check()
@@ -94,6 +109,7 @@ class Kind:
 
     settings: PartitionSettings
     public = True  # whether identities can be set aside whose pictures every client has
+    excludes = True  # whether identities can be left out
 
     def check(self) -> None:
         """Raise ValueError where the settings do not fit this kind."""
@@ -254,6 +270,7 @@ class OneDomain(Kind):
     """The same classes everywhere: every source domain is a client, the target domains are the last client."""
 
     public = False
+    excludes = False
 
     def check(self) -> None:
         if self.settings.test_identities or not self.settings.target_domain:

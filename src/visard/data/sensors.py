@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from visard.data.faces import FaceSet
 from visard.data.storage import array_path, map_array, read_npz
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, mapping, private, read_json, write_json
 
 READINGS = "readings.json"
@@ -38,6 +38,16 @@ OFFICE = ("amazon", "caltech", "dslr", "webcam")
 # of PAMAP2: activity -> how intense it is (Reiss and Stricker 2012, by metabolic equivalents)
 INTENSITY = {1: 0, 2: 0, 3: 0, 17: 0, 4: 1, 6: 1, 7: 1, 13: 1, 16: 1, 5: 2, 12: 2, 24: 2}
 MOST_CLASSES = 1000  # of a set of feature vectors
+# what one is of a heart rate, a temperature, three accelerations twice, rotation and magnetic field: each column then
+# varies by about 1. They are fixed: statistics of all users would be those of the one that is to be adapted to, too.
+UNITS = (40.0, *(3.0, *(8.0,) * 6, *(1.5,) * 3, *(30.0,) * 3) * 3)  # beats a minute, C, m/s2, rad/s, uT
+# what counts as a domain of Widar3.0, and which numbers of a recording say so
+BY: dict[str, tuple[str, ...]] = {
+    "user": ("room", "user"),
+    "orientation": ("room", "orientation"),
+    "location": ("room", "location"),
+    "room": ("room",),
+}
 WINDOW, HOP = 512, 256  # rows of 100 Hz in one reading of PAMAP2, and between two readings
 
 
@@ -190,15 +200,19 @@ class Found:
     domain: npt.NDArray[np.int64]
 
 
-def widar(source: Path) -> Found:
+def widar(source: Path, by: str = "user") -> Found:
     """Body-coordinate velocity profiles from bvp.npz: frames (sum of lengths, 20, 20), length, room, user, gesture.
+
+    Domains are the users of each room, or `by` orientation or location those of all users of a room together.
 
     Every gesture becomes FRAMES frames, evenly picked in time, each of sum 1 (the power of a frame depends on the
     distance, not on the gesture), then scaled to values of about 1.
     """
     file = _npz(source / "bvp.npz" if source.is_dir() else source)
     length, frames = _array(file, "length", source).astype(np.int64), _array(file, "frames", source, 3)
-    named = [_array(file, name, source) for name in ("room", "user", "gesture")]
+    if by not in BY:
+        raise UsageError(f"domains of Widar3.0: by {', '.join(BY)}, not {by!r}{did_you_mean(by, BY)}")
+    named = [_array(file, name, source) for name in (*BY[by], "gesture")]
     if length.min(initial=0) < 0 or length.max(initial=0) > len(frames) or length.sum() != len(frames):
         raise UsageError(f"{source}: the lengths of the gestures are not those of {len(frames)} frames")
     if any(len(numbers) != len(length) for numbers in named):
@@ -208,12 +222,11 @@ def widar(source: Path) -> Found:
     values = frames[begin[rows, None] + steps].astype(np.float32)
     values /= values.sum((2, 3), keepdims=True) + 1e-6
     values = values * 100 - 0.25
-    room, user = (numbers[rows].tolist() for numbers in named[:2])
-    who = list(zip(room, user, strict=True))
-    pairs = sorted(set(who))
-    domain = np.array([pairs.index(pair) for pair in who], np.int64)
-    names = tuple(f"room-{room}-user-{user}" for room, user in pairs)
-    return Found(values, GESTURES, named[2][rows].astype(np.int64) - 1, names, domain)
+    who = list(zip(*(numbers[rows].tolist() for numbers in named[:-1]), strict=True))
+    known = sorted(set(who))
+    domain = np.array([known.index(one) for one in who], np.int64)
+    names = tuple("-".join(f"{what}-{k}" for what, k in zip(BY[by], one, strict=True)) for one in known)
+    return Found(values, GESTURES, named[-1][rows].astype(np.int64) - 1, names, domain)
 
 
 def office_caltech(source: Path) -> Found:
@@ -242,7 +255,8 @@ def pamap2(source: Path) -> Found:
     """`subject1NN.dat` files of the protocol: means and deviations of each sensor over windows of five seconds.
 
     Columns: time, activity, heart rate, and three inertial units of 17, of which the first 13 (temperature,
-    accelerations, rotation, magnetic field) are used. Gaps (nan) take the last value before them.
+    accelerations, rotation, magnetic field) are used. Gaps (nan) take the last value before them. Values are in UNITS;
+    networks standardise them by the statistics of the sources.
     """
     files = sorted(source.glob("**/subject1*.dat"))
     if not files:
@@ -266,18 +280,21 @@ def pamap2(source: Path) -> Found:
                 domain.append(number)
     if not values:
         raise UsageError(f"{source}: no window of {WINDOW} rows with one activity")
-    x = np.array(values)
     users = tuple(f"user-{file.stem.removeprefix('subject')}" for file in files)
-    x = np.clip((x - x.mean(0)) / (x.std(0) + 1e-6), -10, 10)
+    x = np.array(values) / np.array(UNITS + UNITS)
     return Found(x, ("light", "moderate", "vigorous"), np.array(identity), users, np.array(domain))
 
 
-READERS: dict[str, Callable[[Path], Found]] = {"widar": widar, "office-caltech": office_caltech, "pamap2": pamap2}
+READERS: dict[str, Callable[..., Found]] = {"widar": widar, "office-caltech": office_caltech, "pamap2": pamap2}
 
 
-def import_readings(kind: str, source: Path, out: Path, overwrite: bool = False) -> tuple[Path, int]:
+def import_readings(
+    kind: str, source: Path, out: Path, overwrite: bool = False, by: str | None = None
+) -> tuple[Path, int]:
     """Read `source` with the importer of that name and write it to `out`; how many rows there are."""
-    found = READERS[kind](source)
+    if by is not None and kind != "widar":
+        raise UsageError(f"--by is for widar, not for {kind}")
+    found = READERS[kind](source, by) if by is not None else READERS[kind](source)
     info = {"kind": kind, "source": source.name}
     write_readings(out, found.values, found.classes, found.identity, found.users, found.domain, info, overwrite)
     return out, len(found.values)

@@ -1,4 +1,4 @@
-"""Classification heads that shape the embedding: ArcFace, CosFace, AdaFace, softmax, SphereFace2.
+"""Classification heads that shape the embedding: ArcFace and its sub-centres, CosFace, AdaFace, softmax, SphereFace2.
 
 Symbols: f (B, embedding) features; W (classes, embedding) class vectors; y (B,) labels; theta_j the angle
 between f and w_j in radians; s (SphereFace2: r) the scale; m the margin (radians for ArcFace, else cosine).
@@ -95,6 +95,7 @@ class Head(nn.Module, ABC):
     """
 
     biased: ClassVar[bool] = False  # whether heads of this kind have biases beside their class vectors
+    several: ClassVar[bool] = False  # whether a class has more vectors than its row of `weight`
 
     def __init__(self, classes: int, embedding: int) -> None:
         super().__init__()
@@ -156,7 +157,10 @@ class MarginHead(Head):
         self.scale, self.margin, self.detach_margin = scale, margin, detach_margin
 
     def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
-        cos = cosine(f, w)
+        return self._with_margin(cosine(f, w), labels)
+
+    def _with_margin(self, cos: Tensor, labels: Tensor | None) -> Tensor:
+        """Logits from cosines (B, classes)."""
         if labels is None:
             return self.scale * cos
         rows = labels[:, None]
@@ -192,6 +196,32 @@ class ArcFace(MarginHead):
     def _change(self, cos: Tensor, rows: Tensor) -> Tensor:
         target = (cos.detach() if self.detach_margin else cos).gather(1, rows)
         return arc_margin(target, self.margin, self.past_pi) - target
+
+
+class SubCenterArcFace(ArcFace):
+    r"""Sub-centre ArcFace (Deng et al., ECCV 2020, Eqs. 3 and 4): K class vectors for each class, m in radians.
+
+    \theta_j is the smallest angle between f and the `centres` of class j, so that pictures of a wrong label may gather
+    around a centre that is not the class's main one. `weight` (classes, embedding) are the first centres, `more`
+    (classes, K - 1, embedding) the others.
+    """
+
+    several = True
+
+    def __init__(
+        self, classes: int, embedding: int, scale: float = 64.0, margin: float = 0.5,
+        detach_margin: bool = False, past_pi: PastPi = "monotone", centres: int = 3,
+    ) -> None:  # fmt: skip
+        super().__init__(classes, embedding, scale, margin, detach_margin, past_pi)
+        if not (isinstance(centres, int) and centres >= 1):
+            raise UsageError(f"subcenter-arcface has 1 centre of a class or more: got {centres}")
+        self.centres = centres
+        self.more = nn.Parameter(torch.randn(classes, centres - 1, embedding) / math.sqrt(embedding))
+
+    def scores(self, f: Tensor, w: Tensor, labels: Tensor | None) -> Tensor:
+        others = cosine(f, self.more.to(w.dtype).flatten(0, 1)).view(len(f), self.classes, self.centres - 1)
+        cos = torch.cat([cosine(f, w)[:, :, None], others], 2).amax(2)
+        return self._with_margin(cos, labels)
 
 
 class CosFace(MarginHead):
@@ -345,7 +375,14 @@ def _check_scale(scale: float) -> None:
 
 HEADS: Registry[type[Head]] = Registry(
     "heads",
-    {"arcface": ArcFace, "cosface": CosFace, "adaface": AdaFace, "softmax": Softmax, "sphereface2": SphereFace2},
+    {
+        "arcface": ArcFace,
+        "subcenter-arcface": SubCenterArcFace,
+        "cosface": CosFace,
+        "adaface": AdaFace,
+        "softmax": Softmax,
+        "sphereface2": SphereFace2,
+    },
     lambda value: isinstance(value, type) and issubclass(value, Head),
 )
 
@@ -367,6 +404,12 @@ class HeadSettings:
     def biased(self) -> bool:
         """Whether heads of this kind have biases beside their class vectors."""
         return HEADS[self.kind].biased
+
+    def check_shared(self, where: str) -> None:
+        """Refuse a head of which a matrix of class vectors, as clients share it, says too little."""
+        if self.biased or HEADS[self.kind].several:
+            what = "biases" if self.biased else "further centres"
+            raise UsageError(f"{where}: {what} of {self.kind} are not shared, use arcface or cosface")
 
     def build(self, classes: int, embedding: int) -> Head:
         """A freshly initialised head."""

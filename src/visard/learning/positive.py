@@ -98,8 +98,11 @@ def one_step_together(
     lr: float,
     frozen_norm: bool,
     trained: bool = True,
+    vectors_rate: float = 1.0,
 ) -> tuple[list[Tensor], list[float]]:
     r"""One SGD step of every client in one pass; returns the clients' class vectors and losses.
+
+    Class vectors learn at `vectors_rate` times `lr`.
 
     From one $\theta$, $\sum_i \frac{n_i}{n}(\theta - \eta\nabla L_i) = \theta - \eta\nabla\sum_i\frac{n_i}{n}L_i$:
     the network steps on the weighted sum and then holds the clients' weighted average. A class vector occurs in
@@ -135,7 +138,7 @@ def one_step_together(
         assert W.grad is not None
         scale = torch.cat([s.expand(len(m.w)) for s, m in zip(share, members, strict=True)])
         W.grad.div_(scale[:, None])
-        _step([W], lr, training.weight_decay, numerics.loss_scale)
+        _step([W], lr * vectors_rate, training.weight_decay, numerics.loss_scale)
     return list(torch.split(direction(W.detach()), [len(m.w) for m in members])), L.detach().tolist()
 
 

@@ -37,6 +37,7 @@ class Sgd:
     def __init__(self, parameters: Iterable[Tensor], lr: float, momentum: float, weight_decay: float) -> None:
         self.parameters = list(parameters)
         self.lr, self.momentum, self.weight_decay = lr, momentum, weight_decay
+        self.factors = [1.0] * len(self.parameters)  # of the learning rate, for each parameter
         self._velocity: dict[int, Tensor] = {}  # by position
 
     @property
@@ -68,21 +69,23 @@ class Sgd:
     @torch.no_grad()
     def step(self) -> None:
         """One update from the gradients that are there, which are gone then: they become the first velocities."""
-        groups: dict[tuple[bool, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor], list[Tensor]]] = {}
+        groups: dict[
+            tuple[bool, float, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor], list[Tensor]]
+        ] = {}
         for i, p in enumerate(self.parameters):
             if p.grad is None:
                 continue
             g, p.grad = _laid_out(p.grad, p), None
             first = i not in self._velocity
-            params, grads, velocity = groups.setdefault((first, p.dtype, p.device), ([], [], []))
+            params, grads, velocity = groups.setdefault((first, self.factors[i], p.dtype, p.device), ([], [], []))
             params.append(p)
             grads.append(g)
             if self.momentum:
                 self._velocity[i] = g if first else _laid_out(self._velocity[i], p)
                 velocity.append(self._velocity[i])
-        for (first, *_), (params, grads, velocity) in groups.items():
+        for (first, factor, *_), (params, grads, velocity) in groups.items():
             torch._fused_sgd_(
-                params, grads, velocity, weight_decay=self.weight_decay, momentum=self.momentum, lr=self.lr,
+                params, grads, velocity, weight_decay=self.weight_decay, momentum=self.momentum, lr=self.lr * factor,
                 dampening=0.0, nesterov=False, maximize=False, is_first_step=first,
             )  # fmt: skip
 
@@ -122,7 +125,7 @@ class Adam(Sgd):
             m, v = self._velocity.setdefault(i, torch.zeros(2, *p.shape, dtype=p.dtype, device=p.device))
             m.lerp_(g, 1 - B1)
             v.mul_(B2).addcmul_(g, g, value=1 - B2)
-            p.addcdiv_(m, (v / large).sqrt_().add_(EPS), value=-self.lr / small)
+            p.addcdiv_(m, (v / large).sqrt_().add_(EPS), value=-self.lr * self.factors[i] / small)
 
 
 def new_optimiser(
@@ -218,6 +221,7 @@ def train(
     beside: Callable[[int], Tensor] | None = None,
     correct: Callable[[dict[str, Tensor]], None] | None = None,
     frozen: Collection[nn.Module] = (),
+    head_rate: float = 1.0,
 ) -> Trained:
     r"""SGD on `model` and `head` in place.
 
@@ -227,7 +231,7 @@ def train(
     `penalty` of the pictures as they went in and of their features is added to the loss. `beside` gives as many
     pictures without labels, which go through the network behind those of a batch: only the penalty sees them.
     `correct` may change the gradients of the network, by name and in place, before they are clipped and a step is
-    taken. `frozen` says which of network and head stay as they are.
+    taken. `frozen` says which of network and head stay as they are. The head learns at `head_rate` times `lr`.
     """
     labels = torch.from_numpy(view.labels) if labels is None else labels
     mask = None if mask is None else moved(mask)
@@ -250,7 +254,7 @@ def train(
 
     done = descend(
         model, [head], view, training, rng, numerics, objective, lr=training.lr if lr is None else lr,
-        frozen_norm=frozen_norm, beside=beside, corrected=corrected, frozen=frozen,
+        frozen_norm=frozen_norm, beside=beside, corrected=corrected, frozen=frozen, heads_rate=head_rate,
     )  # fmt: skip
     return Trained(done.means["loss"], done.steps, done.pictures)
 
@@ -278,13 +282,14 @@ def descend(
     beside: Callable[[int], Tensor] | None = None,
     corrected: Callable[[], None] | None = None,
     frozen: Collection[nn.Module] = (),
+    heads_rate: float = 1.0,
 ) -> Descent:
     """SGD on `model` and `heads` in place: the one loop of gradient steps.
 
     `objective` of the augmented pictures, their features and their rows gives what is minimised, and metrics to report
     the means of. `beside` gives pictures that go through the network behind those of a batch, and `corrected` changes
     gradients before they are clipped. The optimiser is new: no momentum comes from an earlier call. What is `frozen`
-    of model and heads stays as it is, in evaluation mode.
+    of model and heads stays as it is, in evaluation mode. Heads learn at `heads_rate` times `lr`.
     """
     if not len(pictures):
         raise PublicError("has no training pictures")
@@ -298,6 +303,9 @@ def descend(
     with _without_gradients(frozen):
         parameters = [p for part in (model, *heads) for p in part.parameters() if p.requires_grad]
         optimiser = new_optimiser(training.optimiser, parameters, lr, training.momentum, training.weight_decay)
+        if heads_rate != 1:
+            own = {id(p) for head in heads for p in head.parameters()}
+            optimiser.factors = [heads_rate if id(p) in own else 1.0 for p in parameters]
         for rows in batches(len(pictures), training, rng):
             x = input_batch(pictures, rows, numerics, rng, training.augment)
             x = x if beside is None else torch.cat([x, beside(len(x))])

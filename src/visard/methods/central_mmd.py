@@ -9,7 +9,7 @@ The same loss and optimiser as in `encrypted-mmd`, without ciphers and, by defau
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -74,7 +74,7 @@ class CentralMMD(AdaptingByMMD[Start]):
     def fit(self, client: Client, msg: Begin) -> Up:
         """Eq. 1 on all sources' data."""
         state: State = begun(msg.theta, msg.head)
-        learner = self._learner(client, SOURCES, state, msg.lr)
+        learner = self._learner(client, SOURCES, state, msg.lr, drawn=False)
         loss = learner.fit()
         target = self._learner(client, self.target, {"theta": state["theta"]}, 0.0)
         found = quality(target.client, target.model, [learner.head], self.tested == "all")
@@ -122,9 +122,13 @@ class CentralMMD(AdaptingByMMD[Start]):
         alpha = self.compare.alpha or sum(map(mmd.median_alpha, seen)) / len(seen)
         return lambda d: torch.exp(-alpha * d)
 
-    def _learner(self, everyone: Client, name: ClientId, state: State, lr: float) -> Learner:
+    def _learner(self, everyone: Client, name: ClientId, state: State, lr: float, drawn: bool = True) -> Learner:
+        """Of the sources in one place `drawn` batches have S n samples (Eq. 16); those of pre-training have n."""
         client = client_within(everyone, name, self.target, state)
-        return Learner(client, self.training, self.compare, self.head, name != self.target, lr, self.optimiser)
+        training = self.training_of(name == self.target)
+        if name == SOURCES and drawn:  # as many as the sources draw that are not in one place
+            training = replace(training, batch_size=training.batch_size * (len(everyone.data.parts) - 1))
+        return Learner(client, training, self.compare, self.head, name != self.target, lr, self.optimiser)
 
     def backbone(self, s: Start) -> Weights | None:
         return None  # every domain has its own

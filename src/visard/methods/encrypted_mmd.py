@@ -173,7 +173,8 @@ class AdaptingByMMD(Method[S]):
     pooled: bool = False  # all sources are one domain (Eqs. 16, 17) instead of one each (Eqs. 18-20)
     target: ClientId = ""  # the client without labels; "" = the last client
     compare: Compare = Compare()
-    training: Training = Training()
+    training: Training = Training()  # batch_size is n_s
+    target_batch: Number = 0  # n_t, samples of a batch of the target; 0: as many as a source's
     optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
     head: HeadSettings = HeadSettings()
     tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
@@ -188,6 +189,11 @@ class AdaptingByMMD(Method[S]):
     def stages(self) -> list[Stage[S]]:
         both = [Stage("pretrain", self.pretrain_rounds, self.pretrain), Stage("align", self.rounds, self.round)]
         return [stage for stage in both if stage.rounds]
+
+    def training_of(self, is_target: bool) -> Training:
+        """How a source or the target trains, with its own size of batches."""
+        own = is_target and self.target_batch
+        return replace(self.training, batch_size=self.target_batch) if own else self.training
 
     @abstractmethod
     def pretrain(self, s: S, net: Network) -> S:
@@ -241,6 +247,8 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
         self.check_encryption("method", self.training.batch_size, "training.")
+        if self.target_batch and self.target_batch < max(2, self.min_batch):
+            raise UsageError(f"method.target_batch = {self.target_batch}: below min_batch")
 
     def leaving(self, moving: bool) -> frozenset[Disclosure]:
         kinds = super().leaving(moving)
@@ -271,7 +279,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         """What all clients agree on, but for the kernel."""
         return Plan(
             self.protocol, Polynomial((1.0, -1.0)), length, self.training.batch_size, self.batches, self.key_bits,
-            sources, target, self.pooled, self.monitor, self.sums, self.noise, self.scheme,
+            sources, target, self.pooled, self.monitor, self.sums, self.noise, self.scheme, self.target_batch,
         )  # fmt: skip
 
     def pretrain(self, s: Server, net: Network) -> Server:
@@ -365,7 +373,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     @client_step(trains=nothing)
     def hello(self, client: Client, msg: Begin) -> Card:
         client.state.update(begun(msg.theta, msg.head))
-        return Card(self.say_hello(client.id, client.state, self.training.batch_size))
+        return Card(self.say_hello(client.id, client.state, max(self.training.batch_size, self.target_batch)))
 
     @client_step(trains=nothing)
     def introduce(self, client: Client, msg: Relayed) -> Mail:
@@ -384,7 +392,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         kernel = self.compare.polynomial(self._learner(client, True, 0.0).sample(), msg.longest)
         return Measured(torch.tensor(kernel.c, dtype=torch.float64))
 
-    @client_step(trains=lambda self, client, msg: self.work(msg))
+    @client_step(trains=lambda self, client, msg: self.work(msg, client.id))
     def advance(self, client: Client, msg: Advance) -> Moved:
         """Learn from the answers to the last batches, then offer the next ones."""
         if msg.theta:
@@ -436,9 +444,9 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     def _head(self, client: Client, weights: Weights | None = None) -> Any:
         return new_head(self._kind, client.data.n_classes, client.embedding, weights)
 
-    def work(self, msg: Advance) -> Work | None:
+    def work(self, msg: Advance, client: ClientId) -> Work | None:
         """A gradient step for each batch that was offered before; none in the first exchange."""
-        return Work(msg.lr, self.batches, self.training.batch_size) if msg.received else None
+        return Work(msg.lr, self.batches, msg.plan.size(client)) if msg.received else None
 
     def _party(
         self, client: Client, plan: Plan, lr: float = 0.0, secrets: Mapping[ClientId, bytes] = {}
@@ -460,7 +468,8 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             raise PublicError("the server's plan differs from this client's settings")
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
-        return Learner(client, self.training, self.compare, self._kind, labelled, lr, self.optimiser)
+        is_target = client.id == client.state.get("roles", ("",))[-1]
+        return Learner(client, self.training_of(is_target), self.compare, self._kind, labelled, lr, self.optimiser)
 
     @property
     def _kind(self) -> HeadSettings | None:

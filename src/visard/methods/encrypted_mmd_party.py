@@ -74,7 +74,7 @@ class Encryption:
     def send_secrets(self, me: str, kept: State, plan: Plan, hellos: Letters) -> Letters:
         """To each partner, a part of the common secret under its key."""
         letters, kept["keys"] = session.introduce(
-            me, kept["keys"], hellos, self.key_bits, plan.partners(me), self.pins, self._block(plan.n)
+            me, kept["keys"], hellos, self.key_bits, plan.partners(me), self.pins, self._block(plan.largest)
         )
         return letters
 
@@ -145,10 +145,9 @@ class LearningParty(Party):
         """B: gradients by features under encryption, the rest by back-propagation at home."""
         return self.plan.variant not in ("naive", "compressed")
 
-    @property
-    def outputs(self) -> int:
-        """Numbers of one batch's encrypted gradient."""
-        return self.plan.n * self.plan.length if self.chained else self.learner.size
+    def outputs(self, owner: str) -> int:
+        """Numbers of the encrypted gradient of one batch of a client; all extractors have the same architecture."""
+        return self.plan.size(owner) * self.plan.length if self.chained else self.learner.size
 
     def _answer(self, features: Tensor, offers: Letters) -> SealedMail:
         extra = torch.zeros(len(features), dtype=torch.float64)
@@ -173,7 +172,8 @@ class LearningParty(Party):
     def _take(self, features: Tensor, received: Letters) -> tuple[Tensor, Tensor | None]:
         if self.plan.variant == "packed":
             return super()._take(features, received)
-        pulls = exchange.take_forward(self.session, self.plan, received, self.kept.pop("masks"), self.outputs)
+        outputs = self.outputs(self.session.me)
+        pulls = exchange.take_forward(self.session, self.plan, received, self.kept.pop("masks"), outputs)
         return pulls.reshape(features.shape) if self.chained else pulls, self.kept.pop("losses", None)
 
     def mask(self, weights: Weights) -> Weights:

@@ -106,6 +106,7 @@ class Averaging(WithNegatives[Server]):
     rounds: AtLeastOne = 20
     head: HeadSettings = HeadSettings()
     share_head: bool = False  # True: one global head with absent classes masked; False: heads stay at home
+    mask_absent: bool = True  # False: in a global head the people of other clients are negatives, and move
     head_start: HeadStart = "random"  # means: a head of a client's own starts at the mean features of its identities
     weighting: Literal["data", "uniform"] = "data"
     regularisation: NotNegative = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
@@ -113,8 +114,10 @@ class Averaging(WithNegatives[Server]):
     batch_norm: BatchNormPolicy = "average"
 
     def __post_init__(self) -> None:
-        if self.share_head and self.head.biased:
-            raise UsageError(f"method.share_head: biases of {self.head.kind} are not shared, use arcface or cosface")
+        if self.share_head:
+            self.head.check_shared("method.share_head")
+        if not (self.share_head or self.mask_absent):
+            raise UsageError("method.mask_absent is about a global head: set method.share_head")
         if self.share_head and self.negatives != "none":
             raise UsageError("method.negatives is for heads that stay at home: leave out method.share_head")
         self.check_negatives(self.head)
@@ -165,6 +168,7 @@ class Averaging(WithNegatives[Server]):
         model = client.network()
         load_weights(model, whole := msg.theta | msg.fixed | client.state.get("batch_norm", {}))
         head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
+        mask = mask if self.mask_absent else None
         drift = Drift(model, self.regularisation) if self.regularisation else None
         taught = self.against(client, head, model, whole, msg.negatives)
         done = self.learn(client, Task(model, taught, labels, mask, drift), msg)

@@ -27,7 +27,7 @@ from visard.core import (
     client_step,
     sample_clients,
 )
-from visard.core.method import AtLeastOne, Number, Share
+from visard.core.method import AtLeastOne, Number, Positive, Share
 from visard.errors import PublicError, UsageError
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import HeadSettings, direction
@@ -100,6 +100,7 @@ class FedFace(Fitting[Server], Looking[Server]):
     init: Literal["mean", "random"] = "mean"  # a class vector starts as the mean feature (Eq. 6), or anywhere
     enrol: bool = False  # in the first round all clients make their class vectors and none trains
     train_vectors: bool = True  # False: class vectors stay as they started
+    vectors_lr: Positive | None = None  # learning rate of class vectors; None: training.lr, as in Algorithm 1
     participation: Share = 1.0  # share of the clients that are asked in a round
     batch_norm: Literal["frozen", "train"] = "frozen"  # train: refused where a client has one identity
     pretrain_rounds: Number = 0  # a first stage at the public client; 0 = the network of model.weights
@@ -108,6 +109,11 @@ class FedFace(Fitting[Server], Looking[Server]):
 
     def supervised(self) -> Supervised:
         return Supervised(max(1, self.pretrain_rounds), self.pretrain, self.head)
+
+    @property
+    def vectors_rate(self) -> float:
+        """How much faster class vectors learn than the network, whatever the schedule."""
+        return 1.0 if self.vectors_lr is None else self.vectors_lr / self.training.lr
 
     def leaving(self, moving: bool) -> frozenset[Disclosure]:
         return super().leaving(moving and (self.batch_norm == "train" or self.pretrain_rounds > 0))
@@ -152,8 +158,9 @@ class FedFace(Fitting[Server], Looking[Server]):
             check_not_alone(msg.theta, client.data.n_classes)
         head = PositiveHead(self.own(client, msg), self.margin, self.train_vectors)
         done = train(  # line 6, Eqs. 2 to 4 and 7
-            model, head, view, self.training, client.rng, client.numerics, lr=msg.lr, frozen_norm=frozen
-        )
+            model, head, view, self.training, client.rng, client.numerics,
+            lr=msg.lr, frozen_norm=frozen, head_rate=self.vectors_rate,
+        )  # fmt: skip
         return Up(weights_of(model), direction(head.weight.detach()), len(view), done.loss)  # line 7
 
     @local.together(when=lambda method: method.training.is_one_step and method.batch_norm == "frozen")
@@ -164,7 +171,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         members = [Member(c.data.train, self.own(c, msg), c.rng) for c, msg in zip(clients, msgs, strict=True)]
         W, losses = one_step_together(
             model, members, self.margin, self.training, clients[0].numerics,
-            lr=msgs[0].lr, frozen_norm=True, trained=self.train_vectors,
+            lr=msgs[0].lr, frozen_norm=True, trained=self.train_vectors, vectors_rate=self.vectors_rate,
         )  # fmt: skip
         ups = [Up({}, w, len(m.view), loss) for m, w, loss in zip(members, W, losses, strict=True)]
         return weights_of(model), ups

@@ -44,6 +44,7 @@ class Tuning:
     pairs: Annotated[int, Field(ge=2)] = 1000  # half of one identity, half of two
     draws: AtLeastOne = 5  # times that batches and pairs are drawn; metrics are means
     alone: bool = False  # True: clients make no other test
+    between: Literal["test", "val"] = "test"  # pictures of tests between rounds; val: impostors are the client's own
 
 
 @dataclass(frozen=True)
@@ -186,27 +187,29 @@ def score_tuned(
     metrics.
     """
     found: dict[str, list[float]] = {}
-    others = client.data.test if client.others is None else client.others
-    if theta is None or not len(client.data.train) or not len(client.data.test):
+    own = client.data.test if tuning.between == "test" else client.data.val
+    everyone = client.others if tuning.between == "test" else None
+    others = own if everyone is None else everyone
+    if theta is None or not len(client.data.train) or not len(own):
         return {}
     model, settings = client.network(), getattr(method, "head", HeadSettings())
     for rng in _streams(client.rng, tuning.draws):
-        drawn = draw_pairs(client.data.test, others, tuning.pairs, rng)
+        drawn = draw_pairs(own, others, tuning.pairs, rng)
         if drawn is None:
             return {}
-        if client.others is not None:
-            within = draw_pairs(client.data.test, client.data.test, tuning.pairs, rng)
+        if everyone is not None:
+            within = draw_pairs(own, own, tuning.pairs, rng)
             drawn = replace(drawn, within=None if within is None else within.impostor)
         load_weights(model, theta)
-        metrics = {f"untuned/{k}": v for k, v in pair_metrics(model, client.data.test, others, drawn).items()}
+        metrics = {f"untuned/{k}": v for k, v in pair_metrics(model, own, others, drawn).items()}
         if tuning.norm == "update":
             before = client.rng.get_state()
             settle(client, model, tuning)
-            metrics |= {f"statistics/{k}": v for k, v in pair_metrics(model, client.data.test, others, drawn).items()}
+            metrics |= {f"statistics/{k}": v for k, v in pair_metrics(model, own, others, drawn).items()}
             load_weights(model, theta)
             client.rng.set_state(before)
         tune(client, model, tuning, settings, W)
-        metrics |= {f"tuned/{k}": v for k, v in pair_metrics(model, client.data.test, others, drawn).items()}
+        metrics |= {f"tuned/{k}": v for k, v in pair_metrics(model, own, others, drawn).items()}
         for name, value in metrics.items():
             found.setdefault(name, []).append(value)
     means = {name: float(np.mean(values)) for name, values in found.items()}

@@ -101,8 +101,13 @@ def _tested(
     return {
         "generic": generic,
         **({"groups": groups} if groups else {}),
-        **_clients(settings.evaluation, method, world, server, net),
+        **_clients(_last(settings.evaluation), method, world, server, net),
     }
+
+
+def _last(evaluation: EvaluationSettings) -> EvaluationSettings:
+    """Of the last test, which is always of test pictures."""
+    return evaluation.model_copy(update={"tuning": replace(evaluation.tuning, between="test")})
 
 
 def seed_of_test(settings: Settings, test_set: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ QUALITY = (
     Column("weighted F1", "training.weighted_f1"),
 )
 DIFFERENCES = ((FURTHER, NONE), (MULTI, NONE), (FITTED, NONE), (ENCRYPTED, NONE), (ENCRYPTED, MULTI))
+FEW = "smaller batches at the target"
 PROTOCOLS = {"packed": "packed", "A + B": "both", "B": "chain_rule", "A": "compressed", "naive": "naive"}
 
 
@@ -171,6 +172,7 @@ class Study:
     task: Task
     case: Case
     keys: tuple[int, ...]  # bits of n in Figure 6c
+    few: int  # n_t of the rows in which the target's batches are smaller than the sources'
 
     def cost(self, name: str, protocol: str, *more: str, sources: int | None = None) -> Row:
         """One batch of every client, which is enough for its costs."""
@@ -185,6 +187,8 @@ class Study:
     def rows(self) -> list[Row]:
         rows = [self.cost(name, protocol) for name, protocol in PROTOCOLS.items()]
         rows.append(self.cost("A + B, one source", "both", "method.pooled=true"))
+        few = (f"method.target_batch={self.few}", f"method.min_batch={self.few}")
+        rows += [self.cost(f"{name}, {FEW}", PROTOCOLS[name], *few) for name in ("packed", "A + B")]
         rows += [self.degree(k) for k in (1, 2, 3)]
         for bits in self.keys:
             key = (f"method.key_bits={bits}",)
@@ -210,7 +214,7 @@ class Study:
         )
 
     def table(self) -> Table:
-        names = (*PROTOCOLS, "A + B, one source")
+        names = (*PROTOCOLS, "A + B, one source", *(f"{name}, {FEW}" for name in ("packed", "A + B")))
         printed = paper("encrypted_mmd")["costs"]
         return Table("Tables 5 and 6 and Figure 4: one batch of every party", names, COSTS, printed)
 
@@ -226,6 +230,14 @@ def plan(scale: Scale) -> Plan:
             # of the encrypted method there is one figure, at the end: its classifiers stay at the sources until then
             tuple(t.called(t.cases[0], kind, t.lengths[-1]) for kind in (MULTI, FITTED)),
             "training.balanced_accuracy",
+        )
+        for t in known
+    ]
+    curves += [
+        Curves(
+            f"Figure 5, {t.title}: loss of the sources",
+            tuple(t.called(t.cases[0], kind, t.lengths[-1]) for kind in (MULTI, FITTED, ENCRYPTED)),
+            "training.task",
         )
         for t in known
     ]
@@ -267,6 +279,15 @@ def widar(lengths: tuple[int, ...], steps: tuple[int, int]) -> Task:
     return Task("Table 2, Widar3.0", cases, data, pretrain, align, lengths, steps, sealed_long=LONG)
 
 
+def widar_by(what: str, steps: tuple[int, int]) -> Task:
+    """Orientations or locations of the users of room 1, where domains differ more than rooms do."""
+    sources, target = tuple(f"room-1-{what}-{k}" for k in (2, 3)), (f"room-1-{what}-5",)
+    cases = (Case(f"{what.capitalize()}s 2, 3 to 5", sources, target),)
+    users = widar((64,), steps)
+    data = (f"data.source=widar-{what}", "model.name=cnn_gru")
+    return replace(users, title=f"Widar3.0 by {what}", cases=cases, data=data)
+
+
 def office(source: str, model: str, lengths: tuple[int, ...], steps: tuple[int, int]) -> Task:
     """One camera to another."""
     cases = tuple(Case(f"{a} to {b}", (DOMAINS[a],), (DOMAINS[b],)) for a, b in ("AW", "WD", "DW"))
@@ -290,11 +311,12 @@ def tasks(scale: Scale) -> tuple[Task, ...]:
     if scale == "smoke":
         return (sensors(3, 4, 20, 16, 8, (3, 5)),)
     if scale == "small":
-        return widar((4, 64), (4, 10)), office("office-caltech", "mlp128", (4, 64), (4, 20))
+        by = (widar_by(what, (4, 10)) for what in ("orientation", "location"))
+        return widar((4, 64), (4, 10)), *by, office("office-caltech", "mlp128", (4, 64), (4, 20))
     return widar((4, 64), (20, 50)), office("office31", "resnet18", (4, 64), (20, 50)), pamap2((20, 50))
 
 
 def study(scale: Scale) -> Study:
     task = sensors(5, 3, 100, 64, 15, (2, 10)) if scale == "small" else tasks(scale)[-1]
     keys = {"smoke": (512, 1024), "small": (512, 1024, 2048), "paper": (512, 1024, 2048, 3072)}
-    return Study(task, task.cases[-1], keys[scale])
+    return Study(task, task.cases[-1], keys[scale], 8 if scale == "smoke" else 32)

@@ -1,4 +1,4 @@
-"""FedFace and its baselines: Table 1 and Figure 4 of Aggarwal, Zhou and Jain 2021."""
+"""FedFace and its baselines: Table 1 and Figures 4 and 5 of Aggarwal, Zhou and Jain 2021."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from visard.data.sources.catalog import find_set
 from visard.errors import UsageError
-from visard.files import read_json, safe_name, write_json
-from visard.inference.model import evaluate, load_model
+from visard.evaluation.benchmarks import lfw_metrics, pairs_of, squared_distances
+from visard.files import read_json, write_json
+from visard.inference.model import embed, load_model, open_data
 from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import TRAINED_NORM, Column, Curves, Figure, Plan, Row, Scale, Table
-from visard.studies.results import look_up
+from visard.studies.results import on_set
 
 CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE = (
     "central fine-tuning", "random fixed", "random trainable", "no spread-out", "FedFace",
@@ -24,6 +27,10 @@ VARIANTS = {
     ALONE: ("method.spread.weight=0",),
     FEDFACE: (),
 }
+FEDAVG: dict[str, tuple[str, ...]] = {  # heads of their own, or one with all people everywhere: the paper's
+    "FedAvg": (),
+    "FedAvg, common head": ("method.share_head=true", "method.mask_absent=false"),
+}
 UNSEEN = (
     *(Column(f"TAR @ FAR {far:g}", f"generic.test.verification.tar.{far:g}") for far in (0.1, 0.01, 0.001)),
     Column("accuracy", "generic.test.verification.accuracy"),
@@ -31,28 +38,42 @@ UNSEEN = (
 )
 
 
-def on(data: str, protocol: str, metric: str) -> Callable[[Path], float | None]:
-    """A metric of a run's model on a test set of the user; None where that set was not imported."""
-
-    def value(folder: Path) -> float | None:
-        kept = folder / f"on-{safe_name(data)}.json"
-        if not kept.exists():
-            try:
-                find_set(data)
-            except UsageError:
-                return None
-            tested = evaluate(load_model(folder / "model.safetensors"), data, protocols=(protocol,))
-            write_json(kept, tested.to_dict())
-        return look_up(read_json(kept), metric)
-
-    return value
-
-
 PRINTED = (
-    Column("LFW accuracy", on("lfw", "lfw", "lfw.accuracy")),
-    Column("IJB-A TAR @ FAR 0.001", on("ijba", "ijb", "ijb.mean.tar@far=0.001")),
-    Column("IJB-C TAR @ FAR 0.001", on("ijbc", "ijb", "ijb.mean.tar@far=0.001")),
+    Column("LFW accuracy", on_set("lfw", "lfw", "lfw.accuracy")),
+    Column("IJB-A TAR @ FAR 0.001", on_set("ijba", "ijb", "ijb.mean.tar@far=0.001")),
+    Column("IJB-C TAR @ FAR 0.001", on_set("ijbc", "ijb", "ijb.mean.tar@far=0.001")),
 )
+
+
+def matched(folder: Path) -> np.ndarray | None:
+    """Which pairs of one person of LFW a run's model matches, at the distance that the other folds choose."""
+    kept = folder / "lfw-pairs.json"
+    if not kept.exists():
+        try:
+            view = open_data(find_set("lfw"))
+        except UsageError:
+            return None
+        features, pairs = embed(load_model(folder / "model.safetensors"), view, flip=True), pairs_of(view.faces, None)
+        chosen = np.array(lfw_metrics(features, view.faces, None, (0.001,)).fold_distance)
+        fold = np.unique(pairs.fold, return_inverse=True)[1]
+        near = squared_distances(features, pairs.first, pairs.second) < chosen[fold]
+        write_json(kept, near[pairs.same].astype(int).tolist())
+    return np.array(read_json(kept), bool)
+
+
+def turned(now: bool) -> Callable[[Path], float | None]:
+    """The share of the pairs of one person that the pre-trained network missed and this one matches, or (not `now`) the
+    other way round.
+    """
+
+    def share(folder: Path) -> float | None:
+        after, before = matched(folder), matched(folder.parents[1] / "pretrain" / folder.name)
+        return None if after is None or before is None else float((after & ~before if now else before & ~after).mean())
+
+    return share
+
+
+PAIRS = (Column("missed before, matched now", turned(True)), Column("matched before, missed now", turned(False)))
 
 
 def plan(scale: Scale) -> Plan:
@@ -62,18 +83,20 @@ def plan(scale: Scale) -> Plan:
     tables = (
         Table("Table 1 on people whom nobody trained on", rows, UNSEEN, compare=compare),
         Table("Table 1 as printed: LFW, IJB-A and IJB-C", rows, PRINTED, paper("fedface")),
+        Table("Figure 5: pairs of one person of LFW, against the pre-trained network", rows[1:], PAIRS),
     )
     given = scales("fedface")[scale]
-    series = {"FedAvg": tuple((float(n), _fedavg_name(n)) for n in given["clients"])}
+    series = {kind: tuple((float(n), _fedavg_name(n, kind)) for n in given["clients"]) for kind in FEDAVG}
     title = f"Figure 4: FedAvg with {given['identities']:,} people over ever more clients"
     return Plan(
         BENCHES["fedface"], _rows(given, "celeba-" if scale == "small" else ""), tables,
         (Figure(title, "clients", UNSEEN[0], series),),
         curves=(Curves("AUC on people whom nobody trained on", rows[1:], "generic.test.auc"),),
         notes=(
-            "Table 1 as printed is filled where lfw, ijba and ijbc are imported under these names.",
-            "FedAvg with one person on each client: a softmax over one class is 1 whatever the network does, so there "
-            "is no gradient and the network only shrinks by weight decay.",
+            "Table 1 as printed and Figure 5 are filled where lfw, ijba and ijbc are imported under these names.",
+            "FedAvg with heads of their own and one person on each client: a softmax over one class is 1 whatever the "
+            "network does, so there is no gradient and the network only shrinks by weight decay. With a common head, "
+            "as in the paper, every client has the class vectors of all people and pushes those of the others away.",
         ),
     )  # fmt: skip
 
@@ -93,9 +116,10 @@ def _rows(given: dict[str, Any], celeba: str) -> tuple[Row, ...]:
     for n in given["clients"]:
         kind = "one_identity" if n == identities else "equal"
         split = (f"partition.kind={kind}", f"partition.clients={n}", f"partition.identities={identities}")
-        rows.append(Row(_fedavg_name(n), "fedavg-one-identity", (*every, *given["fedavg"], *split)))
+        for head, more in FEDAVG.items():
+            rows.append(Row(_fedavg_name(n, head), "fedavg-one-identity", (*every, *given["fedavg"], *split, *more)))
     return tuple(rows)
 
 
-def _fedavg_name(clients: int) -> str:
-    return f"FedAvg, {clients} clients" if clients > 1 else "FedAvg, 1 client"
+def _fedavg_name(clients: int, head: str) -> str:
+    return f"{head}, {clients} clients" if clients > 1 else f"{head}, 1 client"

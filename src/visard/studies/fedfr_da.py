@@ -16,7 +16,7 @@ from visard.files import read_json, write_json
 from visard.inference.model import embed, evaluate, load_model, open_data
 from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import TRAINED_NORM, Column, Curves, Figure, Plan, Row, Scale, Table
-from visard.studies.results import NoMetric, run_at
+from visard.studies.results import NoMetric, on_set, run_at
 
 # RFW as the test of a bench's runs: the pairs of each domain, and rank-1 among its identities.
 SET = "rfw"  # its name in the data folder
@@ -84,6 +84,12 @@ VARIANTS = ("S", "L")  # the source is as large as the target, or several times 
 COMPARED = ("Source-Only", "Target-Only", "Merge", "Fine-tune", "DAN", "DANN", "FedFR-DA")
 ALONE = ("K = 1", "FedFR-DA, K = 1")  # without and with DCL: what the paper does in its tables of L
 LONGER = ("Fine-tune, longer", "FedFR-DA, longer")
+EPOCHS = "FL by epochs"  # rounds of one pass at every client: all wait for the source
+OUTSIDE = (  # of the supplement's ablation, where these sets are imported under these names
+    Column("LFW accuracy", on_set("lfw", "lfw", "lfw.accuracy")),
+    *(Column(f"IJB-A TAR @ FAR {f:g}", on_set("ijba", "ijb", f"ijb.mean.tar@far={f:g}")) for f in (0.1, 0.01, 0.001)),
+    Column("IJB-A rank-1", on_set("ijba", "ijb", "ijb.mean.rank1")),
+)
 CLUSTERINGS = {
     "FINCH": ("method=finch", "partition=1"),
     "K-means": ("method=kmeans",),
@@ -103,6 +109,25 @@ def f_score(folder: Path) -> float | None:
 def megabytes(what: str) -> Callable[[Path], float]:
     """What left the clients ("up"), went to them ("down") or was pooled before the first round, all rounds together."""
     return lambda folder: run_at(folder).metrics["communication"][f"bytes_{what}"] / 1e6
+
+
+def slowest(folder: Path) -> float | None:
+    """Seconds of a round at the client that takes longest, in the mean: with clients side by side, all wait for it."""
+    found = _seconds(folder)
+    return float(np.mean([max(times) for times in found])) if found else None
+
+
+def idle(folder: Path) -> float | None:
+    """The share of their time that clients wait for the slowest one."""
+    found = _seconds(folder)
+    return 1 - float(np.mean([sum(t) / (len(t) * max(t)) for t in found])) if found else None
+
+
+def _seconds(folder: Path) -> list[list[float]]:
+    """Of each client in each round of federated training."""
+    rounds = [r.clients for r in run_at(folder).rounds if r.stage == "federate"]
+    times = [[s for c in clients.values() if (s := c.get("seconds"))] for clients in rounds]
+    return [t for t in times if t]
 
 
 class Variant:
@@ -146,11 +171,17 @@ class Variant:
         pooled = self.iterations(self.E * self.K, self.rounds)
         curve = f"evaluation.every={given['every']}"
         labels = ("method.pretrain_rounds=0", self.d)
-        merged = (f"method.rounds={given['merged']}", f"method.training.lr={self.lr[1]}", epochs)
+        again = given["merge_from"] == "scratch"  # else on from the source's network, which takes fewer passes
+        merged: tuple[str, ...] = (
+            f"method.rounds={given['merged']}",
+            f"method.training.lr={self.lr[0 if again else 1]}",
+            epochs,
+        )
+        merged = merged if again else (*self.start, *merged, "method.head_start=means")
         rows = [
             self.row("Source-Only", "pretrain", *scratch, "method.at=source"),
             *([self.row("Target-Only", "target-only", *scratch)] if self.name == VARIANTS[0] else []),
-            self.row("Merge", "central", *self.start, *merged, "method.head_start=means"),
+            self.row("Merge", "central", *merged),
             self.row("Fine-tune", "finetune", *self.start, *pooled, *labels),
             self.row("DAN", "dan", *self.vectors, *pooled),
             self.row("DANN", "dann", *self.vectors, *pooled),
@@ -164,6 +195,7 @@ class Variant:
         ]
         if self.name == "L":
             rows.append(self.fl(ALONE[1], "partition.clients=1", dcl=self.dcl))
+            rows.append(self.fl(EPOCHS, "method.training.unit=epochs", "method.training.amount=1"))
         if self.name == "L" and "longer" in given:
             # for many passes, in which Fine-tune fits the mistakes of the pseudo labels
             rounds, e = given["longer"]
@@ -224,6 +256,13 @@ def plan(scale: Scale) -> Plan:
                     (Column("rounds", "communication.rounds", False),
                      *(Column(what, megabytes(what), False) for what in ("up", "down", "pooled")))),
         ]  # fmt: skip
+    tables.append(both[1].table(
+        "Rounds of iterations and of epochs", ("FL", EPOCHS),
+        (target[0], target[-1], Column("seconds of the slowest client", slowest, False), Column("time waiting", idle)),
+        ((EPOCHS, "FL"),),
+    ))  # fmt: skip
+    parts = tuple(v.called(n) for v in both for n in ("Source-Only", "Fine-tune", "FL", "FedFR-DA"))
+    tables.append(Table("Parts of FedFR-DA on LFW and IJB-A (supplement)", parts, OUTSIDE))
     if "longer" in given:
         tables.append(both[1].table("As long as the paper trains", LONGER, wide, (LONGER[::-1],)))
     e = {v.name: ((given["E"], f"{v.name} FL"), *((e, f"{v.name} E = {e}") for e in given["other_E"])) for v in both}

@@ -31,6 +31,12 @@ SGD = (
 )  # fmt: skip
 META = (f"method.training.beta={BETA}", f"method.training.delta={DELTA}")
 ORDERS = {EXACT: "exact", FIRST: "first"}
+# other ways to a model of a client's own, with FedAvg's training: one line each, because a reader asks for them
+PERSONAL: dict[str, tuple[str, ...]] = {
+    "Ditto": ("method.lam=0.1",),
+    "FedRep": ("method.head_epochs=1",),
+    "FedBABU": ("method.tune=body", "method.tune_epochs=1"),
+}
 C = 10.0  # of Eq. 4, which the paper does not give
 
 
@@ -89,6 +95,7 @@ def _heads(partition: str) -> tuple[str, ...]:
 def _variants(partition: str) -> list[tuple[str, str]]:
     """Methods and heads: the paper's, then those that tell meta-learning from its number of steps."""
     beside = [("FedAvg", SAME_STEPS), ("FedAvg", PLAIN), ("HF-MAML", EXACT), ("HF-MAML", FIRST)]
+    beside += [(method, "") for method in PERSONAL]
     return [*((m, h) for m in ("FedAvg", "HF-MAML") for h in _heads(partition)), *beside]
 
 
@@ -104,24 +111,27 @@ def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head:
     work = (f"method.rounds={given['rounds']}", f"method.training.batch_size={given['batch']}")
     shared, strength = str(head == "global").lower(), C if head == "regularised" else 0
     kind, size, margin = given["head"]
-    head_set = (
-        f"method.share_head={shared}", f"method.regularisation={strength}", f"method.head_start={given['head_start']}",
+    head_set: tuple[str, ...] = (
         f"method.head.kind={kind}", f"method.head.scale={size}", f"method.head.margin={margin}",
     )  # fmt: skip
+    if method != "FedBABU":
+        head_set += (f"method.head_start={given['head_start']}",)
+    if method not in PERSONAL:
+        head_set += (f"method.share_head={shared}", f"method.regularisation={strength}")
     own: tuple[str, ...] = (
         *META, f"method.training.alpha={0.1 if head in ORDERS else RATE}", f"method.training.steps={given['steps']}",
         f"method.training.order={ORDERS.get(head, 'hessian-free')}",
     )  # fmt: skip
-    if method == "FedAvg":
+    if method != "HF-MAML":
         momentum, lr = (0, BETA) if head == PLAIN else (0.9, RATE)
         steps = given["steps"] * (1 if head in (SAME_STEPS, PLAIN) else 4)
         changed = (f"momentum={momentum}", f"lr={lr}", f"amount={steps}")
-        own = (*SGD, *(f"method.training.{c}" for c in changed))
+        own = (*SGD, *(f"method.training.{c}" for c in changed), *PERSONAL.get(method, ()))
     clients = [f"partition.{c}" for c in given["clients"][partition]]
     if partition == "lognormal" and scale != "smoke":
         clients.append(f"partition.shares={list(TABLE_I)}")
     settings = (*given["data"], *begun, split, *clients, *evaluation, *work, *head_set, *own)
-    return Row(f"{partition} {method} {head}", method.lower(), settings)
+    return Row(f"{partition} {method} {head}".rstrip(), method.lower(), settings)
 
 
 def _table(
@@ -138,7 +148,7 @@ def _table(
     if statistic == "std":
         worst = [(group, state, who) for state in ("untuned", "tuned") for group, who in WHO.items()]
         columns += [Column(f"worst {g}, {s}", f"{w}.summary.{s}/{whose}{TAR}.worst") for g, s, w in worst]
-    rows = tuple(f"{partition} {m} {h}" for m, h in _variants(partition))
+    rows = tuple(f"{partition} {m} {h}".rstrip() for m, h in _variants(partition))
     shown = {
         row: {
             f"{group}, {state}": printed[partition][statistic][state][row.removeprefix(f"{partition} ")][i]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from visard.errors import VisardError, did_you_mean
-from visard.files import number
+from visard.data.sources.catalog import find_set
+from visard.errors import UsageError, VisardError, did_you_mean
+from visard.files import number, read_json, safe_name, write_json
+from visard.inference.model import evaluate, load_model
 from visard.report.run_folder import Run, read_run
 from visard.runs.run import machine
 from visard.studies.execute import Outcome
@@ -121,6 +123,23 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """For `results.json`."""
         return asdict(self)
+
+
+def on_set(data: str, protocol: str, metric: str) -> Callable[[Path], float | None]:
+    """A metric of a run's model on a test set of the user; None where that set was not imported."""
+
+    def value(folder: Path) -> float | None:
+        kept = folder / f"on-{safe_name(data)}.json"
+        if not kept.exists():
+            try:
+                find_set(data)
+            except UsageError:
+                return None
+            tested = evaluate(load_model(folder / "model.safetensors"), data, protocols=(protocol,))
+            write_json(kept, tested.to_dict())
+        return look_up(read_json(kept), metric)
+
+    return value
 
 
 def collect(

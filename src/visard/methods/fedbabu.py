@@ -3,8 +3,6 @@
 theta   the body: weights of the backbone, which alone is trained and averaged
 W       the head: class vectors of all identities, random, the same everywhere, and never trained together;
         after the last round every client tunes head and body, the body or the head on its own pictures
-
-visard run --plugin examples/fedbabu.py fedbabu
 """
 
 from __future__ import annotations
@@ -16,11 +14,11 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
+from visard.core.method import AtLeastOne, Share
 from visard.learning.features import client_head
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.train import Training, train
 from visard.learning.weights import load_weights, weights_of
-from visard.plugins import register
 
 
 @dataclass(frozen=True)
@@ -48,22 +46,35 @@ class Tuned:
     loss: Annotated[float, Disclosure.metric]
 
 
-@register("methods", "fedbabu")
 @dataclass(frozen=True)
 class FedBabu(Method[Server]):
     """Only the body is learned together, against a head that stays random; clients tune for themselves at the end."""
 
     name = "fedbabu"
     title = "averaging of the body under a fixed random head, then tuning at each client"
-    paper = "Oh, Kim, Yun 2022"
+    paper = "Oh, Kim, Yun 2022 (ICLR)"
+    hostile = (
+        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each client's "
+        "update in the clear: pictures can be rebuilt from it, the better the fewer pictures and steps "
+        "(bounds.batch, bounds.steps, bounds.pictures). Class vectors stay as they were drawn and tell nothing. "
+        "Running means of batch norm at a learning rate near 0 are the mean face of a client with one person: "
+        "prevented by keeping statistic out of kinds, as a policy does by default, or with model.weights (batch norm "
+        "is frozen). "
+        "Weights crafted for that must be near those of the round before (bounds.distance), the first ones those that "
+        "are pinned (weights.start)."
+    )
+    extendable = False  # clients tune after the last round
     discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
 
-    rounds: int = 20
-    participation: float = 1.0
+    rounds: AtLeastOne = 20
+    participation: Share = 1.0  # share of the clients that are asked in a round
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     tune: Literal["full", "body", "head"] = "full"  # what a client tunes in the end
-    tune_epochs: int = 1  # tau_f
+    tune_epochs: AtLeastOne = 1  # tau_f
+
+    def __post_init__(self) -> None:
+        self.head.check_shared("method.head.kind")
 
     def start(self, setup: Setup) -> Server:
         return Server(setup.new_weights(), self.head.build(setup.classes, setup.embedding).weight.detach())

@@ -1,0 +1,139 @@
+"""The benches of FedFace and FedFR-joint: valid rows, and the sets of others (LFW, IJB) as they are laid out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.unit.test_ijb import ijbc_files
+from torch import nn
+
+from visard.data.faces import FaceSet
+from visard.data.sources.importing import import_faces
+from visard.evaluation.benchmarks import pairs_of
+from visard.inference.model import embed, evaluate, load_model
+from visard.learning.positive import SpreadOut, off_diagonal, spread_out
+from visard.methods.fedavg import FedAvg
+from visard.methods.fedface import FedFace
+from visard.models import build
+from visard.models.files import save_model
+from visard.studies import find
+from visard.studies.execute import jobs_of
+from visard.studies.fedface import PAIRS, matched
+from visard.studies.fedfr_joint import IJBC
+from visard.studies.plan import SCALES
+from visard.studies.results import metric_of
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_row_is_a_valid_run(scale: str, tmp_path: Path) -> None:
+    plan = find("fedface", scale)
+    methods = {job.row.name: job.settings().method for job in jobs_of(plan, [0], tmp_path)}
+    common = {name: m for name, m in methods.items() if name.startswith("FedAvg, common head")}
+    assert len(common) == len([n for n in methods if n.startswith("FedAvg")]) / 2
+    for method in common.values():
+        assert isinstance(method, FedAvg)
+        assert method.share_head
+        assert not method.mask_absent
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_personal_baselines_have_the_data_and_work_of_fedfr_joint(scale: str, tmp_path: Path) -> None:
+    found = {job.row.name: job.settings() for job in jobs_of(find("fedfr-joint", scale), [0], tmp_path)}
+    joint = found["+ branch"]
+    for name in ("Ditto", "FedRep", "FedBABU"):
+        own: Any = found[name]
+        assert own.method.name == name.lower()
+        assert own.model.weights == joint.model.weights
+        assert (own.data.source, own.data.size) == (joint.data.source, joint.data.size)
+        assert own.partition == joint.partition
+        assert own.evaluation == joint.evaluation
+        work: Any = joint.method
+        assert own.method.rounds == work.rounds
+        mine, theirs = own.method.training, work.training
+        assert (mine.lr, mine.batch_size, mine.amount) == (theirs.lr, theirs.batch_size, theirs.amount)
+        assert (own.method.head.scale, own.method.head.margin) == (work.head.scale, work.head.margin)
+
+
+def test_the_papers_spread_out_separates(tmp_path: Path) -> None:
+    """lambda = 10 of the mean over all pairs; of the mean for each class one step threw 1,000 vectors together."""
+    job = next(j for j in jobs_of(find("fedface", "paper"), [0], tmp_path) if j.row.name == "FedFace")
+    method = job.settings().method
+    assert isinstance(method, FedFace)
+    assert method.spread.weight == 10
+    torch.manual_seed(0)
+    W = nn.functional.normalize(torch.randn(300, 32) + 0.35 * torch.ones(32))
+    before, after = off_diagonal(W)[0], W
+    for _ in range(50):
+        after = spread_out(after, method.spread)
+    assert off_diagonal(after)[0] < 0.8 * before
+    assert off_diagonal(spread_out(W, SpreadOut(weight=10.0)))[0] > before
+
+
+def model_in(folder: Path, seed: int, size: int = 32) -> Path:
+    folder.mkdir(parents=True)
+    torch.manual_seed(seed)
+    spec = {"model": "tiny", "embedding": "16", "size": str(size)}
+    save_model(folder / "model.safetensors", build("tiny", embedding=16, size=size).state_dict(), spec)
+    return folder
+
+
+def lfw_set(tmp_path: Path, out: Path) -> FaceSet:
+    """Twelve people with three pictures, two folds of ten pairs."""
+    rng, root = np.random.default_rng(0), tmp_path / "lfw"
+    for person in range(12):
+        (root / f"P_{person}").mkdir(parents=True)
+        colour = rng.integers(110, 140, 3)
+        for k in range(3):
+            picture = np.clip(colour + rng.integers(-90, 90, (4, 4, 3)).repeat(8, 0).repeat(8, 1), 0, 255).astype(
+                np.uint8
+            )
+            Image.fromarray(picture).save(root / f"P_{person}" / f"P_{person}_{k + 1:04d}.jpg")
+    lines = ["2\t5"]
+    for fold in range(2):
+        lines += [f"P_{5 * fold + k}\t1\t{2 + fold}" for k in range(5)]
+        lines += [f"P_{5 * fold + k}\t1\tP_{(5 * fold + k + 1) % 12}\t2" for k in range(5)]
+    (root / "pairs.txt").write_text("\n".join(lines) + "\n")
+    return FaceSet.open(import_faces("lfw", root, out, size=32, align="none").path)
+
+
+def test_figure_5_counts_pairs_that_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISARD_DATA", str(tmp_path / "data"))
+    before, after = (model_in(tmp_path / "runs" / n / "seed-0", i) for i, n in enumerate(("pretrain", "FedFace")))
+    assert metric_of(PAIRS[0], after) is None, "without lfw there is nothing to say"
+    faces = lfw_set(tmp_path, tmp_path / "data" / "lfw")
+    expected = []
+    for folder in (before, after):
+        model = load_model(folder / "model.safetensors")
+        chosen = evaluate(model, faces, protocols=("lfw",)).to_dict()["lfw"]["fold_distance"]
+        f = embed(model, faces, flip=True).astype(np.float64)
+        f /= np.linalg.norm(f, axis=1, keepdims=True)
+        pairs = pairs_of(faces, None)
+        rows = zip(pairs.first, pairs.second, pairs.same, pairs.fold - pairs.fold.min(), strict=True)
+        expected.append([((f[a] - f[b]) ** 2).sum() < chosen[k] for a, b, same, k in rows if same])
+        found = matched(folder)
+        assert found is not None
+        assert found.tolist() == expected[-1]
+    gained = np.mean([b and not a for a, b in zip(*expected, strict=True)])
+    lost = np.mean([a and not b for a, b in zip(*expected, strict=True)])
+    assert (metric_of(PAIRS[0], after), metric_of(PAIRS[1], after)) == (gained, lost)
+    assert gained + lost > 0
+
+
+def test_ijbc_stands_beside_the_papers_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISARD_DATA", str(tmp_path / "data"))
+    run = model_in(tmp_path / "run", 0, 112)
+    assert [metric_of(c, run) for c in IJBC] == [None] * 4
+    files = ijbc_files(tmp_path / "IJBC")
+    probes = files / "meta" / "ijbc_1N_probe_mixed.csv"
+    probes.write_text(probes.read_text() + "4,300,img/5.jpg,3\n")  # somebody of the second gallery too
+    faces = FaceSet.open(import_faces("ijb", files, tmp_path / "data" / "ijbc").path)
+    told = evaluate(load_model(run / "model.safetensors"), faces, protocols=("ijb",)).to_dict()["ijb"]["mean"]
+    names = ("tar@far=1e-05", "tar@far=0.0001", "tpir@fpir=0.01", "tpir@fpir=0.1")
+    assert [metric_of(c, run) for c in IJBC] == [told[name] for name in names]
+    (table,) = (t for t in find("fedfr-joint", "paper").tables if "IJB-C" in t.title)
+    assert table.paper["FedAvg"]["TAR @ FAR 1e-05"] == 73.79
