@@ -291,6 +291,8 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del content["partition"]["exclude"]
     if method.get("mask_absent"):
         del method["mask_absent"]
+    if method["name"] == "pretrain" and method.get("head_start") == "random":
+        del method["head_start"]
     if method.get("target_batch") == 0:
         del method["target_batch"]
     if method["name"] == "fedface" and method.get("vectors_lr") is None:

@@ -82,8 +82,16 @@ class Watch(RunWatcher):
 
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a bench; without one: the list")] = None,
-    scale: Annotated[str, typer.Option(help="smoke (synthetic, minutes), small (CelebA) or paper")] = "smoke",
-    seeds: Annotated[str, typer.Option(help="one run of each row for each: 0,1,2")] = "0,1,2",
+    scale: Annotated[
+        str, typer.Option(help="smoke (synthetic, minutes), small (CelebA), paper, or real (from --model)")
+    ] = "smoke",
+    model: Annotated[
+        Path | None, typer.Option(help="real: a network that recognises faces, of which the last part trains")
+    ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="one run of each row for each (default: 0,1,2; real: 0,1,2,3,4)", show_default=False),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="the folder of the bench (default: runs/bench/NAME-SCALE)")] = None,
     runs: Annotated[Path | None, typer.Option(help="where the runs are, shared by benches (default: OUT/runs)")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="this row and those that it needs")] = None,
@@ -101,6 +109,8 @@ def bench(
 
       visard bench baselines --scale small --seeds 0,1,2 --jobs 2 --out runs/bench/celeba
 
+      visard bench fedfr-da --scale real --model recogniser.onnx --only "L FedFR-DA" --seeds 0
+
       visard bench baselines --list
     """
     from visard import studies as benches
@@ -113,7 +123,8 @@ def bench(
 
     if plugin:
         sets = [*(sets or ()), f"plugins={json.dumps(plugins.load(plugin))}"]
-    plan = benches.find(name, scale)
+    plan = benches.find(name, scale, model)
+    seeds = seeds or ("0,1,2" if model is None else "0,1,2,3,4")
     numbers = _seeds(seeds)
     folder = out or Path("runs") / "bench" / f"{name}-{scale}"
     todo = jobs_of(plan, numbers, runs or folder / "runs", sets or (), only or ())
@@ -124,6 +135,7 @@ def bench(
     with Bars(len(todo)) as bars:
         outcomes = execute(todo, side_by_side=jobs, overwrite=overwrite, show=bars)
     words = ["visard", "bench", name, "--scale", scale, "--seeds", seeds]
+    words += ["--model", model.name] if model is not None else []
     words += [part for row in only or () for part in ("--only", row)] + [p for s in sets or () for p in ("--set", s)]
     results = collect(
         plan, outcomes, bench=name, scale=scale, seeds=numbers, command=shlex.join(words), out=folder

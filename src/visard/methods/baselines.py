@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
-from visard.core.method import AtLeastOne
+from visard.core.method import AtLeastOne, Number
+from visard.errors import UsageError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training
 from visard.learning.weights import weights_of
@@ -136,33 +137,37 @@ class Pretrain(Fitting[PretrainServer]):
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
 
-    rounds: AtLeastOne = 20
+    rounds: Number = 20  # 0: model.weights as they are
     training: Training = Training()
     head: HeadSettings = HeadSettings()
     at: ClientId = PUBLIC  # the client that trains; "source" where the partition has domains
+    head_start: Literal["random", "means"] = "random"  # means: of the features of each identity, for given weights
 
     @property
     def fits_at(self) -> ClientId:
         return self.at
 
     def supervised(self) -> Supervised:
-        return Supervised(self.rounds, self.training, self.head)
+        return Supervised(max(1, self.rounds), self.training, self.head)
 
     def start(self, setup: Setup) -> PretrainServer:
+        if not (self.rounds or setup.given):
+            raise UsageError("method.rounds = 0 tests the network of model.weights: give one, or rounds")
         return PretrainServer(setup.new_weights(), self.head.build(1, setup.embedding).weight.detach())
 
     def stages(self) -> list[Stage[PretrainServer]]:
-        return [Stage("train", self.rounds, self.round)]
+        return [Stage("train", self.rounds, self.round)] if self.rounds else []
 
     def round(self, s: PretrainServer, net: Network) -> PretrainServer:
         lr = self.training.lr_at(net.round, self.rounds)
-        done = net.ask(self.fit, {self.at: Fit(s.theta, lr, class_vectors=True)})[self.at]
+        ask = Fit(s.theta, lr, class_vectors=True, means=self.head_start == "means")
+        done = net.ask(self.fit, {self.at: ask})[self.at]
         net.log(loss=done.loss, lr=lr)
         assert done.W is not None
         return PretrainServer(done.theta, done.W, done.b)
 
     def class_vectors(self, s: PretrainServer) -> Tensor | None:
-        return s.W
+        return s.W if self.rounds else None
 
     def biases(self, s: PretrainServer) -> Tensor | None:
         return s.b

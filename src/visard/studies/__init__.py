@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from importlib import import_module, resources
+from pathlib import Path
 from typing import Any
 
 from visard.errors import UsageError, did_you_mean
-from visard.studies.plan import SCALES, Plan, check
+from visard.studies.plan import REAL, SCALES, Plan, check
 
 # name -> what it is about, here so that a listing imports none of them
 BENCHES = {
@@ -19,16 +20,30 @@ BENCHES = {
     "encrypted-mmd": "Encrypted MMD: users align their features without showing them",
 }
 
+FROM_A_NETWORK = ("fedfr-da", "hf-maml", "fedfr-joint", "fedface")  # benches with the scale real
 
-def find(name: str, scale: str) -> Plan:
-    """The plan of a bench at a scale, checked."""
+
+def find(name: str, scale: str, model: str | Path | None = None) -> Plan:
+    """The plan of a bench at a scale, checked; `model` is the network that the scale real starts from."""
     if name not in BENCHES:
         raise UsageError(f"unknown bench {name!r}{did_you_mean(name, BENCHES)}")
-    if scale not in SCALES:
-        raise UsageError(f"--scale {scale}: must be one of {', '.join(SCALES)}")
-    plan: Plan = _module(name).plan(scale)
+    if scale not in (*SCALES, REAL):
+        raise UsageError(f"--scale {scale}: must be one of {', '.join((*SCALES, REAL))}")
+    if scale == REAL and name not in FROM_A_NETWORK:
+        raise UsageError(f"--scale real: bench {name} does not have it; {', '.join(FROM_A_NETWORK)} do")
+    if (scale == REAL) != (model is not None):
+        raise UsageError("--scale real and --model FILE, the network that it starts from, go together")
+    module = _module(name)
+    plan: Plan = module.plan(scale) if model is None else module.plan(scale, str(_located(model)))
     check(plan)
     return plan
+
+
+def _located(model: str | Path) -> Path:
+    path = Path(model).absolute()
+    if not path.is_file():
+        raise UsageError(f"--model {model}: there is no such file")
+    return path
 
 
 def paper(name: str) -> dict[str, Any]:

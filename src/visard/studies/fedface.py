@@ -76,20 +76,24 @@ def turned(now: bool) -> Callable[[Path], float | None]:
 PAIRS = (Column("missed before, matched now", turned(True)), Column("matched before, missed now", turned(False)))
 
 
-def plan(scale: Scale) -> Plan:
-    """Synthetic faces at `smoke`, CelebA at `small`; `paper` needs CASIA-WebFace imported as casia-webface."""
-    rows = ("pretrain", CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE)
+def plan(scale: Scale, model: str = "") -> Plan:
+    """Synthetic faces at `smoke`, CelebA at `small`; `paper` needs CASIA-WebFace imported as casia-webface.
+
+    `real`: CelebA, from the network in the file `model`, of which the last part trains.
+    """
+    given = scales("fedface")[scale]
+    rates = tuple(_at_rate(name, lr) for lr in given.get("vectors_lr", ()) for name in (TRAINABLE, FEDFACE))
+    rows = ("pretrain", CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE, *rates)
     compare = ((FEDFACE, "pretrain"), (FEDFACE, RANDOM), (FEDFACE, TRAINABLE), (FEDFACE, ALONE), (CENTRAL, FEDFACE))
     tables = (
         Table("Table 1 on people whom nobody trained on", rows, UNSEEN, compare=compare),
         Table("Table 1 as printed: LFW, IJB-A and IJB-C", rows, PRINTED, paper("fedface")),
         Table("Figure 5: pairs of one person of LFW, against the pre-trained network", rows[1:], PAIRS),
     )
-    given = scales("fedface")[scale]
     series = {kind: tuple((float(n), _fedavg_name(n, kind)) for n in given["clients"]) for kind in FEDAVG}
     title = f"Figure 4: FedAvg with {given['identities']:,} people over ever more clients"
     return Plan(
-        BENCHES["fedface"], _rows(given, "celeba-" if scale == "small" else ""), tables,
+        BENCHES["fedface"], _rows(given, "celeba-" if scale == "small" else "", model), tables,
         (Figure(title, "clients", UNSEEN[0], series),),
         curves=(Curves("AUC on people whom nobody trained on", rows[1:], "generic.test.auc"),),
         notes=(
@@ -101,23 +105,34 @@ def plan(scale: Scale) -> Plan:
     )  # fmt: skip
 
 
-def _rows(given: dict[str, Any], celeba: str) -> tuple[Row, ...]:
+def _at_rate(name: str, lr: float) -> str:
+    return f"{name}, rate of class vectors {lr:g}"
+
+
+def _rows(given: dict[str, Any], celeba: str, model: str) -> tuple[Row, ...]:
     every, identities = given["every"], given["identities"]
+    first = (f"model.weights={model}",) if model else ()
+    means = ("method.head_start=means",) if model else ()
+    variants = dict(VARIANTS)
+    for lr in given.get("vectors_lr", ()):
+        variants |= {_at_rate(n, lr): (*VARIANTS[n], f"method.vectors_lr={lr}") for n in (TRAINABLE, FEDFACE)}
     tuned = (*every, f"partition.clients={given['tuned_clients']}", "partition.kind=one_identity")
     rows = [
-        Row("pretrain", f"{celeba}pretrain", () if celeba else (*every, *given["pretrain"])),
+        Row("pretrain", f"{celeba}pretrain", () if celeba else (*every, *given["pretrain"], *first, *means)),
         Row(
             CENTRAL,
             "celeba-fedface-central" if celeba else "central",
-            (*tuned, *given["fine_tuning"], WEIGHTS, TRAINED_NORM),
+            (*tuned, *given["fine_tuning"], WEIGHTS, *(() if model else (TRAINED_NORM,))),
         ),
-        *(Row(n, f"{celeba}fedface", (*tuned, *given["work"], *more, WEIGHTS)) for n, more in VARIANTS.items()),
+        *(Row(n, f"{celeba}fedface", (*tuned, *given["work"], *more, WEIGHTS)) for n, more in variants.items()),
     ]
     for n in given["clients"]:
         kind = "one_identity" if n == identities else "equal"
         split = (f"partition.kind={kind}", f"partition.clients={n}", f"partition.identities={identities}")
         for head, more in FEDAVG.items():
-            rows.append(Row(_fedavg_name(n, head), "fedavg-one-identity", (*every, *given["fedavg"], *split, *more)))
+            rows.append(
+                Row(_fedavg_name(n, head), "fedavg-one-identity", (*every, *given["fedavg"], *split, *more, *first))
+            )
     return tuple(rows)
 
 

@@ -84,6 +84,7 @@ VARIANTS = ("S", "L")  # the source is as large as the target, or several times 
 COMPARED = ("Source-Only", "Target-Only", "Merge", "Fine-tune", "DAN", "DANN", "FedFR-DA")
 ALONE = ("K = 1", "FedFR-DA, K = 1")  # without and with DCL: what the paper does in its tables of L
 LONGER = ("Fine-tune, longer", "FedFR-DA, longer")
+GIVEN = "pre-trained"  # the network that was given, as it came (scale real)
 EPOCHS = "FL by epochs"  # rounds of one pass at every client: all wait for the source
 OUTSIDE = (  # of the supplement's ablation, where these sets are imported under these names
     Column("LFW accuracy", on_set("lfw", "lfw", "lfw.accuracy")),
@@ -133,7 +134,8 @@ def _seconds(folder: Path) -> list[list[float]]:
 class Variant:
     """The rows of one benchmark, S or L, at a scale."""
 
-    def __init__(self, name: str, given: dict[str, Any]) -> None:
+    def __init__(self, name: str, given: dict[str, Any], model: str = "") -> None:
+        """`model`: the network that a bench at scale real starts from, of which the last part trains."""
         self.name, self.given = name, given
         self.E, self.K, self.rounds, self.lr = given["E"], given["K"], given["rounds"], given["lr"]
         self.dcl, self.d = given["lambda"][name], f"method.clustering.d={given['d'][name]}"
@@ -142,7 +144,9 @@ class Variant:
         batch = f"method.training.batch_size={given['batch']}"
         self.common = (*ALL, *given["data"], given["source"][name], *head, batch)
         base = f"{{{name} Source-Only}}"
-        self.start = (f"model.weights={base}/model.safetensors", TRAINED_NORM)
+        norm = () if model else (TRAINED_NORM,)
+        self.start = (f"model.weights={base}/model.safetensors", *norm)
+        self.first = (f"model.weights={model}", "method.head_start=means") if model else ()
         self.vectors = (*self.start, f"model.class_vectors={base}/class_vectors.safetensors")
 
     def iterations(self, amount: int, count: int) -> tuple[str, ...]:
@@ -161,7 +165,7 @@ class Variant:
         """FedFR-DA with E = `amount`, and as many rounds as make the same number of iterations."""
         e = amount or self.E
         count = max(1, self.rounds * self.E // e)
-        own = ("method.pretrain_rounds=0", f"method.dcl={dcl}", self.d)
+        own = ("method.pretrain_rounds=0", f"method.dcl={dcl}", self.d, *self.given.get("labels", ()))
         return self.row(name, "fedfr-da", *self.vectors, *self.iterations(e, count), *own, *more)
 
     def rows(self) -> list[Row]:
@@ -170,7 +174,7 @@ class Variant:
         # as many target pictures as all clients see together; DAN and DANN take as many of the source beside them
         pooled = self.iterations(self.E * self.K, self.rounds)
         curve = f"evaluation.every={given['every']}"
-        labels = ("method.pretrain_rounds=0", self.d)
+        labels = ("method.pretrain_rounds=0", self.d, *given.get("labels", ()))
         again = given["merge_from"] == "scratch"  # else on from the source's network, which takes fewer passes
         merged: tuple[str, ...] = (
             f"method.rounds={given['merged']}",
@@ -179,8 +183,13 @@ class Variant:
         )
         merged = merged if again else (*self.start, *merged, "method.head_start=means")
         rows = [
-            self.row("Source-Only", "pretrain", *scratch, "method.at=source"),
-            *([self.row("Target-Only", "target-only", *scratch)] if self.name == VARIANTS[0] else []),
+            *(
+                [self.row(GIVEN, "pretrain", self.first[0], "method.rounds=0", "method.at=source")]
+                if self.first
+                else []
+            ),
+            self.row("Source-Only", "pretrain", *self.first, *scratch, "method.at=source"),
+            *([self.row("Target-Only", "target-only", *self.first, *scratch)] if self.name == VARIANTS[0] else []),
             self.row("Merge", "central", *merged),
             self.row("Fine-tune", "finetune", *self.start, *pooled, *labels),
             self.row("DAN", "dan", *self.vectors, *pooled),
@@ -193,6 +202,7 @@ class Variant:
             *(self.fl(f"E = {e}", amount=e) for e in given["other_E"]),
             *(self.fl(f"K = {k}", f"partition.clients={k}") for k in given["other_K"]),
         ]
+        rows += [self.fl(f"lambda = {x:g}", dcl=x) for x in given.get("grid", ())]
         if self.name == "L":
             rows.append(self.fl(ALONE[1], "partition.clients=1", dcl=self.dcl))
             rows.append(self.fl(EPOCHS, "method.training.unit=epochs", "method.training.amount=1"))
@@ -233,10 +243,14 @@ def columns_of(side: str, scale: Scale, test: str) -> tuple[Column, ...]:
     return domain_columns(side, lambda name: f"generic.{test}.{places[name]}")
 
 
-def plan(scale: Scale) -> Plan:
-    """Synthetic populations at `smoke`, men and women of CelebA at `small`, the paper's own at `paper`."""
+def plan(scale: Scale, model: str = "") -> Plan:
+    """Synthetic populations at `smoke`, men and women of CelebA at `small`, the paper's own at `paper`.
+
+    `real`: from the network in the file `model`, CelebA as the source and another population as the target.
+    """
     given = scales("fedfr_da")[scale]
-    both = [Variant(name, given) for name in VARIANTS]
+    both = [Variant(name, given, model) for name in VARIANTS]
+    first = (GIVEN,) if model else ()
     target, source = (columns_of(side, scale, given["tests"][side]) for side in ("target", "source"))
     quality = Column("F-score", f_score)
     wide, narrow = (*target, *source), (target[0], target[-1], source[0], source[-1])  # as in the paper
@@ -247,7 +261,7 @@ def plan(scale: Scale) -> Plan:
         alone = ALONE if v.name == "L" else ()
         more = tuple(f"K = {k}" for k in given["other_K"]) + tuple(f"E = {e}" for e in given["other_E"])
         tables += [
-            v.table(number, COMPARED + alone[1:], wide if v.name == "L" else narrow, others),
+            v.table(number, first + COMPARED + alone[1:], wide if v.name == "L" or first else narrow, others),
             v.table("Table 4: clusterings, without DCL", ("FL", *CLUSTERINGS, "FL, clustered again"),
                     (quality, target[0], target[-1])),
             v.table("Table 5: parts of FedFR-DA", ("Source-Only", "Fine-tune", "FL", "FedFR-DA", *alone), target,
@@ -263,6 +277,9 @@ def plan(scale: Scale) -> Plan:
     ))  # fmt: skip
     parts = tuple(v.called(n) for v in both for n in ("Source-Only", "Fine-tune", "FL", "FedFR-DA"))
     tables.append(Table("Parts of FedFR-DA on LFW and IJB-A (supplement)", parts, OUTSIDE))
+    if "grid" in given:
+        sweep = tuple(f"lambda = {x:g}" for x in given["grid"])
+        tables += [v.table("DCL over lambda", ("FL", *sweep), wide, tuple((n, "FL") for n in sweep)) for v in both]
     if "longer" in given:
         tables.append(both[1].table("As long as the paper trains", LONGER, wide, (LONGER[::-1],)))
     e = {v.name: ((given["E"], f"{v.name} FL"), *((e, f"{v.name} E = {e}") for e in given["other_E"])) for v in both}

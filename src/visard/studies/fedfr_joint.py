@@ -29,8 +29,11 @@ OFF = {
 }
 
 
-def plan(scale: Scale) -> Plan:
-    """Synthetic faces at `smoke`, CelebA at `small`; `paper` needs 11,000 people of MS-Celeb-1M, imported as ms1m."""
+def plan(scale: Scale, model: str = "") -> Plan:
+    """Synthetic faces at `smoke`, CelebA at `small`; `paper` needs 11,000 people of MS-Celeb-1M, imported as ms1m.
+
+    `real`: CelebA, from the network in the file `model`.
+    """
     size = scales("fedfr_joint")[scale]
     ablation = (PRE, FEDAVG, HARD, CON, BRANCH, CENTRAL)
     steps = ((FEDAVG, PRE), (HARD, FEDAVG), (CON, HARD), (BRANCH, CON), (CENTRAL, BRANCH))
@@ -38,7 +41,7 @@ def plan(scale: Scale) -> Plan:
     shown = paper("fedfr_joint")
     prefixes = {"global": "global/", "local": "local/", "transformed": ""}
     models = {n: _personal(size, p, f"{n}: ")[1] for n, p in prefixes.items()}  # the narrow screen takes one of each
-    tables = (
+    tables: tuple[Table, ...] = (
         Table("Table 1, generic: people whom nobody trained on", ablation, generic, compare=steps),
         Table("Table 1 as printed, generic: IJB-C", ablation, IJBC, _beside(shown["table1"]["generic"], IJBC), steps),
         Table("Table 1, personal: every client's own people among everybody's", ablation, personal,
@@ -49,8 +52,12 @@ def plan(scale: Scale) -> Plan:
         Table("Table 3: which model a client uses, in one and the same run", (BRANCH,), tuple(models.values()),
               {BRANCH: {column.title: shown["table3"][name][1] for name, column in models.items()}}),
     )  # fmt: skip
+    for lr in size.get("rates", ()):
+        at = tuple(f"{name}, lr {lr:g}" for name in (FEDAVG, HARD, CON))
+        tables += (Table(f"Table 1, generic, learning rate {lr:g}", (PRE, *at), generic,
+                         compare=((at[0], PRE), (at[1], at[0]), (at[2], at[1]))),)  # fmt: skip
     return Plan(
-        BENCHES["fedfr-joint"], _rows(size), tables, _figures(size),
+        BENCHES["fedfr-joint"], _rows(size, model), tables, _figures(size),
         notes=(
             "pre-trained and central on all: runs of no rounds that test the networks of rows pretrain and pooled.",
             "pooled starts from the pre-trained network too, and trains on all pictures in one place.",
@@ -63,10 +70,12 @@ def plan(scale: Scale) -> Plan:
     )  # fmt: skip
 
 
-def _rows(size: dict[str, Any]) -> tuple[Row, ...]:
+def _rows(size: dict[str, Any], model: str) -> tuple[Row, ...]:
     preset = size["preset"].format
     weights = "model.weights={pretrain}/model.safetensors"
-    given = (weights, "model.class_vectors={pretrain}/class_vectors.safetensors", TRAINED_NORM)
+    norm = () if model else (TRAINED_NORM,)  # of a network that was given, batch norm keeps its statistics
+    begun = (f"model.weights={model}", "method.head_start=means") if model else ()
+    given = (weights, "model.class_vectors={pretrain}/class_vectors.safetensors", *norm)
     first = tuple(text.replace("pretrain", CON) for text in given)
     every = size["every"]
 
@@ -74,25 +83,29 @@ def _rows(size: dict[str, Any]) -> tuple[Row, ...]:
         return Row(name, preset("fedfr-joint"), (*every, *size["joint"], *start, *more))
 
     rows = [
-        Row("pretrain", preset("pretrain"), (*every, *size["pretrain"]) if size["pretrain"] else ()),
+        Row("pretrain", preset("pretrain"), (*every, *size["pretrain"], *begun) if size["pretrain"] else ()),
         row(PRE, "method.rounds=0"),
         row(FEDAVG, *OFF.values()),
         row(HARD, OFF["contrast"], OFF["branch"]),
         row(CON, OFF["branch"]),
         row(BRANCH, "method.personalise.compare=true"),
-        Row("pooled", preset("central"), (*every, *size["central"], "method.with_public=true", weights, TRAINED_NORM)),
+        Row("pooled", preset("central"), (*every, *size["central"], "method.with_public=true", weights, *norm)),
         row(CENTRAL, "method.rounds=0", start=("model.weights={pooled}/model.safetensors",)),
         row(TUNE, "method.rounds=0", OFF["branch"], "method.personalise.stage=finetune", start=first),
         row(KD, "method.rounds=0", OFF["branch"], "method.personalise.stage=kd", start=first),
         row(COSFACE, "method.branch.kind=cosface"),
     ]
     rows += [
-        Row(name, name.lower(), (*size["personal"], *every, weights, TRAINED_NORM, *more))
-        for name, more in OTHERS.items()
+        Row(name, name.lower(), (*size["personal"], *every, weights, *norm, *more)) for name, more in OTHERS.items()
     ]
     rows += [
         row(_threshold(t), f"method.public.threshold={t}", OFF["contrast"], OFF["branch"]) for t in size["thresholds"]
     ]
+    for lr in size.get("rates", ()):
+        rows += [
+            row(f"{name}, lr {lr:g}", *off, f"method.training.lr={lr}")
+            for name, off in ((FEDAVG, OFF.values()), (HARD, (OFF["contrast"], OFF["branch"])), (CON, (OFF["branch"],)))
+        ]
     for count in size["identities"]:
         who = (f"partition.clients={size['clients']}", f"partition.identities={size['clients'] * count}")
         rows.append(row(f"FedFR, {count} each", *who, "method.frozen_norm=true"))

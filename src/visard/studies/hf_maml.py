@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import TRAINED_NORM, Column, Curves, Plan, Row, Scale, Table
+from visard.studies.plan import REAL, TRAINED_NORM, Column, Curves, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
 TAR = "tar@far=0.1"
@@ -60,18 +60,22 @@ COST = (
 )
 
 
-def plan(scale: Scale) -> Plan:
+def plan(scale: Scale, model: str = "") -> Plan:
     """Synthetic faces at `smoke`, CelebA from a network trained on 500 public people at `small`, the paper's own.
+
+    `real`: CelebA, from the network in the file `model`, of which the last part trains.
 
     `small` wants the face set celeba-32 in the data folder: visard data import celeba FOLDER --size 32 --out celeba-32
     """
     known = scales("hf_maml")
     given = known[scale]
     first = given.get("pretrain")
-    start = (Row("start", first["preset"], (*given["data"], *first["set"])),) if first else ()
-    rows = [_row(scale, given, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p)]
+    begun = (f"model.weights={model}", "method.head_start=means") if model else ()
+    start = (Row("start", first["preset"], (*given["data"], *first["set"], *begun)),) if first else ()
+    alphas = tuple(given.get("alphas", ()))
+    rows = [_row(scale, given, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p, alphas)]
     printed = paper("hf_maml")
-    tables = [_table(p, k, whose, printed) for whose in IMPOSTORS for k in ("mean", "std") for p in PARTITIONS]
+    tables = [_table(p, k, whose, printed, alphas) for whose in IMPOSTORS for k in ("mean", "std") for p in PARTITIONS]
     names = tuple(row.name for row in rows)
     curves = tuple(f"equal {m} local" for m in ("FedAvg", "HF-MAML"))
     return Plan(
@@ -92,15 +96,23 @@ def _heads(partition: str) -> tuple[str, ...]:
     return HEADS[:2] if partition == "equal" else HEADS  # as in the paper
 
 
-def _variants(partition: str) -> list[tuple[str, str]]:
+def _exact(alpha: float) -> str:
+    return f"local, exact, alpha {alpha:g}"
+
+
+def _variants(partition: str, alphas: tuple[float, ...] = ()) -> list[tuple[str, str]]:
     """Methods and heads: the paper's, then those that tell meta-learning from its number of steps."""
     beside = [("FedAvg", SAME_STEPS), ("FedAvg", PLAIN), ("HF-MAML", EXACT), ("HF-MAML", FIRST)]
+    beside += [("HF-MAML", _exact(alpha)) for alpha in alphas]
     beside += [(method, "") for method in PERSONAL]
     return [*((m, h) for m in ("FedAvg", "HF-MAML") for h in _heads(partition)), *beside]
 
 
 def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head: str) -> Row:
-    begun = () if scale == "paper" else ("model.weights={start}/model.safetensors", TRAINED_NORM)
+    norm = () if scale == REAL else (TRAINED_NORM,)
+    begun = () if scale == "paper" else ("model.weights={start}/model.safetensors", *norm)
+    larger = {_exact(alpha): alpha for alpha in given.get("alphas", ())} | dict.fromkeys(ORDERS, 0.1)
+    orders = dict.fromkeys(larger, "exact") | ORDERS
     split = "partition.split=[0.7,0.1,0.2]" if scale == "paper" else "partition.split=[0.6,0.0,0.4]"
     evaluation = (
         "evaluation.impostors=all", "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.tuning.batches=5",
@@ -119,8 +131,8 @@ def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head:
     if method not in PERSONAL:
         head_set += (f"method.share_head={shared}", f"method.regularisation={strength}")
     own: tuple[str, ...] = (
-        *META, f"method.training.alpha={0.1 if head in ORDERS else RATE}", f"method.training.steps={given['steps']}",
-        f"method.training.order={ORDERS.get(head, 'hessian-free')}",
+        *META, f"method.training.alpha={larger.get(head, RATE)}", f"method.training.steps={given['steps']}",
+        f"method.training.order={orders.get(head, 'hessian-free')}",
     )  # fmt: skip
     if method != "HF-MAML":
         momentum, lr = (0, BETA) if head == PLAIN else (0.9, RATE)
@@ -135,8 +147,9 @@ def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head:
 
 
 def _table(
-    partition: str, statistic: str, whose: str, printed: dict[str, dict[str, dict[str, dict[str, list[float]]]]]
-) -> Table:
+    partition: str, statistic: str, whose: str, printed: dict[str, dict[str, dict[str, dict[str, list[float]]]]],
+    alphas: tuple[float, ...] = (),
+) -> Table:  # fmt: skip
     """One of Tables V to VII (the mean over clients) or VIII to X (the standard deviation over clients)."""
     number = ("V", "VI", "VII", "VIII", "IX", "X")[PARTITIONS.index(partition) + 3 * (statistic == "std")]
     what = "mean over clients" if statistic == "mean" else "standard deviation over clients"
@@ -148,7 +161,7 @@ def _table(
     if statistic == "std":
         worst = [(group, state, who) for state in ("untuned", "tuned") for group, who in WHO.items()]
         columns += [Column(f"worst {g}, {s}", f"{w}.summary.{s}/{whose}{TAR}.worst") for g, s, w in worst]
-    rows = tuple(f"{partition} {m} {h}".rstrip() for m, h in _variants(partition))
+    rows = tuple(f"{partition} {m} {h}".rstrip() for m, h in _variants(partition, alphas))
     shown = {
         row: {
             f"{group}, {state}": printed[partition][statistic][state][row.removeprefix(f"{partition} ")][i]
@@ -159,7 +172,10 @@ def _table(
     }
     compare = [(f"{partition} HF-MAML {h}", f"{partition} FedAvg {h}") for h in _heads(partition)]
     compare.append((f"{partition} HF-MAML local", f"{partition} FedAvg {SAME_STEPS}"))
-    compare += [(f"{partition} HF-MAML {h}", f"{partition} FedAvg {PLAIN}") for h in ("local", EXACT, FIRST)]
+    compare += [
+        (f"{partition} HF-MAML {h}", f"{partition} FedAvg {PLAIN}")
+        for h in ("local", EXACT, FIRST, *map(_exact, alphas))
+    ]
     if partition != "equal":
         compare += [(f"{partition} {m} regularised", f"{partition} {m} local") for m in ("FedAvg", "HF-MAML")]
     title = f"Table {number}: {TAR}, {what}, {partition} partition, impostors of {IMPOSTORS[whose]}"

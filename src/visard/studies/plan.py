@@ -10,12 +10,14 @@ from typing import Literal
 
 from visard.errors import UsageError, did_you_mean
 
-Scale = Literal["smoke", "small", "paper"]
+Scale = Literal["smoke", "small", "paper", "real"]
 SCALES: tuple[Scale, ...] = ("smoke", "small", "paper")
+REAL: Scale = "real"  # from a network that the user gives, of which the last part trains
 # for runs from given weights: the papers let batch norm follow its batches, and the pages in docs/results were made so
 TRAINED_NORM = "model.frozen_norm=false"
-PLACE = re.compile(r"\{([^{}]*)\}")  # the run folder of another row in an override
-BAD_NAME = re.compile(r"[/\\{}\x00-\x1f]|^[.\s]|\s$")
+# the run folder of another row in an override; what has quotes in it is a table of TOML
+PLACE = re.compile(r"\{([^{}\"]*)\}")
+BAD_NAME = re.compile(r"[/\\{}\"\x00-\x1f]|^[.\s]|\s$")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,159 @@
+"""Benches from a network that the user gives: every row is a valid run, its last part trains, and tables come out."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.e2e.test_bench import visard
+from tests.toys import noise_faces, toy_world
+
+from visard.errors import UsageError
+from visard.methods.baselines import Pretrain
+from visard.methods.fedfr_da import FedFRDA
+from visard.models import build
+from visard.models.files import save_model
+from visard.studies import FROM_A_NETWORK, find
+from visard.studies.execute import jobs_of
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Path:
+    """A small made-up network."""
+    torch.manual_seed(0)
+    file = tmp_path / "first.safetensors"
+    spec = {"model": "tiny", "embedding": "16", "size": "32"}
+    save_model(file, build("tiny", embedding=16, size=32).state_dict(), spec)
+    return file
+
+
+@pytest.mark.parametrize("name", FROM_A_NETWORK)
+def test_every_row_is_a_valid_run_of_a_part_of_the_network(name: str, network: Path, tmp_path: Path) -> None:
+    plan = find(name, "real", network)
+    begun = []
+    for job in jobs_of(plan, [0], tmp_path / "runs"):
+        s = job.settings()
+        assert s.model.train == "tail", job.row.name
+        assert s.model.cache == "fp16"
+        assert s.model.frozen_norm is None, "batch norm keeps the statistics of the network that was given"
+        assert s.frozen_norm
+        assert s.model.weights is not None
+        if s.model.weights == str(network):
+            begun.append(job.row.name)
+        method: Any = s.method
+        assert not method.training.augment.flip, "no mirrored activations are kept"
+    expected = {
+        "fedfr-da": ["S pre-trained", "S Source-Only", "Target-Only", "L pre-trained", "L Source-Only"],
+        "hf-maml": ["start"],
+        "fedfr-joint": ["pretrain"],
+        "fedface": ["pretrain", *(row.name for row in plan.rows if row.name.startswith("FedAvg"))],
+    }
+    assert begun == expected[name], "all others start from what these made of it"
+
+
+def test_rates_of_class_vectors_and_steps_of_adaptation(network: Path, tmp_path: Path) -> None:
+    """What shows with a network that recognises faces alone: FedFace's eta of w, and HF-MAML's alpha."""
+    found = {j.row.name: j.settings().method for j in jobs_of(find("fedface", "real", network), [0], tmp_path)}
+    for name, init in (("FedFace", "mean"), ("random trainable", "random")):
+        method: Any = found[f"{name}, rate of class vectors 0.001"]
+        assert (method.init, method.vectors_lr, method.training.lr) == (init, 0.001, found[name].training.lr)  # type: ignore[attr-defined]
+        assert found[name].vectors_lr is None  # type: ignore[attr-defined]
+    meta = {j.row.name: j.settings().method for j in jobs_of(find("hf-maml", "real", network), [0], tmp_path)}
+    for alpha in (0.01, 0.1, 0.5):
+        name = "equal HF-MAML local" if alpha == 0.01 else f"equal HF-MAML local, exact, alpha {alpha:g}"
+        assert meta[name].training.alpha == alpha  # type: ignore[attr-defined]
+
+
+def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path) -> None:
+    plan = find("fedfr-da", "real", network)
+    titles = [t.title for t in plan.tables]
+    assert {"Table 2: all methods, S", "Table 3: all methods, L", "DCL over lambda, L"} <= set(titles)
+    methods = {job.row.name: job.settings().method for job in jobs_of(plan, [0], tmp_path)}
+    swept = [methods[f"L lambda = {x:g}"] for x in (0.01, 0.1, 1.0)]
+    assert [m.dcl for m in swept if isinstance(m, FedFRDA)] == [0.01, 0.1, 1.0]
+    joint = find("fedfr-joint", "real", network)
+    assert "Table 1, generic, learning rate 0.2" in [t.title for t in joint.tables]
+    assert [t.title for t in joint.tables][:2] == [
+        "Table 1, generic: people whom nobody trained on", "Table 1 as printed, generic: IJB-C",
+    ]  # fmt: skip
+
+
+def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--scale real and --model FILE"):
+        find("fedfr-da", "real")
+    with pytest.raises(UsageError, match="--scale real and --model FILE"):
+        find("fedfr-da", "smoke", network)
+    with pytest.raises(
+        UsageError, match="bench baselines does not have it; fedfr-da, hf-maml, fedfr-joint, fedface do"
+    ):
+        find("baselines", "real", network)
+    with pytest.raises(UsageError, match="there is no such file"):
+        find("fedfr-da", "real", tmp_path / "nowhere.onnx")
+    with pytest.raises(UsageError, match=r"method\.rounds = 0 tests the network of model\.weights"):
+        Pretrain(rounds=0).start(toy_world(tmp_path).setup())
+
+
+SMALL = (
+    "partition.min_images=2", "partition.client_images=1", "partition.test_identities=3", "evaluation.pairs=60",
+    "method.training.batch_size=8", "method.training.amount=2",
+)  # fmt: skip
+
+
+def sets(*changes: str) -> list[str]:
+    return [part for change in (*SMALL, *changes) for part in ("--set", change)]
+
+
+def test_fedfr_da_from_a_made_up_network(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two rows and what they need, from two made-up populations; the same command again keeps everything."""
+    monkeypatch.setattr(sys, "argv", [])
+    for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    noise_faces(tmp_path / "data" / "celeba", identities=14, seed=1)
+    noise_faces(tmp_path / "data" / "population", identities=12, seed=2)
+    words = ["bench", "fedfr-da", "--scale", "real", "--model", str(network), "--seeds", "0", "--out"]
+    words += [str(tmp_path / "b")]
+    words += [
+        "--only",
+        "S pre-trained",
+        "--only",
+        "S FL",
+        *sets("partition.source_identities=8", "partition.clients=2"),
+    ]
+    assert visard(*words) == 0, capsys.readouterr().err
+    read = json.loads((tmp_path / "b" / "results.json").read_text())
+    assert "--model first.safetensors" in read["command"]
+    rows = {run["row"] for run in read["runs"]}
+    assert rows == {"S pre-trained", "S Source-Only", "S FL"}
+    runs = tmp_path / "b" / "runs"
+    given = json.loads((runs / "S pre-trained" / "seed-0" / "metrics.json").read_text())
+    trained = json.loads((runs / "S Source-Only" / "seed-0" / "metrics.json").read_text())
+    assert trained["before"]["generic"]["population"] == given["generic"]["population"], "the network as it came"
+    assert trained["generic"]["population"] != given["generic"]["population"]
+    cell = read["tables"][0]["cells"]["S pre-trained"]["target TAR @ FAR 0.1"]["values"]["0"]
+    assert cell == given["generic"]["population"]["verification"]["tar"][0]["tar"]
+    capsys.readouterr()
+    assert visard(*words) == 0
+    assert capsys.readouterr().out.count(": kept") == 3
+
+
+def test_fedfr_joint_from_a_made_up_network(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", [])
+    for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    noise_faces(tmp_path / "data" / "celeba", identities=24, images=8, seed=1)
+    few = sets("partition.public_identities=6", "partition.clients=2", "partition.identities=8", "method.rounds=1")
+    words = ["bench", "fedfr-joint", "--scale", "real", "--model", str(network), "--seeds", "0"]
+    words += ["--out", str(tmp_path / "b")]
+    assert visard(*words, "--only", "+ branch", "--only", "Ditto", *few) == 0, capsys.readouterr().err
+    read = json.loads((tmp_path / "b" / "results.json").read_text())
+    assert {run["row"] for run in read["runs"]} == {"pretrain", "+ branch", "Ditto"}
+    (second,) = (t for t in read["tables"] if t["title"].startswith("Table 2"))
+    assert set(second["cells"]) == {"+ branch", "Ditto"}
