@@ -148,8 +148,8 @@ def test_fedfr_joint_from_a_made_up_network(
     monkeypatch.setattr(sys, "argv", [])
     for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
         monkeypatch.setenv(variable, str(tmp_path / folder))
-    noise_faces(tmp_path / "data" / "celeba", identities=24, images=8, seed=1)
-    few = sets("partition.public_identities=6", "partition.clients=2", "partition.identities=8", "method.rounds=1")
+    noise_faces(tmp_path / "data" / "celeba", identities=40, images=12, seed=1)  # FAR 0.001 needs pairs
+    few = sets("partition.public_identities=6", "partition.clients=2", "partition.identities=24", "method.rounds=1")
     words = ["bench", "fedfr-joint", "--scale", "real", "--model", str(network), "--seeds", "0"]
     words += ["--out", str(tmp_path / "b")]
     assert visard(*words, "--only", "+ branch", "--only", "Ditto", *few) == 0, capsys.readouterr().err
