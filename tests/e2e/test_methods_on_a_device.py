@@ -58,7 +58,7 @@ def test_a_run_gives_the_numbers_of_the_cpu(what: str, tmp_path: Path, monkeypat
         one, other = load_file(file), load_file(there.folder / file.relative_to(here.folder))
         assert one.keys() == other.keys()
         for key, value in one.items():
-            assert value.allclose(other[key], rtol=1e-3, atol=1e-3), key
+            assert value.allclose(other[key], rtol=1e-5, atol=1e-6), key
     first, second = (metrics(run) for run in (here, there))
     assert first.keys() == second.keys()
     assert all(first[k] == pytest.approx(second[k], abs=0.02) for k in first)
