@@ -15,6 +15,7 @@ from test_report_browser import FAINT, UNDRAWN
 
 from visard.files import write_json
 from visard.studies.execute import Job, Outcome
+from visard.studies.latex import escaped, latex
 from visard.studies.page import differences, markdown, page, seeds_line, table_grid
 from visard.studies.plan import Column, Curves, Plan, Row, Table
 from visard.studies.results import Results, collect
@@ -124,6 +125,22 @@ def test_markdown_tables_are_whole(results: Results) -> None:
     assert "## Failed runs" in text
     assert "| 100 |" in text
     assert "/tmp" not in text
+
+
+def test_latex_tables_are_whole(results: Results) -> None:
+    text = latex(results)
+    found = re.findall(r"\\begin\{tabular\}\{(l+r+)\}\n(.*?)\\end\{tabular\}", text, re.DOTALL)
+    assert len(found) == len(results.tables) + sum(bool(t.compared) for t in results.tables)
+    for columns, body in found:
+        rows = [line for line in body.splitlines() if line.endswith("\\\\")]
+        assert all(len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1 for row in rows)
+    for name, cells in results.tables[0].cells.items():
+        shown = table_grid(results.tables[0])[1][list(results.tables[0].cells).index(name)]
+        assert " & ".join(map(escaped, shown)) in text, cells
+    assert escaped("a_b 5 % {x}\\ ± #1 & $2 ~ ^ – −3") == (
+        r"a\_b 5 \% \{x\}\textbackslash{} $\pm$ \#1 \& \$2 \textasciitilde{} \textasciicircum{} -- $-$3"
+    )
+    assert all(line.startswith("% ") for line in text.split("\n\n")[0].splitlines())
 
 
 def test_a_path_that_no_run_has_is_a_problem_and_one_that_some_have_is_a_dash(folder: Path, results: Results) -> None:

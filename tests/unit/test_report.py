@@ -249,6 +249,27 @@ def test_a_page_is_small_and_has_only_charts_that_the_script_knows(fed: Path, fe
     assert boxes["layout"]["xaxis"]["ticktext"][:2] == ["fed", "other"]
 
 
+def test_a_run_shows_itself_in_a_notebook(fed: Path, tmp_path: Path) -> None:
+    run = read_run(fed)
+    html = run._repr_html_()
+    loss = [r.figures["loss"] for r in run.rounds if r.stage == "federate"]
+    assert f"loss (federate): {loss[0]:.4g} → {loss[-1]:.4g}" in html
+    curves = re.findall(r'points="([^"]*)"', html)
+    assert [len(curve.split()) for curve in curves].count(len(loss)) == 2  # pre-training is as long
+    places = [tuple(map(float, place.split(","))) for curve in curves for place in curve.split()]
+    assert all(0 <= x <= 300 and 0 <= y <= 110 for x, y in places)
+    for name, test in run.tests.items():
+        assert name in html
+        assert describe("auc").text(test["verification"]["auc"]) in html.replace("&nbsp;", " ")
+    assert "<script" not in html
+    edit(shutil.copytree(fed, tmp_path / "evil") / "metrics.json", lambda m: m["generic"].update({EVIL: {}}))
+    assert "<script" not in read_run(tmp_path / "evil")._repr_html_()
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    (empty / "metrics.json").write_text("{}")
+    assert "0 rounds" in read_run(empty)._repr_html_()
+
+
 def test_a_number_without_json_is_a_gap() -> None:
     assert json.loads(script_json([{"y": (1.5, math.inf, -math.inf, math.nan)}, "a"])) == [
         {"y": [1.5, None, None, None]},

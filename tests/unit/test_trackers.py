@@ -71,6 +71,27 @@ def test_mlflow_reads_settings_and_curves(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.data.metrics["test/accuracy"] == pytest.approx(run.results["test"].verification.accuracy)  # type: ignore[union-attr]
 
 
+def test_wandb_reads_each_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example plug-in, where the package is installed; read back by its own reader."""
+    pytest.importorskip("wandb")
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    plugin = Path(__file__).parents[2] / "examples" / "wandb_tracker.py"
+    changes = (*SMOKE, *WATCHED, 'engine.watchers=["wandb"]')
+    run = visard.run("fedavg", out=tmp_path / "run", overrides=changes, plugins=[plugin])
+    (file,) = (run.folder / "wandb").glob("offline-run-*/*.wandb")
+    store, losses = DataStore(), []
+    store.open_for_scan(str(file))
+    while data := store.scan_data():
+        record = Record()
+        record.ParseFromString(data)
+        losses += [float(i.value_json) for i in record.history.item if list(i.nested_key) == ["federate/loss"]]
+    store.close()
+    assert losses == pytest.approx([r.figures["loss"] for r in run.rounds])
+
+
 def test_prometheus_reads_the_last_values(tmp_path: Path) -> None:
     from prometheus_client.parser import text_string_to_metric_families
 

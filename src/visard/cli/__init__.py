@@ -36,7 +36,7 @@ COMMANDS = {
     ),
     "bench": (
         "bench:bench",
-        "Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.",
+        "Regenerate a paper's tables: runs what is missing, then writes results.json, .md and .tex, and report.html.",
     ),
     "eval": ("models:evaluate", "Test a model on the people of a face set."),
     "embed": (

@@ -101,7 +101,7 @@ def bench(
     plugin: options.Plugin = None,
     listing: Annotated[bool, typer.Option("--list", help="show the rows and their commands, run nothing")] = False,
 ) -> None:
-    """Regenerate a paper's tables: runs what is missing, then writes results.json, results.md and report.html.
+    """Regenerate a paper's tables: runs what is missing, then writes results.json, .md and .tex, and report.html.
 
     Examples:
 
@@ -179,6 +179,7 @@ def show(results: Results) -> None:
 
 
 def _write(results: Results, folder: Path) -> None:
+    from visard.studies.latex import latex
     from visard.studies.page import markdown, page
 
     try:
@@ -187,4 +188,5 @@ def _write(results: Results, folder: Path) -> None:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
     write_json(folder / "results.json", results.to_dict(), SHARED)
     write_atomically(folder / "results.md", markdown(results), SHARED)
+    write_atomically(folder / "results.tex", latex(results), SHARED)
     write_atomically(folder / "report.html", page(results), SHARED)

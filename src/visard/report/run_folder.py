@@ -247,6 +247,24 @@ class Run:
             lines.append(f"  {name}: " + ", ".join(f"{m.label} {m.text(v)}" for m, v in found if v is not None))
         return "\n".join(lines).replace(NBSP, " ")
 
+    def _repr_html_(self) -> str:
+        from visard.report.notebook import show  # needs the pages' parts
+
+        said = f"({self.method}): {self.status[1]}, {plural(len(self.rounds), 'round')}"
+        return show(self.name, said, self.folder, self.tests, self.curves())
+
+    def curves(self) -> dict[str, list[tuple[float, float]]]:
+        """The loss of each stage and the first metric of each test over the steps of the run: title -> points."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        for done in self.rounds:
+            if (loss := done.figures.get("loss")) is not None:
+                found.setdefault(f"loss ({done.stage})", []).append((done.step, loss))
+        for tested in self.measured:
+            for name, values in tested.generic.items():
+                for key, value in [(k, v) for k, v in values.items() if v is not None][:1]:
+                    found.setdefault(f"{describe(key).label}, {name}", []).append((tested.step, value))
+        return found
+
     @cached_property
     def started(self) -> dict[str, Any]:
         """All that the run said of itself at its start and at each resumption."""
