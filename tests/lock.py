@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCKS = {"requirements.lock": ("dev", "mtcnn"), "requirements-flower.lock": ("flower",)}  # the second adds to the first
+IMAGE = "containers/requirements.lock"  # of the same pins: what a server or a party needs, without tools for developers
 UNLOCKED = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 HEADING = "# Written by `make lock`: {what}. Do not edit.\n"
 
@@ -106,6 +107,10 @@ def main() -> None:
         (ROOT / file).write_text("\n".join([HEADING.format(what=what), *pins]) + "\n")
         print(f"{file}: {len(pins)} packages")
         written |= names
+    pins = [str(everything[name]) for name in sorted(resolve(("flower",), f"{exactly}\n{torch}"))]
+    what = "what a server or a party in a container needs, without torch"
+    (ROOT / IMAGE).write_text("\n".join([HEADING.format(what=what), *pins]) + "\n")
+    print(f"{IMAGE}: {len(pins)} packages")
 
 
 if __name__ == "__main__":

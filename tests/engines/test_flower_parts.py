@@ -158,6 +158,16 @@ def test_a_call_that_comes_a_second_time_is_refused_and_named(monkeypatch: pytes
     assert len(door._seen) == 1, "what is refused by its age alone is forgotten"
 
 
+def test_a_call_of_another_connection_takes_no_partys_place() -> None:
+    """Somebody who has heard a party connect, and changes the process, would otherwise end the party's process."""
+    door = FleetOnly(None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type]
+    activate, pull = "/v1/fleet/activate-node", "/v1/fleet/pull-messages"
+    heard = signed(activate, b"", "one")
+    assert Caller(activate, heard, [b""]).call(door) == 200
+    assert Caller(activate, heard | {PROCESS: "thief"}, [b""]).call(door) == 401
+    assert Caller(pull, signed(pull, b"", "one"), [b""]).call(door) == 200, "the party goes on"
+
+
 def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
     door = FleetOnly(None, [], Limits())  # type: ignore[arg-type]
     for why, status in (("the key of node-1 was revoked on Monday: stolen", 403), ("the entry of node-1 ended", 401)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import threading
 import time
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +25,7 @@ from tests.toys import Toy, toy_engine, toy_world
 from visard.deployment import signing
 from visard.deployment.certificates import Asked, Ca
 from visard.deployment.flower.client import Fleet, Refused
+from visard.deployment.health import own_version
 from visard.deployment.keys import PartyKeys, ServerKeys
 
 pytestmark = [
@@ -58,6 +61,12 @@ def sign(there: Deployment, asked: Asked, number: int, days: float = 90.0) -> No
     signing.sign(asked, signing.load_ca(keys / "ca"), ServerKeys.load(keys), home(there, number), None, days)
 
 
+def sites(there: Deployment) -> dict[str, Any]:
+    """What the server writes down of its parties, for visard watch."""
+    path = there.state / "sites.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}
+
+
 def certificate(there: Deployment) -> str:
     return ssl.get_server_certificate(("127.0.0.1", there.port))
 
@@ -80,6 +89,10 @@ def test_a_key_and_the_certificate_are_renewed_in_the_middle_of_a_run(tmp_path: 
     assert torch.equal(server.w, toy_rounds(toy_engine(tmp_path, toy_world(there.folder)), Toy(), 3).w)
     assert {name: process.pid for name, process in there.processes.items()} == processes
     assert all(process.poll() is None for process in there.processes.values())
+    until(lambda: all(site["connected"] for site in sites(there).values()), "the sites", 30)
+    site = sites(there)["node-2"]
+    assert (site["roles"], site["version"], site["refused"]) == ([TOYS[1], TOYS[2]], own_version(), "")
+    assert time.time() - site["seen"] < 30
 
 
 done: list[None] = []  # what is done between the first two rounds alone
@@ -128,6 +141,8 @@ def test_a_revoked_key_is_out_within_the_round(tmp_path: Path, there: Deployment
     assert problems[0]["reason"].startswith("the key of node-1 was revoked on ")
     assert problems[0]["reason"].endswith(": the laptop was stolen")
     assert ended - revoked[0] < 15, "not only when the step had hung for a minute"
+    until(lambda: not sites(there)["node-1"]["connected"], "the sites", 30)
+    assert sites(there)["node-1"]["refused"] == problems[0]["reason"]
     own = PartyKeys.load(home(there, 1), "1")
     with pytest.raises(Refused, match="the key of node-1 was revoked on .* the laptop was stolen"):
         Fleet(there.address, own.ca, own.private, lambda _: None).serve(lambda *_: (b"", b""), 0.1)

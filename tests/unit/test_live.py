@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -209,3 +210,30 @@ def test_the_page_of_a_run_that_begins_ends_with_it(tmp_path: Path, capsys: pyte
     watcher.close()
     with pytest.raises(OSError), closing(http.client.HTTPConnection("127.0.0.1", int(port), timeout=10)) as link:
         link.request("GET", "/")
+
+
+def test_sites_of_a_deployment_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, state = tmp_path / "run", tmp_path / "state"
+    go_on(begin(run), 0)
+    state.mkdir()
+    assert Followed(run).state()["sites"] == []
+    (run / "config.toml").write_text(f'[engine]\nkind = "flower"\nserver = "{state}"\n')
+    assert Followed(run).state()["sites"] == [], "the server has not written yet"
+    now = round(time.time())
+    site = {"roles": ["a"], "connected": True, "seen": now - 3, "version": "0.1.0\x1b[31m", "refused": ""}
+    gone = {"roles": ["z"], "connected": False, "seen": 0, "version": "", "refused": "the key of node-2 was revoked"}
+    away = {"roles": [], "connected": False, "seen": now - 7200, "version": "0.0.9", "refused": ""}
+    (state / "sites.json").write_text(json.dumps({"node-1": site, "node-2": gone, "node-3": away, "node-4": 3}))
+    one, two, three, four = Followed(run).state()["sites"]
+    assert (one["state"], one["roles"], one["round"]) == ("connected", "a", 1)
+    assert one["seen"] in ("3\N{NO-BREAK SPACE}s ago", "4\N{NO-BREAK SPACE}s ago")
+    assert one["version"].startswith("0.1.0")
+    assert "\x1b" not in one["version"]
+    assert (two["state"], two["seen"], two["reason"]) == ("refused", "never", "the key of node-2 was revoked")
+    assert (three["state"], three["version"], three["round"]) == ("away", "0.0.9", None)
+    assert four["state"] == "away", "whatever the file says"
+    said = watch._words(Followed(run).state())
+    assert "not connected: node-2, node-3, node-4" in said
+    monkeypatch.setattr(live, "STOPPED", -1.0)
+    assert {s["state"] for s in Followed(run).state()["sites"]} == {"away"}
+    assert Followed(run).state()["sites"][0]["reason"] == "the server does not run"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.lock import LOCKS, ROOT, UNLOCKED, Pin, parse, project
+from tests.lock import IMAGE, LOCKS, ROOT, UNLOCKED, Pin, parse, project
 
 SETUP, FLOWER = LOCKS
 
@@ -52,6 +52,16 @@ def test_locks_are_of_the_constraints():
     assert not [name for name in locked if UNLOCKED.fullmatch(name)]
     assert locked == {name: version for name, version in constraints().items() if name != "torch"}
     assert not pins(SETUP).keys() & pins(FLOWER).keys()
+
+
+def test_a_container_has_what_it_needs_and_no_tools():
+    needed = {name: pin for name, pin in pins(IMAGE).items() if pin.needed()}
+    try:
+        assert needed.keys() == {name for name in reached(("", "build", "flower")) if not UNLOCKED.fullmatch(name)}
+    except metadata.PackageNotFoundError as error:
+        pytest.skip(f"{error.name} is not installed: make flower")
+    assert needed.items() <= pins(*LOCKS).items(), "the versions and digests of the other locks"
+    assert "pytest" not in needed
 
 
 @pytest.mark.parametrize("file", LOCKS)

@@ -13,7 +13,7 @@ import typer
 
 from visard.cli import options
 from visard.cli.console import say, table
-from visard.cli.deploy import need_flower, own_folder, take_part
+from visard.cli.deploy import HealthOption, Log, LogOption, need_flower, own_folder, reporting, take_part
 from visard.errors import UsageError, did_you_mean
 from visard.files import PRIVATE, only_user, write_atomically
 from visard.processes import Recipe
@@ -28,7 +28,7 @@ ANSWERS = {"yes": True, "y": True, "no": False, "n": False}
 def serve(
     context: typer.Context,
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="the server")] = None,
-    keys: Annotated[Path | None, typer.Option(help="the folder `node-N` that visard keys make wrote")] = None,
+    keys: Annotated[Path | None, typer.Option(help="the folder of its key (visard keys request)")] = None,
     node: Annotated[str | None, typer.Option(help="the number of this party")] = None,
     role: Annotated[list[str] | None, typer.Option(help="the client of the run that it is (may repeat)")] = None,
     state: Annotated[Path | None, typer.Option(help="a folder for this party's states and models")] = None,
@@ -51,6 +51,8 @@ def serve(
     device: Annotated[
         str, typer.Option(help="where it computes, whatever a run says: cpu, cuda, cuda:N, xpu, mps, or auto")
     ] = "auto",
+    health: HealthOption = "",
+    log: LogOption = Log.text,
 ) -> None:
     """Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.
 
@@ -100,7 +102,8 @@ def serve(
         resolve(device)
     own["device"] = device
     recipe = Recipe("visard.deployment.join:world_of_party", {"data": data, "file": file, "clients": role} | own)
-    take_part(server, keys, node, recipe, home, poll, allowed, ask, encrypt_with)
+    with reporting(log):
+        take_part(server, keys, node, recipe, home, poll, allowed, ask, encrypt_with, health, log)
 
 
 def agree(text: str) -> bool:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from visard.cli.console import say
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError, one_line
 from visard.files import only_user
 from visard.processes import Recipe
+from visard.text import line
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -22,6 +27,20 @@ if TYPE_CHECKING:
     from visard.deployment.front import Front
     from visard.deployment.keys import PartyKeys
     from visard.deployment.sent import Sent
+
+
+class Log(StrEnum):
+    """How lines of a server or a party look."""
+
+    text = "text"
+    json = "json"
+
+
+Tell = Callable[[str], None]
+HealthOption = Annotated[
+    str, typer.Option(metavar="[HOST:]PORT", help="say at http://.../health how it is (visard health), on this machine")
+]
+LogOption = Annotated[Log, typer.Option(help="lines as text, or each as a JSON object")]
 
 
 def _limit(least: float, text: str) -> Any:
@@ -42,37 +61,43 @@ def server(
     request_seconds: Annotated[float, _limit(1.0, "seconds for the rest of a request and its answer")] = 300.0,
     header_bytes: Annotated[int, _limit(4096, "length of the header of a request")] = 2**14,
     body_bytes: Annotated[int, _limit(6 * 2**20, "length of the body of a request")] = 2**23,
+    health: HealthOption = "",
+    log: LogOption = Log.text,
 ) -> None:
     """Let parties connect: TLS and registered node keys only. Runs until Ctrl-C.
 
     Connections that show no registered key take one another's place where there are too many, never a party's.
 
-    Example: visard server --keys keys/server --port 9443 --state server-state
+    Examples:
+
+      visard server --keys keys/server --port 9443 --state server-state
+
+      visard server --keys keys/server --port 9443 --state server-state --health 9080 --log json
     """
     need_flower()
     from visard.deployment.door import Limits
     from visard.deployment.flower.server import serve
     from visard.deployment.keys import ServerKeys
 
-    loaded = ServerKeys.load(keys)
-    state = own_folder(state)
-
+    tell = teller(log)
     limits = Limits(
         connections, address_connections, party_connections, handshake_seconds, header_seconds, request_seconds,
         header_bytes, body_bytes,
     )  # fmt: skip
 
     def ready() -> None:
-        _say(f"listening on {host}:{port} for {len(loaded.parties)} registered nodes")
+        tell(f"listening on {host}:{port} for {len(loaded.parties)} registered nodes")
         if idle := [party for party in loaded.parties if not loaded.assignment.of.get(party)]:
             more = " ..." if len(idle) > 5 else ""
-            _say(
+            tell(
                 f"no role is bound to {', '.join(idle[:5])}{more}: such a node takes part in nothing (visard keys bind)"
             )
-        _say(f"start a run with: visard run PRESET --engine flower --server {state}")
+        tell(f"start a run with: visard run PRESET --engine flower --server {folder}")
 
-    serve(loaded, state, host, port, ready, _say, limits)
-    _say("stopped")
+    with reporting(log):
+        loaded, folder = ServerKeys.load(keys), own_folder(state)
+        serve(loaded, folder, host, port, ready, tell, limits, health)
+        tell("stopped")
 
 
 def take_part(
@@ -85,6 +110,8 @@ def take_part(
     policy: dict[str, Any] | None,
     ask: Callable[[str], bool] | None = None,
     encrypt_with: Path | None = None,
+    health: str = "",
+    log: Log = Log.text,
 ) -> None:
     """Answer requests until SIGINT or SIGTERM; without a policy those that somebody agrees to, whom `ask` asks.
 
@@ -93,27 +120,35 @@ def take_part(
     from visard.at_rest import Key
     from visard.deployment.flower.client import Fleet
     from visard.deployment.front import Consent, Front
+    from visard.deployment.health import Health
     from visard.deployment.keys import SOON, PartyKeys, day
     from visard.deployment.sent import Sent
 
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"--server {server}: must look like HOST:PORT")
-    own = PartyKeys.load(keys, node)
+    own, tell = PartyKeys.load(keys, node), teller(log)
     key = Key.load(encrypt_with)  # a wrong one is said at once
     if own.ends - time.time() < SOON:
-        _say(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
+        tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
-        front = Front(recipe, state, _say, policy, own.fingerprint, key.path if key else None, own.file)
-        fleet = Fleet(server, own.ca, own.private, _say, _new_keys(keys, node, own, front))
+        front = Front(recipe, state, tell, policy, own.fingerprint, key.path if key else None, own.file)
+        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, front, tell))
         sent = Sent(state, server, node, lambda: front.carried)
         do = front.do
         if policy is None:
-            do = Consent(front.do, state, f"{server}, CA fingerprint {own.fingerprint}", _say, ask).do
-        _answer(fleet, front, do, poll, sent)
+            do = Consent(front.do, state, f"{server}, CA fingerprint {own.fingerprint}", tell, ask).do
+        watched = Health(health, fleet.health) if health else None
+        try:
+            _answer(fleet, front, do, poll, sent, tell)
+        finally:
+            if watched is not None:
+                watched.close()
 
 
-def _new_keys(folder: Path, node: str, own: PartyKeys, front: Front) -> Callable[[], ec.EllipticCurvePrivateKey | None]:
+def _new_keys(
+    folder: Path, node: str, own: PartyKeys, front: Front, tell: Tell
+) -> Callable[[], ec.EllipticCurvePrivateKey | None]:
     """Looks whether a new key of the party has got its entry; the worker, which signs with it too, is started anew."""
     from visard.deployment.keys import PartyKeys
 
@@ -127,7 +162,7 @@ def _new_keys(folder: Path, node: str, own: PartyKeys, front: Front) -> Callable
             found = PartyKeys.load(folder, node)
         except UsageError as error:  # half copied, or of another key
             if str(error) != said:
-                _say(str(error))
+                tell(str(error))
             said = str(error)
             return None
         before, held, seen, said = held, found, found.stamp(), ""
@@ -140,13 +175,13 @@ def _new_keys(folder: Path, node: str, own: PartyKeys, front: Front) -> Callable
 
 
 def _answer(
-    fleet: Fleet, front: Front, do: Callable[[bytes, bytes], tuple[bytes, bytes]], poll: float, sent: Sent
+    fleet: Fleet, front: Front, do: Callable[[bytes, bytes], tuple[bytes, bytes]], poll: float, sent: Sent, tell: Tell
 ) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
             front.stop()
         else:
-            _say("stopping after the step at hand (Ctrl-C again stops at once)")
+            tell("stopping after the step at hand (Ctrl-C again stops at once)")
         fleet.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -156,7 +191,7 @@ def _answer(
     finally:
         front.close()
         sent.close()
-    _say("stopped")
+    tell("stopped")
 
 
 def own_folder(path: Path) -> Path:
@@ -177,5 +212,48 @@ def need_flower() -> None:
     flower.require()
 
 
-def _say(text: str) -> None:
-    say(f"{time.strftime('%H:%M:%S')} {text}")
+def health(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="what visard server or client was given as --health")],
+    host: Annotated[str, typer.Option(help="the address of --health")] = "127.0.0.1",
+) -> None:
+    """Ask a server or a party how it is: prints what it says, and ends with exit code 1 if it is not well.
+
+    Example: visard health --port 9080
+    """
+    import http.client
+    from contextlib import closing
+
+    try:
+        with closing(http.client.HTTPConnection(host, port, timeout=5)) as link:
+            link.request("GET", "/health")
+            answer = link.getresponse()
+            say(answer.read(4096).decode(errors="replace").strip())
+            well = answer.status == 200
+    except (OSError, http.client.HTTPException) as error:
+        raise VisardError(f"nothing answers at {host}:{port}: {error}") from None
+    if not well:
+        raise typer.Exit(1)
+
+
+def teller(log: Log, level: str = "info") -> Tell:
+    """Says a line with its time, as text or as JSON."""
+
+    def tell(text: str) -> None:
+        if log is Log.text:
+            return say(f"{time.strftime('%H:%M:%S')} {text}")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        return print(json.dumps({"time": now, "level": level, "text": line(text)}), flush=True)
+
+    return tell
+
+
+@contextmanager
+def reporting(log: Log) -> Iterator[None]:
+    """In a log of JSON the line of a failure is JSON too."""
+    try:
+        yield
+    except VisardError as error:
+        if log is Log.text:
+            raise
+        teller(log, "error")(one_line(error))
+        raise typer.Exit(error.exit_code) from None

@@ -116,6 +116,8 @@ def _words(state: dict[str, Any]) -> str:
     of = f" of {state['planned']}" if state["planned"] else ""
     lost = [c["name"] for c in state["clients"] if c["state"] in ("missing", "refused")]
     away = f"; without {', '.join(lost[:5])}" if lost else ""
+    if gone := [s["name"] for s in state["sites"] if s["state"] != "connected"]:
+        away += f"; not connected: {', '.join(gone[:5])}"
     return f"{state['name']}: {state['words']}, {state['done']}{of} rounds{away}. {_latest(state)}".strip()
 
 
@@ -139,6 +141,7 @@ def _table(states: Sequence[dict[str, Any]]) -> Any:
     for state in states:
         facts = dict(state["facts"])
         lost = [f"{c['name']} ({c['state']})" for c in state["clients"] if c["state"] != "there"]
+        lost += [f"{s['name']} ({s['state']}, {s['seen']})" for s in state["sites"] if s["state"] != "connected"]
         rounds = f"{state['done']} of {state['planned']}" if state["planned"] else str(state["done"])
         cells = (
             state["name"], state["words"], rounds, facts.get("Time", ""), facts.get("Time left", ""),

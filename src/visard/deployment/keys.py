@@ -30,6 +30,7 @@ from visard.files import PRIVATE, mapping, read_json, write_durably, write_json
 FILE = "roles.json"  # beside the public keys of the parties: party -> its clients
 REVOKED = "revoked.json"  # there too: fingerprint of a key -> whose it was, since when, why
 ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> party
+SITES = "sites.json"  # there too: party -> connected, last seen, version, for visard watch
 GONE = "gone.json"  # there too: party -> why none of its keys is taken
 SOON = 14 * 86400.0  # seconds before its end at which an entry should be renewed
 

@@ -105,6 +105,17 @@
     find("rows").replaceChildren(...rows);
   }
 
+  function sites(runs) {
+    const several = runs.length > 1;
+    const rows = runs.flatMap((run) => (run.sites || []).map((one) => make("tr", {},
+      make("th", { scope: "row" }, several ? `${run.name}: ${one.name}` : one.name),
+      make("td", {}, make("span", { class: `pill ${one.state === "connected" ? "good" : one.state}` }, one.state)),
+      make("td", {}, one.roles), make("td", { class: "n" }, one.seen), make("td", { class: "n" }, String(one.round ?? "–")),
+      make("td", {}, one.version), make("td", {}, one.reason))));
+    find("sites").hidden = find("tosites").hidden = rows.length === 0;
+    find("siterows").replaceChildren(...rows);
+  }
+
   function messages(runs) {
     const several = runs.length > 1;
     const lines = runs.flatMap((run) => run.messages.map((text) => make("li", {}, several ? `${run.name}: ${text}` : text)));
@@ -124,6 +135,7 @@
     find("cards").replaceChildren(...runs.map(card));
     curves(runs);
     clients(runs);
+    sites(runs);
     messages(runs);
     root.dataset.shown = String(Number(root.dataset.shown || 0) + 1);
   }

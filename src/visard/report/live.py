@@ -11,6 +11,8 @@ import json
 import secrets
 import statistics
 import threading
+import time
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -21,6 +23,7 @@ from urllib.parse import urlsplit
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
+from visard.files import mapping, read_json
 from visard.report.html import esc, filled, page_file, policy, version
 from visard.report.run_folder import Event, Run, latest, parse_event, read_run, warnings_of
 from visard.text import count, duration, line, size
@@ -28,6 +31,7 @@ from visard.text import count, duration, line, size
 POINTS = 400  # of a curve that are sent
 ROWS = 200  # clients and messages that are sent
 QUIET = 60.0  # seconds without an event, and five times a usual round, after which a run may have been killed
+STOPPED = 30.0  # seconds without a word of the server about its parties
 MOST = 64 * 2**20  # bytes of a log that are read at a time
 HOSTS = ("127.0.0.1", "localhost")
 
@@ -73,6 +77,19 @@ class Followed:
         self._events += [event for text in lines if (event := parse_event(text)) is not None]
         return bool(data or was)
 
+    def _sites(self, run: Run) -> list[Json]:
+        """The parties of a deployment on this machine's server; none where there is no deployment."""
+        try:
+            engine = mapping(tomllib.loads((self.folder / "config.toml").read_text()).get("engine"))
+            if not engine.get("server"):
+                return []
+            path = Path(str(engine["server"])) / "sites.json"
+            listed, stopped = mapping(read_json(path)), time.time() - path.stat().st_mtime > STOPPED
+        except (OSError, ValueError, VisardError):
+            return []
+        round_of = {c: r.step + 1 for r in run.rounds for c in r.slowest}
+        return [_site_row(name, mapping(about), round_of, stopped) for name, about in sorted(listed.items())][:ROWS]
+
     def _described(self) -> Json:
         run = Run(self.folder, latest(self._events), {}, {}, "")
         if run.status[0] == "finished":
@@ -90,9 +107,29 @@ class Followed:
             "facts": _facts(run, state),
             "curves": _curves(run),
             "clients": _clients(run),
+            "sites": self._sites(run),
             "messages": _messages(run),
             "report": run.report.is_file(),
         }
+
+
+def _site_row(name: str, about: Json, round_of: dict[str, int], stopped: bool) -> Json:
+    """A party of a deployment, as its server last wrote it down before it `stopped`."""
+    roles = [str(role) for role in about.get("roles") or ()]
+    seen = about.get("seen")
+    age = max(0.0, time.time() - seen) if isinstance(seen, int | float) and seen > 0 else None
+    rounds = [round_of[role] for role in roles if role in round_of]
+    why = "the server does not run" if stopped else line(about.get("refused", ""), 200)
+    there = about.get("connected") is True and not stopped
+    return {
+        "name": line(name, 60),
+        "roles": line(", ".join(roles), 200),
+        "state": "connected" if there else "refused" if why and not stopped else "away",
+        "seen": "never" if age is None else f"{duration(age)} ago",
+        "round": max(rounds, default=None),
+        "version": line(about.get("version", ""), 40),
+        "reason": why,
+    }
 
 
 def _state_of(run: Run) -> tuple[str, str]:

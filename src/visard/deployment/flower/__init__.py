@@ -15,6 +15,7 @@ from visard.errors import UsageError
 PINNED = "1.41.0"
 PROCESS = "visard-process"  # header of a party's calls: a number that each of its processes draws when it starts
 SIGNED = "visard-signature"  # another one: the party's signature of path, time, process and body
+VERSION = "visard-version"  # and the version of visard at the party
 REFUSAL = "visard-refusal"  # header of an answer: why a registered key is not taken
 
 # Flower reads these when it is imported: nothing phones home and nothing is installed at run time.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -55,8 +56,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.crypto.signatures import Signer
-from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, statement
+from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
 from visard.deployment.flower.link import confirm, fetch, parts, record
+from visard.deployment.health import own_version
 from visard.deployment.hello import party_context
 from visard.deployment.sent import Sent
 from visard.engines.request import Reply, pack
@@ -79,13 +81,18 @@ class SigningInterceptor:
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, process: str) -> None:
         self._sign, self._process = Signer(key), process
+        self.heard = -1e9  # when the server last took a call
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
         request = context.request
         said = statement(request.url.path, request.headers[TIMESTAMP_HEADER], self._process, request.read())
         request.headers[PROCESS] = self._process
+        request.headers[VERSION] = own_version()
         request.headers[SIGNED] = self._sign(said).hex()
-        return call_next(context)
+        answer = call_next(context)
+        if answer.is_success:
+            self.heard = time.monotonic()
+        return answer
 
 
 class Fleet:
@@ -111,16 +118,23 @@ class Fleet:
         self._stop = threading.Event()
 
     def _open(self, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
+        self._signing = SigningInterceptor(key, self._process)
         return FleetHttpClient(
             f"https://{self.server}",
             interceptors=[
                 RuntimeVersionHttpInterceptor("SuperNode"),
                 NodeAuthHttpInterceptor(key, key.public_key()),
-                SigningInterceptor(key, self._process),
+                self._signing,
             ],
             verify=party_context(self._ca, key),
             timeout=60.0,
         )
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the server took a call lately."""
+        age = time.monotonic() - self._signing.heard
+        well = age < 10 * self._beat
+        return well, {"connected": well, "seconds_since_contact": round(age) if age < 1e6 else None}
 
     @property
     def stopping(self) -> bool:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.common.constant import HEARTBEAT_MIN_INTERVAL, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from visard.deployment.door import Door
-from visard.deployment.keys import SOON, ServerKeys, day, write_parties
+from visard.deployment.keys import SITES, SOON, ServerKeys, day, read_gone, write_parties
 from visard.errors import UsageError, VisardError
+from visard.files import write_json
 
 LOOK_EVERY = 1.0  # seconds between looks at the key folder
+SITES_EVERY = 4.0  # seconds between writing down who is connected
+STUCK = 30.0  # seconds without a look after which something is wrong
 Admit = Callable[[Iterable[tuple[str, ec.EllipticCurvePublicKey]], Mapping[str, str]], None]
 
 
@@ -35,8 +41,11 @@ class Register:
         admit: Admit,
         door: Door,
         say: Callable[[str], None],
+        heard: Mapping[str, tuple[float, str]],
     ) -> None:
+        """`heard` says when each party last called, and its version."""
         self.keys, self.state, self.link, self.admit, self.door, self.say = keys, state, link, admit, door, say
+        self._heard, self._looked, self._told_sites = heard, time.monotonic(), 0.0
         self._stamp, self._applied = keys.stamp(), keys
         self._numbers: dict[str, int] = {}  # party -> Flower's number of its node
         self._taken: dict[str, tuple[str, bytes]] = {}  # fingerprint -> party and key, as Flower knows it
@@ -48,7 +57,7 @@ class Register:
         """Take what has changed in the folder, and what time has ended."""
         if (now := time.monotonic()) < self._next:
             return
-        self._next = now + LOOK_EVERY
+        self._next, self._looked = now + LOOK_EVERY, now
         if (stamp := self.keys.stamp()) != self._stamp:
             self._stamp = stamp
             try:
@@ -58,6 +67,33 @@ class Register:
             except VisardError as error:  # half of a change, or a damaged file: what it is about stays as it was
                 self._tell(f"a change in the key folder is not taken: {error}")
         self._apply()
+        if now > self._told_sites:
+            self._told_sites = now + SITES_EVERY
+            with suppress(VisardError):  # a full disk costs the view, not the server
+                write_json(self.state / SITES, self.sites())
+
+    def sites(self) -> dict[str, dict[str, Any]]:
+        """Party -> what an operator wants to see of it."""
+        online = {node.node_id for node in self.link.get_node_info(statuses=[NodeStatus.ONLINE])}
+        taken, gone = {party for party, _ in self._taken.values()}, read_gone(self.state)
+        ends = {entry.party: entry.ends for entry in self.keys.live(time.time())}
+        found = {}
+        for party, number in sorted(self._numbers.items()):
+            seen, version = self._heard.get(party, (0.0, ""))
+            found[party] = {
+                "roles": list(self.keys.assignment.of.get(party, ())),
+                "connected": number in online and party in taken,
+                "seen": round(seen),
+                "version": version,
+                "ends": round(ends[party]) if ends.get(party, float("inf")) < float("inf") else None,
+                "refused": gone.get(party, ""),
+            }
+        return found
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether the server goes round, and how many parties are connected."""
+        well = time.monotonic() - self._looked < STUCK
+        return well, {"connected": len(self.link.get_node_info(statuses=[NodeStatus.ONLINE]))}
 
     def _apply(self, first: bool = False) -> None:
         now = time.time()

@@ -37,11 +37,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.door import Door, Limits, Visitor
-from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, statement
+from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
 from visard.deployment.flower.register import Register, tls_context
+from visard.deployment.health import Health
 from visard.deployment.hello import Proofs
 from visard.deployment.keys import ServerKeys
 from visard.errors import PublicError, UsageError, VisardError
+from visard.text import line
 
 SOCKET = "control.sock"
 FLEET = "/v1/fleet/"
@@ -84,6 +86,7 @@ class FleetOnly:
         self._refusals: dict[str, str] = {}  # fingerprint of a known key -> why it is not taken
         self._seen: dict[bytes, None] = {}  # digests of what calls say, each of which counts once
         self._ages: deque[tuple[float, bytes]] = deque()  # until when, in order
+        self.heard: dict[str, tuple[float, str]] = {}  # party -> when it last called, and its version
         self._told: dict[str, float] = {}  # what was said, and when to say it again
         self.admit(keys)
 
@@ -116,16 +119,17 @@ class FleetOnly:
             self._tell(f"refused: {why}")
             return await _turn_away(send, 403 if "revoked" in why else 401, why)
         self.prove(visitor, party)
-        process = headers.get(PROCESS.encode(), b"")
-        if path == f"{FLEET}activate-node":
-            self._processes[party] = process
-        elif self._processes.get(party, process) != process:
+        process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
+        if not activates and self._processes.get(party, process) != process:
             return await _turn_away(send, 409)
         if (body := await _whole(receive, self.limits.body_bytes)) is None:
             return await _turn_away(send, 413)
         if wrong := self._wrong(path, headers, body, own):
             self._tell(f"refused: a call of {party} to {path} {wrong}")
             return await _turn_away(send, 401, f"the call {wrong}")
+        if activates:
+            self._processes[party] = process
+        self.heard[party] = time.time(), line(headers.get(VERSION.encode(), b"").decode("latin-1"), 40)
         await self.app(scope, _handed(body, receive), send)
 
     def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str) -> str:
@@ -232,8 +236,9 @@ def serve(
     ready: Callable[[], None],
     say: Callable[[str], None],
     limits: Limits | None = None,
+    health: str = "",
 ) -> None:
-    """Serve until SIGINT or SIGTERM; `ready` is called once parties can connect."""
+    """Serve until SIGINT or SIGTERM; `ready` is called once parties can connect. `health` is [HOST:]PORT."""
     limits = limits or Limits()
     os.environ.pop("FLWR_DATABASE", None)  # in memory: no update of a client touches the server's disk
     app = create_app()
@@ -249,11 +254,14 @@ def serve(
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
     door = Door(outside, context, Proofs([]), limits, lambda visitor: Http(fleet, door, visitor), say)
     guarded.prove = door.prove
-    register = Register(keys, state, link, guarded.admit, door, say)
+    register = Register(keys, state, link, guarded.admit, door, say, guarded.heard)
+    watched = Health(health, register.health) if health else None
     try:
         asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, **quiet)), inside, fleet, register, ready))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
+        if watched is not None:
+            watched.close()
 
 
 def _outlive_kills(link: InMemoryLinkState) -> None:
