@@ -19,6 +19,7 @@ from visard.errors import UsageError
 from visard.report import live
 from visard.report.live import Followed, LiveView
 from visard.report.run_folder import EventLog
+from visard.text import line
 
 NAME = "<img src=x onerror=alert(1)>"
 
@@ -158,11 +159,19 @@ def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
     with Browser(tmp_path / "profile") as browser:
         browser.visit(view.address, "document.documentElement?.dataset.shown", width, dark=width < 600)
         assert browser.evaluate("document.getElementById('title').textContent") == NAME, "text, not an element"
+        assert browser.evaluate("document.getElementById('sites').hidden")
+        site = {"roles": ["a"], "connected": True, "seen": round(time.time()), "version": NAME, "refused": ""}
+        (tmp_path / "sites.json").write_text(json.dumps({NAME: site}))
+        (tmp_path / "run" / "config.toml").write_text(f'[engine]\nserver = "{tmp_path}"\n')
         go_on(log, 0)
         go_on(log, 1)
         browser.wait("document.querySelectorAll('.plot path').length >= 3")
         browser.wait("document.querySelector('.value').textContent == '2 of 4 rounds'")
         assert browser.evaluate("document.querySelector('.pill.slow').textContent") == "slow"
+        cells = "[...document.querySelectorAll('#siterows tr > *')].map((cell) => cell.textContent)"
+        shown = browser.evaluate(cells)
+        assert [shown[i] for i in (0, 1, 2, 4)] == [line(NAME, 60), "connected", "a", "2"]
+        assert not browser.evaluate("document.getElementById('sites').hidden")
         assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         log.write("run_finished", seconds=5.0)
         browser.wait("document.querySelector('.pill.finished')")
