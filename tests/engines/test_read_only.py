@@ -1,7 +1,7 @@
 """What an image runs, without one: a server and a party with no root, a read-only file system and an empty environment.
 
-A mount namespace stands for the container: everything is read-only but /data and /tmp, which are new and empty, and the
-processes have the account and the environment of containers/Dockerfile.
+A mount namespace stands for the container: everything is read-only but a folder and /tmp, which is new and empty, and
+the processes have the account and the environment of containers/Dockerfile.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ TOOLS = ("unshare", "setpriv", "mount")
 
 
 def contained(home: Path, *words: str) -> list[str]:
-    """A command as in a container: `home` is /data there, and all that can be written besides /tmp."""
+    """A command as in a container: `home` is /mnt there, and all that can be written besides /tmp."""
     code = "import sys; from visard.cli import main; sys.argv[0] = 'visard'; main()"
     inside = [
         "setpriv", "--reuid", ACCOUNT, "--regid", ACCOUNT, "--clear-groups", "--no-new-privs", "--inh-caps=-all",
-        "env", "-i", "PATH=/usr/bin:/bin", "HOME=/data", "TMPDIR=/tmp", f"PYTHONPATH={ROOT / 'src'}",
+        "env", "-i", "PATH=/usr/bin:/bin", "HOME=/mnt", "TMPDIR=/tmp", f"PYTHONPATH={ROOT / 'src'}",
         "OMP_NUM_THREADS=1", "PYTHONDONTWRITEBYTECODE=1", sys.executable, "-c", code,
     ]  # fmt: skip
-    needed = [str(path) for path in {ROOT, Path(sys.prefix)} if str(path).startswith("/tmp/")]
-    keep = "".join(
-        f"mkdir -p /dev/shm/kept{i}; mount --bind {path} /dev/shm/kept{i}; " for i, path in enumerate(needed)
-    )
-    give = "".join(f"mkdir -p {path}; mount --bind -o ro /dev/shm/kept{i} {path}; " for i, path in enumerate(needed))
-    script = (
-        f"set -e; mount --make-rprivate /; mkdir -p /data; mount --bind {home} /data; mount -t tmpfs tmpfs /dev/shm; "
-        f'{keep}mount -t tmpfs -o mode=1777 tmpfs /tmp; {give}mount -o remount,bind,ro /; cd /data; exec "$@"'
-    )
-    return ["unshare", "--mount", "sh", "-c", script, "sh", *inside, *words]
+    hidden = [Path("/tmp"), Path.home()]  # the code and Python may be in these
+    parts = {path for path in (ROOT, Path(sys.prefix), Path(sys.base_prefix)) if {*path.parents} & {*hidden}}
+    kept = {f"/dev/shm/{number}": path for number, path in enumerate(sorted(parts))}
+    script = [
+        "set -e; mount --make-rprivate /; mount -t tmpfs tmpfs /dev/shm",
+        f"mount --bind {home} /mnt",
+        *(f"mkdir {there}; mount --bind {path} {there}" for there, path in kept.items()),
+        *(f"mount -t tmpfs -o mode=1777 tmpfs {path}" for path in hidden),
+        *(f"mkdir -p {path}; mount --bind -o ro {there} {path}" for there, path in kept.items()),
+        'mount -o remount,bind,ro /; cd /mnt; exec "$@"',
+    ]
+    return ["unshare", "--mount", "sh", "-c", "; ".join(script), "sh", *inside, *words]
 
 
 def permitted() -> str:
@@ -60,7 +62,7 @@ def permitted() -> str:
 
 @pytest.mark.skipif(bool(permitted()), reason=permitted())
 def test_server_and_party_run_read_only_without_root(tmp_path: Path) -> None:
-    existed, port, ports = Path("/data").exists(), free_port(), (free_port(), free_port())
+    port, ports = free_port(), (free_port(), free_port())
     make_keys(tmp_path / "keys", 1, ["127.0.0.1"], Assignment({"node-1": ("client-000",)}))
     homes = {"server": tmp_path / "keys" / "server", "node-1": tmp_path / "keys" / "node-1"}
     (homes["node-1"] / "policy.toml").write_text(ANYTHING.to_toml())
@@ -93,8 +95,6 @@ def test_server_and_party_run_read_only_without_root(tmp_path: Path) -> None:
         for process in reversed(running.values()):
             process.terminate()
         codes = [process.wait(30) for process in running.values()]
-        if not existed:
-            Path("/data").rmdir()
     assert codes == [0, 0]
     for log in logs.values():
         lines = [json.loads(line) for line in log.read_text().splitlines()]
