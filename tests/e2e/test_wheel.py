@@ -20,6 +20,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.e2e.smoke import SMOKE
+from tests.lock import project
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = [
@@ -44,7 +45,7 @@ def build(folder: Path) -> Path:
 def needed() -> dict[str, metadata.Distribution]:
     """The packages that visard asks for without an extra, and all that they ask for here."""
     found: dict[str, metadata.Distribution] = {}
-    waiting = [Requirement(text) for text in metadata.requires("visard") or ()]
+    waiting = project()[""]
     while waiting:
         requirement = waiting.pop()
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
@@ -88,25 +89,31 @@ def run(empty: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=empty, env=environment, timeout=300)
 
 
-def test_the_wheel_trains_and_writes_a_report_without_extras(empty: Path) -> None:
-    said = run(empty, "--version")
-    assert said.stdout == f"visard {metadata.version('visard')}\n", said.stderr
+@pytest.fixture(scope="module")
+def trained(empty: Path) -> Path:
+    """The same, with a run in the folder `out`."""
     small = [part for setting in SMOKE for part in ("--set", setting)]
     ended = run(empty, "run", "fedavg", "--out", "out", *small)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert (empty / "out" / "report.html").stat().st_size > 10_000
+    return empty
+
+
+def test_the_wheel_trains_and_writes_a_report_without_extras(trained: Path) -> None:
+    said = run(trained, "--version")
+    assert said.stdout == f"visard {metadata.version('visard')}\n", said.stderr
+    assert (trained / "out" / "report.html").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
     ("words", "extra"),
     [
         (["keys", "make", "--out", "k", "--nodes", "1", "--host", "a"], "visard[flower]"),
-        (["export", "out/model.safetensors", "--out", "model.onnx"], "visard[onnx]"),
+        (["export", "out/model.safetensors", "--onnx", "model.onnx"], "visard[onnx]"),
         (["report", "out", "--table", "table.parquet"], "visard[parquet]"),
     ],
 )
-def test_what_needs_an_extra_names_it_in_one_line(empty: Path, words: list[str], extra: str) -> None:
-    ended = run(empty, *words)
+def test_what_needs_an_extra_names_it_in_one_line(trained: Path, words: list[str], extra: str) -> None:
+    ended = run(trained, *words)
     assert ended.returncode != 0
     assert extra in ended.stderr, ended.stderr
     assert "internal error" not in ended.stderr
