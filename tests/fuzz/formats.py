@@ -40,9 +40,11 @@ from visard.data.pictures import Haar, template
 from visard.data.sensors import write_readings
 from visard.data.sources.catalog import export, open_set
 from visard.data.sources.importing import import_faces
+from visard.deployment.certificates import read_request
 from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, make_keys, read_parties, write_parties
 from visard.deployment.party import OwnStates
 from visard.deployment.policy import Policy
+from visard.deployment.signing import load_ca, request, sign
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import decode
 from visard.engines.codec import encode as to_bytes
@@ -656,6 +658,8 @@ def read_party_states(folder: Path, scratch: Path) -> None:
 
 def keys(folder: Path) -> None:
     make_keys(folder / "keys", 2, ["server.example"], Assignment({"node-1": ("house-1",)}))
+    asked = request(folder / "party", "3", ["house-3"])
+    sign(asked, load_ca(folder / "keys" / "ca"), ServerKeys.load(folder / "keys"), folder / "party", None, 90)
     (folder / "state").mkdir()
     write_parties(folder / "state", {12345: "node-1", 678: "node-2"}, Assignment({"node-1": ("house-1",)}))
 
@@ -665,6 +669,10 @@ def read_keys(folder: Path, scratch: Path) -> None:
         ServerKeys.load(folder / "keys")
     with contextlib.suppress(VisardError):
         PartyKeys.load(folder / "keys", "1")
+    with contextlib.suppress(VisardError):
+        PartyKeys.load(folder / "party", "3")
+    with contextlib.suppress(VisardError):
+        read_request((folder / "party" / "node-3.csr").read_bytes(), "a request")
     read_parties(folder / "state")
 
 

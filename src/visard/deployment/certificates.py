@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -33,6 +34,10 @@ ROLE = "urn:visard:role:"  # a client in a certificate
 RENEWAL = b"visard: this key follows mine\n"  # what an old key signs of a new one
 MOST_CLIENTS = 1000  # of one entry
 LONGEST = 2**20  # bytes of a certificate or a request
+MALFORMED = (
+    ValueError, TypeError, UnsupportedAlgorithm, x509.InvalidVersion, x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType, x509.ExtensionNotFound,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,8 +86,22 @@ class Entry:
         return fingerprint(self.key)
 
 
+@contextmanager
+def _sound(what: str) -> Iterator[None]:
+    """One line for whatever malformed bytes can cause: parts of a certificate are read when they are looked at."""
+    try:
+        yield
+    except MALFORMED:
+        raise UsageError(what) from None
+
+
 def read_entry(data: bytes, where: object, ca: x509.Certificate) -> Entry:
     """A party's entry, if this deployment's CA has signed it. Whether it has ended is for the caller to see."""
+    with _sound(f"{where} is damaged: it cannot be read as an entry"):
+        return _entry(data, where, ca)
+
+
+def _entry(data: bytes, where: object, ca: x509.Certificate) -> Entry:
     found = read_certificate(data, where)
     if _key_id(found) != _key_id(ca):
         raise UsageError(f"{where} is an entry of another deployment: another CA has signed it")
@@ -136,11 +155,12 @@ def make_request(
 
 def read_request(data: bytes, where: object) -> Asked:
     """What a request asks for, once it is clear that its sender has the key, and an old key where it says so."""
-    try:
-        found = x509.load_pem_x509_csr(data[:LONGEST])
-        key, valid, extensions = found.public_key(), found.is_signature_valid, found.extensions
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise UsageError(f"{where} is not a signing request (visard keys request)") from None
+    with _sound(f"{where} is not a signing request (visard keys request)"):
+        return _asked(x509.load_pem_x509_csr(data[:LONGEST]), where)
+
+
+def _asked(found: x509.CertificateSigningRequest, where: object) -> Asked:
+    key, valid, extensions = found.public_key(), found.is_signature_valid, found.extensions
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name != CURVE.name:
         raise UsageError(f"{where}: its key is not one of visard keys request")
     if not valid:
@@ -158,10 +178,8 @@ def read_request(data: bytes, where: object) -> Asked:
 
 def read_certificate(data: bytes, where: object) -> x509.Certificate:
     """The first certificate in PEM form."""
-    try:
+    with _sound(f"{where} is not a certificate in PEM form"):
         return x509.load_pem_x509_certificate(data[:LONGEST])
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise UsageError(f"{where} is not a certificate in PEM form") from None
 
 
 def hosts_of(certificate: x509.Certificate) -> list[str]:
