@@ -128,7 +128,8 @@ def main() -> None:
         venv.create(folder / "env", with_pip=True)
         python = str(folder / "env" / "bin" / "python")
         subprocess.run([python, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
-        for words in (["--version"], ["run", "demo", "--out", "out", "--set", "method.rounds=1"]):
+        small = [part for setting in SMOKE for part in ("--set", setting)]
+        for words in (["--version"], ["run", "fedavg", "--out", "out", *small]):
             subprocess.run([str(folder / "env" / "bin" / "visard"), *words], check=True, cwd=folder)
     print("the wheel works with what the index has")
 
