@@ -851,7 +851,7 @@ FORMATS: dict[str, Format] = {
     "run folder": Format(run, read_run, weight=1.5),
     "checkpoint": Format(checkpoint, read_checkpoint, weight=1.5),
     "states of a party": Format(party_states, read_party_states, there=True),
-    "keys of a deployment": Format(keys, read_keys, {"crt": "pem", "key": "pem", "pub": "pem"}),
+    "keys of a deployment": Format(keys, read_keys, {"crt": "pem", "key": "pem", "pub": "pem", "csr": "pem"}),
     "messages": Format(messages, read_messages, {"msg": "message"}, weight=2, there=True),
     "ledgers": Format(ledgers, read_ledgers, {"rows": "jsonl"}, there=True),
     "keys and sealed messages": Format(secret_keys, read_secret_keys, there=True),
