@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import (
@@ -117,7 +117,7 @@ class EvaluationSettings(Section):
 
     every: int = Field(default=5, ge=0)  # rounds between evaluations; 0 = only at the end
     pairs: int = Field(default=6000, ge=20)  # balanced pairs for the ten-fold accuracy
-    far: tuple[float, ...] = FAR
+    far: tuple[Annotated[float, Field(gt=0, le=1)], ...] = FAR  # false accept rates to give TAR at
     bootstrap: int = Field(default=200, ge=0)  # resamples for confidence intervals of the final figures
     flip: bool = False  # add the features of the mirrored picture
     clients: bool = True  # test every client on its own held-out pictures

@@ -215,6 +215,7 @@ def test_sites_with_names(desk: Path, here: Path, method: str | None) -> None:
     assert read_run(done.folder / "run").method == (method or "fedavg")
     tested = {test.name: test for test in done.tests}
     assert (tested["sites"].people, tested["sites"].estimate) == (4, False)
+    assert done.run.config["partition"]["fold"] == [1, 3], "parts are counted from 0 in settings"
     assert {"harbour", "market"} == {g["name"] for g in tested["sites"].groups["after"]["groups"]}
     failures = [g["enrolment"]["failure"] for g in tested["sites"].groups["after"]["groups"]]
     assert [(f["errors"], f["trials"]) for f in failures] == [(0, 12), (0, 12)]
@@ -344,6 +345,33 @@ def test_one_clear_line_for_bad_input(desk: Path, here: Path, case: str) -> None
     sites, more, words = BAD[case]
     with pytest.raises(UsageError, match=words):
         adapted(desk, "mine", *sites, **more)
+
+
+def test_a_mistake_that_is_mended_needs_no_other_folder(
+    desk: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong setting is found after the import: with the right one the faces are still there, of other sites anew."""
+    seen = list[str]()
+
+    def importing(kind: str, source: Path, *args: object, **named: object) -> object:
+        seen.append(Path(source).name)
+        return import_faces(kind, source, *args, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("visard.runs.adapt.import_faces", importing)
+    with pytest.raises(UsageError, match=r"^--set: unknown setting method\.round \(did you mean 'rounds'"):
+        adapted(desk, "mine", *LOOSE, test="visitors", overrides=[*QUICK, "method.round=3"])
+    assert seen == [*LOOSE, "visitors"]
+    with pytest.raises(UsageError, match="no folder, zip file or face set"):
+        adapted(desk, "mine", "harbour-loose", "marcet", test="visitors")
+    with pytest.raises(UsageError, match=r"^--set: .*method\.rounds = 'many'"):
+        adapted(desk, "mine", *LOOSE, test="visitors", overrides=[*QUICK, "method.rounds=many"])
+    assert len(seen) == 3, "no picture was looked at again"
+    with pytest.raises(UsageError, match="6 faces: too few to group"):
+        adapted(desk, "mine", "harbour-loose", "few-loose", test="visitors")
+    assert seen[3:] == ["harbour-loose", "few-loose", "visitors"]
+    assert adapted(desk, "mine", *LOOSE, test="visitors", far=(0.1,)).tests[0].people == 6
+    with pytest.raises(UsageError, match="other settings: --overwrite"):
+        adapted(desk, "mine", *LOOSE, test="visitors", far=(0.2,))
 
 
 def test_pictures_without_faces(desk: Path, here: Path) -> None:

@@ -140,6 +140,7 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
     "malformed --set": (args("run", "fedavg", "--set", "rounds"), 2, "section.key=value"),
     "unknown model": (args(*run("model.name=tinny")), 2, "unknown model 'tinny' (did you mean 'tiny'?)"),
     "unknown engine": (args("run", "fedavg", "--engine", "warp"), 2, "engine.kind = 'warp'"),
+    "a false accept rate that is none": (args(*run("evaluation.far=[0.01, 2]")), 2, "evaluation.far"),
     "unknown data set": (args(*run("data.source=nowhere")), 2, "no face set 'nowhere'"),
     "unknown population": (args(*run('data.domains=["mars"]')), 2, "mars"),
     "more clients than people": (args(*run("partition.clients=500")), 2, "clients"),

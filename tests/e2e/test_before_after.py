@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.e2e.smoke import smoke
 from tests.e2e.test_methods import assert_same_results
+from tests.fuzz.formats import command
 
 import visard
 from visard.cli import main
@@ -197,5 +198,9 @@ def test_any_model_on_the_held_out_people_of_a_run(
     before = json.loads(said(given, "--run", str(after.folder), "--json"))["test"]["verification"]
     assert before["auc"] == pytest.approx(after.metrics["before"]["generic"]["test"]["verification"]["auc"])
     assert "model of the run" in said(given, "--run", str(after.folder))
+    command("models", "add", given, "--name", "kept")
+    capsys.readouterr()
+    assert json.loads(said("kept", "--run", str(after.folder), "--json"))["test"]["verification"] == before
+    command("models", "remove", "kept")
     assert "give a model and --data" in said(given, code=2)
     assert "holds no run" in said("--run", str(here), code=2)

@@ -246,6 +246,12 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], int, str]] = {
     "a model as gallery": (nothing, (*IDENTIFY[:3], "m.safetensors"), 1, "m.safetensors is no gallery"),
     "another model": (other_model, (*IDENTIFY, "--model", "o.safetensors"), 2, "is not the model that made"),
     "a picture that is missing": (nothing, ("identify", "gone.png", *IDENTIFY[2:]), 2, "gone.png"),
+    "a folder of pictures": (
+        nothing, ("identify", "photos/person-1", *IDENTIFY[2:]), 2, "photos/person-1 is a folder or a zip file",
+    ),
+    "a folder to compare": (
+        nothing, ("verify", "photos/person-1", "photos/person-1/0.png", "--model", "m.safetensors"), 2, "is a folder",
+    ),
     "a picture that is none": (nothing, ("identify", "pairs.csv", *IDENTIFY[2:]), 1, "pairs.csv: not a picture"),
     "an impossible rate": (nothing, (*IDENTIFY, "--far", "2"), 2, "rate 2"),
     "an impossible threshold": (nothing, (*IDENTIFY, "--threshold", "7"), 2, "between -1 and 1"),
@@ -259,6 +265,12 @@ CASES: dict[str, tuple[Callable[[Path], object], tuple[str, ...], int, str]] = {
     "a file of another kind": (nothing, ("eval", "pairs.csv", "--data", "set"), 2, "a model file ends in"),
     "features that are missing": (nothing, ("eval", "gone.npy", "--data", "set"), 2, "no features at gone.npy"),
     "features without a manifest": (written("f.npy", b"x"), ("eval", "f.npy", "--data", "set"), 1, "f.json is missing"),
+    "a rate that is none": (
+        nothing, ("eval", "m.safetensors", "--data", "set", "--far", "2"), 2, "rates must be numbers in (0, 1)",
+    ),
+    "photographs that were not imported": (
+        nothing, ("eval", "m.safetensors", "--data", "photos"), 2, "visard data import makes one of pictures",
+    ),
     "ijb of a plain set": (nothing, ("eval", "m.safetensors", "--data", "set", "--protocol", "ijb"), 2, "as ijb"),
     "rfw of one domain": (nothing, ("eval", "m.safetensors", "--data", "set", "--protocol", "rfw"), 1, "at least 2"),
     "switches that are none": (

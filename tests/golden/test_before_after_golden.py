@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from visard.clustering.cluster import Clustering
 from visard.errors import VisardError
 from visard.evaluation.paired import compare
+from visard.runs.before_after import BeforeAndAfter
 
 
 def slow(features: np.ndarray, identity: np.ndarray, far: float) -> tuple[float, dict[int, list[bool]], list[float]]:
@@ -58,6 +62,35 @@ def test_change_and_its_interval() -> None:
         assert change.low == pytest.approx(float(low), abs=0.02)
         assert change.high == pytest.approx(float(high), abs=0.02)
     assert lax.difference > 0
+
+
+def test_groups_of_two_sites_are_different_people() -> None:
+    """An estimate over two sites, each with two groups of five: four people, and 150 pairs of strangers."""
+
+    class View:
+        labelled = False
+
+        def __init__(self, axes: tuple[int, int]) -> None:
+            rng = np.random.default_rng(axes[0])
+            self.features = (10 * np.eye(8)[np.repeat(axes, 5)] + rng.normal(size=(10, 8)) / 10).astype(np.float32)
+
+        def __len__(self) -> int:
+            return len(self.features)
+
+        def take(self, rows: np.ndarray) -> View:
+            assert rows.tolist() == list(range(10))
+            return self
+
+    class Sites(BeforeAndAfter):
+        def features(self, view: View) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[override]
+            return view.features, view.features
+
+    views = {"a": SimpleNamespace(train=View((0, 1))), "b": SimpleNamespace(train=View((2, 3)))}
+    world = SimpleNamespace(training=["a", "b"], clients=views)
+    found = Sites(world, {}, {}, (0.1,), Clustering(d=0.9)).estimate()  # type: ignore[arg-type]
+    assert (found.people, found.pictures, found.estimate) == (4, 20, True)
+    assert found.changes[0].false_accepts == pytest.approx(0.1 * 150)
+    assert found.changes[0].before == 1.0
 
 
 def test_equal_networks_do_not_differ() -> None:

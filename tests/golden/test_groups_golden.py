@@ -117,6 +117,23 @@ def test_no_error_is_not_a_rate_of_zero_for_sure() -> None:
     assert found.warnings[1] == "even and odd: 6 people are too few for a figure, read the intervals."
 
 
+def test_a_group_without_errors_is_not_better_for_sure() -> None:
+    """Two groups of six people; both pictures of two people of the second point apart: FNMR 0 and 1/3, 1/6 in all.
+
+    Draws of the first see no error, so that its difference to all is at most 0 in each; but its rate may be 3 / 6.
+    """
+    person = np.repeat(np.arange(12), 2)
+    features = np.eye(12, dtype=np.float32)[person]
+    features[[2, 6]] *= -1  # of persons 1 and 3
+    found = errors_by_group(features, person, person % 2, ("even", "odd"), fmr=0.001, bootstrap=200)
+    even, odd = found.groups
+    assert (even.fnmr.rate, odd.fnmr.rate, found.everyone.fnmr.rate) == pytest.approx((0, 1 / 3, 1 / 6))
+    assert even.fnmr.interval.high == 0.5
+    assert even.fnmr.difference.high == pytest.approx(0.5 - 1 / 6)
+    assert even.fnmr.difference.low < -1 / 6
+    assert apart(even.fnmr.to_dict()) == ""
+
+
 def test_a_group_that_fares_worse_is_seen() -> None:
     """Sixty people; the pictures of every second one have thrice the noise."""
     rng = np.random.default_rng(0)

@@ -109,6 +109,23 @@ def test_folder_with_landmarks(tmp_path: Path) -> None:
     assert aligned.info["align"] == "landmarks"
 
 
+def test_landmarks_follow_their_pictures(tmp_path: Path) -> None:
+    """a is taken back, because one of two pictures is unreadable: b keeps its own points."""
+    for name in ("a/1.png", "b/1.png", "b/2.png"):
+        put(tmp_path / "src" / name, encode(spots(FACE, (240, 240))))
+    put(tmp_path / "src" / "a/2.png", "broken")
+    lines = [f"{name} {' '.join(str(v + 10 * k) for v in FACE.ravel())}" for k, name in
+             enumerate(("a/1.png", "a/2.png", "b/1.png", "b/2.png"))]  # fmt: skip
+    put(tmp_path / "points.txt", "\n".join(lines))
+    report = import_faces(
+        "folder", tmp_path / "src", tmp_path / "set", size=240, landmarks=tmp_path / "points.txt", align="none",
+        min_images=2,
+    )  # fmt: skip
+    faces = FaceSet.open(report.path)
+    assert faces.names == ["b"]
+    assert np.allclose(faces.extra("landmarks"), [FACE + 20, FACE + 30])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

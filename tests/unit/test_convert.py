@@ -132,7 +132,9 @@ CASES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Gather": ([node("Gather", "c k", "z", axis=1)], {"k": i64(2, -1, 0)}),
     "Gather one": ([node("Gather", "c k", "z", axis=2)], {"k": np.int64(3)}),
     "Squeeze": ([node("GlobalAveragePool", "c", "g"), node("Squeeze", "g a", "z")], {"a": i64(-1, 2)}),
-    "Squeeze of all": ([node("GlobalAveragePool", "c", "g"), node("Squeeze", "g", "z")], {}),
+    "Squeeze of all": (
+        [node("GlobalAveragePool", "c", "g"), node("Squeeze", "g", "q"), node("MatMul", "q v", "z")], {"v": f32(6, 5)},
+    ),
     "Unsqueeze": ([node("Unsqueeze", "c a", "z")], {"a": i64(1)}),
     "Slice": ([node("Slice", "c a q d e", "z")], {"a": i64(1, 0), "q": i64(5, -1), "d": i64(1, 3), "e": i64(2, 1)}),
     "Slice back": ([node("Slice", "c a q d e", "z")], {"a": i64(-1), "q": i64(-(2**63)), "d": i64(1), "e": i64(-1)}),

@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
 import visard
 from visard.cli import main
+from visard.config import EvaluationSettings
 from visard.data import faces as sets
 from visard.data.detection import FiveFraming
 from visard.data.faces import FaceSet, FaceSetWriter, FaceView
@@ -188,6 +190,18 @@ def test_eval_by_domain(
     assert "not Male" in capsys.readouterr().out
     assert call(*words[:-4], "--by", "Mole") == 2
     assert "has no attribute 'Mole'" in capsys.readouterr().err
+
+
+def test_an_attribute_that_is_none_is_refused_before_anything_is_embedded(tmp_path: Path) -> None:
+    class Busy(nn.Module):
+        def forward(self, x: object) -> object:
+            raise AssertionError("pictures were embedded")
+
+    faces = face_set(tmp_path / "set", [])
+    model = visard.FaceModel(Busy(), {"model": "busy", "embedding": "4", "size": str(faces.size)})
+    for by, error in (("Mole", UsageError), ("Glasses", AssertionError), ("domain", AssertionError)):
+        with pytest.raises(error, match="has no attribute 'Mole'" if by == "Mole" else "were embedded"):
+            visard.evaluate(model, faces, settings=EvaluationSettings(by=(by,)))
 
 
 def test_a_run_and_its_report_have_errors_by_domain(tmp_path: Path) -> None:

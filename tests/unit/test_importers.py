@@ -193,6 +193,34 @@ def test_min_images_and_limit(people: Path, tmp_path: Path) -> None:
         import_faces("folder", people, tmp_path / "none", min_images=9, align="none")
 
 
+def test_a_centre_square_needs_no_detector(people: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(*_: object) -> None:
+        raise AssertionError("a detector was opened")
+
+    monkeypatch.setattr("visard.data.sources.importing.open_detector", search)
+    faces = FaceSet.open(import_faces("folder", people, tmp_path / "set", size=16, crop=40).path)
+    assert (faces.align, faces.info["crop"]) == ("none", 40)
+    with pytest.raises(AssertionError, match="a detector was opened"):
+        import_faces("folder", people, tmp_path / "other", size=16)
+
+
+def test_pairs_follow_their_pictures(people: Path, tmp_path: Path) -> None:
+    """ann is taken back for want of pictures: the rows of bob and of his pairs move up."""
+    for file in ("1.png", "3.webp"):
+        (people / "ann" / file).write_bytes(b"broken")
+    put(tmp_path / "pairs.csv", "file_a,file_b,same\nbob/1.png,bob/2.png,1\nann/deep/er/2.JPG,bob/2.png,0\n")
+    report = import_faces(
+        "folder", people, tmp_path / "set", size=16, align="none", min_images=2, pairs=tmp_path / "pairs.csv"
+    )
+    faces = FaceSet.open(report.path)
+    assert faces.names == ["bob"]
+    pairs = load_pairs(faces)
+    assert [(faces.file(a), faces.file(b)) for a, b in zip(pairs.first, pairs.second, strict=True)] == [
+        ("bob/1.png", "bob/2.png")
+    ]
+    assert faces.info["pairs_dropped"] == 1
+
+
 def test_domains_from_folders(tmp_path: Path) -> None:
     for name in ("north/ann/1.png", "north/bob/1.png", "south/ann/1.png"):
         put(tmp_path / "src" / name, encoded(plain()))

@@ -130,7 +130,8 @@ def test_pictures_of_another_size(tmp_path: Path) -> None:
     assert model.resizes(np.zeros((1, 32, 32, 3), np.uint8)) is None
     for wrong in (pictures[:, :20], pictures[0], pictures.astype(np.float32), pictures[..., :1]):
         with pytest.raises(UsageError, match=r"\(n, 32, 32, 3\) or other squares, which are resized, not"):
-            model.embed(wrong)
+            model.embed(wrong, say=said.append)
+    assert len(said) == 1, "nothing was said of what is refused"
     with pytest.raises(UsageError, match="takes pictures of 32 pixels, not 48"):
         visard.load_model(path, size=48)
 

@@ -93,6 +93,7 @@ def test_what_cannot_be_joined_is_one_line(two: list[Member], tmp_path: Path) ->
     bare = make(tmp_path / "bare", 1, labels=False, seed=5)
     wrong = {
         "are the same face set": [*two, Member("again", two[0].faces)],
+        "the face set .*/a is given twice": [two[0], two[0]],
         "two face sets are called a": [two[0], Member("a", two[1].faces)],
         "cannot be called source": [Member("source", two[0].faces)],
         "has no labels, which a set with the role test needs": [two[0], Member("bare", bare, "test")],

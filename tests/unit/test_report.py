@@ -23,7 +23,7 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.identification import identify
 from visard.evaluation.metrics import METRICS, Metric, brief, describe, order, summarise, values
 from visard.evaluation.verification import verify_all, verify_pairs
-from visard.report import charts
+from visard.report import adaptation, charts
 from visard.report.charts import line, thin
 from visard.report.compare import flat, labels
 from visard.report.disclosure import HARMLESS, PRIVATE, add_up, judge
@@ -920,3 +920,24 @@ def test_between_parties_the_page_speaks_of_the_servers_record_alone(tmp_path: P
     text = page_of(folder).text
     assert PROMISE not in text
     assert "stay here" not in text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "title"),
+    [
+        (0.01, 0.05, "Better"),
+        (-0.05, -0.01, "Worse"),
+        (-0.01, 0.05, "No difference shown"),
+        (0.0, 0.05, "No difference"),
+    ],
+)
+def test_the_page_of_an_adaptation_says_better_only_where_the_interval_does(
+    low: float, high: float, title: str
+) -> None:
+    change = {"far": 0.01, "before": 0.5, "after": 0.5 + (low + high) / 2, "low": low, "high": high}
+    test = {"name": "visitors", "people": 6, "pictures": 36, "changes": [change]}
+    said = adaptation._verdict(test)
+    assert title in said
+    assert "On 6 people (visitors, 36 pictures) that it did not learn from" in said
+    assert adaptation._verdict(test | {"changes": [change | {"low": None}]}) == ""
+    assert "Judged by 6 groups of 36 pictures" in adaptation._verdict(test | {"estimate": True})

@@ -19,6 +19,7 @@ from visard.data.sources.importing import import_faces
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError
 from visard.report.html import contact_sheet
+from visard.text import plural
 from visard.text import size as size_of
 
 app = typer.Typer(help="Make, import and look at face sets.", no_args_is_help=True)
@@ -166,7 +167,8 @@ def merge_sets(
         made = merge(joined, out, overwrite, shown.progress)
     if overwrite:
         forget(out)  # of the pictures that were here before
-    say(f"{len(joined)} pictures of {len(joined.names)} people in {len(joined.domains)} domains")
+    people, domains = plural(len(joined.names), "person", "people"), plural(len(joined.domains), "domain")
+    say(f"{plural(len(joined), 'picture')} of {people} in {domains}")
     say(f"face set: {made}")
 
 

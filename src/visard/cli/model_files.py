@@ -127,6 +127,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="machine-re
 
     Example: visard models list
     """
+    from visard.data.pictures import CUTS
     from visard.models import catalogue
     from visard.models.inputs import Inputs, preset_of, words
 
@@ -140,7 +141,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="machine-re
     rows = []
     for entry in found:
         taken = Inputs.of_spec(entry.contract, entry.name)
-        pictures = f"{entry.size} {entry.order}, {'five points' if entry.align == 'five' else entry.align}"
+        pictures = f"{entry.size} {entry.order}, {CUTS.get(entry.align, entry.align)}"
         how = preset_of(taken) or words(taken)
         rows.append((entry.name, entry.model, pictures, how, entry.embedding, entry.licence))
     columns = ("name", "network", "pictures", "input", "numbers", "licence")

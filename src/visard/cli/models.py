@@ -149,8 +149,8 @@ def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path
 
     settings, views = held_out_people(run)
     file = model or run / "model.safetensors"
-    if not file.is_file():
-        raise UsageError(f"no model at {file}" + ("" if model else ": the run is not finished, or has no common model"))
+    if model is None and not file.is_file():
+        raise UsageError(f"no model at {file}: the run is not finished, or has no common model")
     opened, how = open_model(file), settings.evaluation.model_copy(update={"by": ()})
     found = {
         name: run_tests(opened, view, settings=how, seed=seed_of_test(settings, name)).to_dict()

@@ -194,13 +194,15 @@ def _check(members: Sequence[Member]) -> None:
         raise UsageError("no face set is given")
     seen: dict[str, str] = {}
     for member in members:
+        fingerprint = member.faces.fingerprint()
+        if fingerprint in seen and seen[fingerprint] == member.name:
+            raise UsageError(f"the face set {member.faces.path} is given twice")
+        if fingerprint in seen:
+            raise UsageError(f"{seen[fingerprint]} and {member.name} are the same face set")
         if member.name in seen.values():
             raise UsageError(f"two face sets are called {member.name}: give one of them another name")
         if member.name in RESERVED and member.role == CLIENTS:
             raise UsageError(f"a site cannot be called {member.name}: give it another name")
-        fingerprint = member.faces.fingerprint()
-        if fingerprint in seen:
-            raise UsageError(f"{seen[fingerprint]} and {member.name} are the same face set")
         seen[fingerprint] = member.name
         if member.role != CLIENTS and member.faces.unlabelled.any():
             raise UsageError(f"{member.name} has no labels, which a set with the role {member.role} needs")

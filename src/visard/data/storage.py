@@ -62,7 +62,7 @@ def read_header(folder: Path) -> Header:
     if not folder.is_dir():
         raise UsageError(f"no face set at {folder}: no such folder")
     if not path.is_file():
-        raise UsageError(f"{folder} is no face set: it has no {HEADER}")
+        raise UsageError(f"{folder} is no face set: it has no {HEADER} (visard data import makes one of pictures)")
     try:
         return Header.model_validate_json(path.read_bytes())
     except OSError as error:

@@ -340,8 +340,12 @@ def enrol_folder(
 
 
 def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False) -> Floats:
-    """Features (n, E) of picture files, cut as the model wants; one that cannot be read is an error that names it."""
-    found = model.embed(Photos(list(files)), align=align, flip=flip)
+    """Features (n, E) of picture files, cut as the model wants; one that cannot be used is an error that names it."""
+    named = list(files)
+    for path in named:
+        if path.is_dir() or path.suffix.lower() == ".zip":
+            raise UsageError(f"{path} is a folder or a zip file: name the pictures, for example {path}/*.jpg")
+    found = model.embed(Photos(named), align=align, flip=flip)
     for file, reason in found.skipped:
         raise (VisardError if Path(file).is_file() else UsageError)(f"{file}: {reason}")
     return found.features

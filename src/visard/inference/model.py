@@ -21,7 +21,7 @@ from visard.data.sources.catalog import find_set
 from visard.data.storage import HEADER, digest, map_npy
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation import benchmarks as tests
-from visard.evaluation.groups import errors_by
+from visard.evaluation.groups import DOMAIN, errors_by
 from visard.evaluation.ijb import Switches
 from visard.evaluation.protocols import search_set, verify_set
 from visard.evaluation.results import Evaluated, left_out
@@ -136,7 +136,7 @@ class FaceModel:
 
     def resizes(self, pictures: FaceView | Pictures | Photos) -> str | None:
         """A line for squares of another size than the network takes, None where there is nothing to say."""
-        if isinstance(pictures, Photos) or (isinstance(pictures, np.ndarray) and pictures.ndim != 4):
+        if isinstance(pictures, Photos) or (isinstance(pictures, np.ndarray) and not _are_squares(pictures)):
             return None
         side = pictures.shape[1] if isinstance(pictures, np.ndarray) else pictures.faces.size
         if side == self.size:
@@ -210,11 +210,15 @@ def in_parts(
             progress(end, len(view))
 
 
+def _are_squares(pictures: npt.NDArray[Any]) -> bool:
+    shape = pictures.shape
+    return pictures.dtype == np.uint8 and len(shape) == 4 and 0 < shape[1] == shape[2] and shape[3] == 3
+
+
 def embed(model: FaceModel, data: Data | npt.NDArray[np.uint8], *, flip: bool = False) -> npt.NDArray[np.float32]:
     """Features (n, E), not normalised, of a face set or of square pictures (n, side, side, 3) uint8 of any side."""
     if isinstance(data, np.ndarray):
-        square = data.ndim == 4 and data.shape[1] == data.shape[2] and data.shape[3] == 3
-        if data.dtype != np.uint8 or not square or not data.shape[1]:
+        if not _are_squares(data):
             raise UsageError(
                 f"pictures must be uint8 of shape (n, {model.size}, {model.size}, 3) or other squares, which are "
                 f"resized, not {data.dtype} {data.shape}"
@@ -259,6 +263,9 @@ def evaluate(
     faces, listed, far = view.faces, None if pairs is None else Path(pairs), settings.far
     if len(view) != len(faces) and (listed or set(protocols) & set(tests.FLIPPED)):
         raise UsageError("pairs and templates are of whole face sets, not of views of some pictures")
+    for by in settings.by or ():
+        if by != DOMAIN:
+            faces.attribute(by)
     flips = {"lfw": True, "rfw": True, "ijb": chosen.F}
     asked = {(flips.get(name, settings.flip), tests.pictures_of(name, faces, listed)) for name in protocols}
     asked |= {(settings.flip, None)} if settings.by else set()

@@ -36,7 +36,7 @@ from visard.data.storage import HEADER
 from visard.engines.watchers import Watcher, Watchers
 from visard.engines.world import CLASS_VECTORS
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE_FOLDER, SHARED, only_user, plain, read_json, write_json
+from visard.files import PRIVATE_FOLDER, SHARED, mapping, only_user, plain, read_json, write_json
 from visard.inference.export import export
 from visard.inference.model import FaceModel, load_model
 from visard.learning.features import class_means, embed
@@ -58,6 +58,7 @@ FAR = (0.01, 0.001)
 FOLD = (1, 5)  # which part of the people with names is tested on, of how many
 LEAST = 16  # pictures of a site below which there is nothing to group
 WRITTEN = ("adapt.json", "report.html", "adapted.onnx", "start.safetensors", "class_vectors.safetensors")
+IMPORTS = ("model", "sites", "source", "test", "unlabelled", "detector", "align")  # what face sets depend on
 Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
@@ -121,6 +122,9 @@ def adapt(
     begun, folder = time.monotonic(), Path(out)
     inputs = {"input": input, "order": order, "mean": mean, "std": std}
     _check(sites, source, test, server, parties, method, far, fold)
+    for path in (*sites, source, test):
+        if path is not None:
+            _found(path)
     given = open_given(model, inputs)
     asked = plain(
         {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method,
@@ -222,16 +226,19 @@ def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
     elif overwrite:
         with only_user(folder):
             _remove(folder)
-    elif read_json(about).get("asked") != asked:
-        raise UsageError(f"{folder} holds an adaptation with other settings: --overwrite, or another --out")
+    elif (earlier := read_json(about).get("asked")) != asked:
+        if (folder / "run" / "config.toml").is_file():
+            raise UsageError(f"{folder} holds an adaptation with other settings: --overwrite, or another --out")
+        with only_user(folder):  # it ended before training, perhaps because of a mistake that is mended now
+            _remove(folder, faces=any(mapping(earlier).get(key) != asked[key] for key in IMPORTS))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
-def _remove(folder: Path) -> None:
-    """Remove what an earlier adaptation wrote, and nothing else."""
+def _remove(folder: Path, faces: bool = True) -> None:
+    """Remove what an earlier adaptation wrote, and nothing else; without `faces` its face sets stay."""
     inner = folder / "run"
     if inner.is_dir():
         if (inner / "config.toml").is_file():
@@ -240,10 +247,10 @@ def _remove(folder: Path) -> None:
         with suppress(OSError):
             (inner / ".lock").unlink(missing_ok=True)
             inner.rmdir()
-    for path in sorted((folder / "faces").glob("*/*")):
+    for path in sorted((folder / "faces").glob("*/*")) if faces else ():
         if path.suffix == ".npy" or path.name == HEADER:
             path.unlink()
-    for path in sorted((folder / "faces").glob("*")):
+    for path in sorted((folder / "faces").glob("*")) if faces else ():
         with suppress(OSError):
             path.rmdir()
     for name in WRITTEN:
@@ -281,6 +288,14 @@ class _Set:
         return None if self.faces.unlabelled.any() else len(self.faces.names)
 
 
+def _found(path: str | Path) -> Path:
+    """Where pictures or a face set are: here, or in the data folder."""
+    for where in (Path(path), data_folder() / path):
+        if where.exists():
+            return where
+    raise UsageError(f"no folder, zip file or face set {path}")
+
+
 @dataclass
 class _Sets:
     """Opens face sets, and imports what is none."""
@@ -295,7 +310,7 @@ class _Sets:
     seconds: float = 0.0
 
     def take(self, path: str | Path, role: str, unlabelled: bool = False) -> _Set:
-        where = self._found(Path(path))
+        where = _found(path)
         name = self._name(where, role)
         if (where / HEADER).is_file():
             if unlabelled:
@@ -305,12 +320,6 @@ class _Sets:
             faces = self._imported(where, name, unlabelled)
         skipped = int(faces.info.get("skipped_count") or 0)
         return _Set(name, role, faces, skipped)
-
-    def _found(self, path: Path) -> Path:
-        for where in (path, data_folder() / path):
-            if where.exists():
-                return where
-        raise UsageError(f"no folder, zip file or face set {path}")
 
     def _name(self, where: Path, role: str) -> str:
         name = where.resolve().stem if where.is_file() else where.resolve().name
@@ -447,6 +456,8 @@ def _settings(
     base.write_text(tomli_w.dumps(tree))
     try:
         return load(base, overrides)
+    except UsageError as error:  # what is wrong is in the overrides
+        raise UsageError(f"--set: {str(error).removeprefix(f'{base}: ')}") from None
     finally:
         base.unlink()
 
