@@ -33,6 +33,7 @@ def people(network: dp.Recogniser, count: int) -> torch.Tensor:
 
 def test_a_unit_sends_a_step_against_its_own_loss(network: dp.Recogniser) -> None:
     x, plan = people(network, 6), dp.Plan()
+    network.begin(x[3:], 0)
     others = dp.class_vectors(network, network.start, x[3:])
     found = dp.updates(network, network.start, x[:3], others, plan)
     for number in range(3):
