@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.sealed_wire import Wire, method, start, wire
 from torch import Tensor
 
 pytest.importorskip("gmpy2", reason="needs the extra crypto")
 
+import visard
 from visard.core import Disclosure, declared_kinds
 from visard.crypto.masked_weights import mask_weights, mean_of_masked
 from visard.crypto.session import Session
@@ -274,3 +278,23 @@ def test_masked_weights_add_up_and_nothing_else_does() -> None:
             mask_weights({"w": torch.tensor([bad])}, of(0))
     with pytest.raises(VisardError, match="one client alone"):
         mask_weights(weights[0], [])
+
+
+def test_pre_training_can_be_summed_securely(tmp_path: Path) -> None:
+    """Section 4.4: the server sees the sources' mean extractor and classifier, and no source's own."""
+    small = ["method.rounds=0", "method.pretrain_rounds=2", "data.images_per_identity=8", "engine.kind=local"]
+    runs = {
+        secure: visard.run(
+            "encrypted-mmd-sensors", overrides=[*small, f"aggregation.secure={secure}"], out=tmp_path / secure
+        ).folder
+        for secure in ("false", "true")
+    }
+    for file in ("model.safetensors", "class_vectors.safetensors"):
+        plain, summed = (load_file(folder / file) for folder in runs.values())
+        assert plain.keys() == summed.keys()
+        for name, value in plain.items():
+            torch.testing.assert_close(summed[name], value, rtol=1e-3, atol=1e-4)
+    ledger = json.loads((runs["true"] / "ledger.json").read_text())
+    at = {name: i for i, name in enumerate(ledger["columns"])}
+    kinds = {r[at["kind"]] for r in ledger["rows"] if r[at["stage"]] == "pretrain"}
+    assert not kinds & {"weights", "class_vectors"}, kinds

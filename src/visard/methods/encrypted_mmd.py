@@ -49,6 +49,7 @@ from visard.errors import PublicError, UsageError
 from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare, Polynomial, spoken_length
 from visard.learning.train import Optimiser, Training
+from visard.learning.weights import weights_of
 from visard.methods.domain_adaptation import check_start, given_head
 from visard.methods.encrypted_mmd_party import (
     LEARNT,
@@ -70,6 +71,11 @@ class Begin:
     theta: Weights
     head: Weights  # empty: a new one, or the own
     lr: float
+
+    @property
+    def classifier(self) -> Weights:
+        """What the classifier of a reply began as: a secure sum is one of changes (Section 4.4)."""
+        return self.head
 
 
 @dataclass(frozen=True)
@@ -265,8 +271,11 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         if self.pooled and len(setup.clients) < 3:
             raise UsageError("method.pooled: a source alone has no others to hide its weights among; there must be two")
         check_start(self.name, setup, self.pretrain_rounds)
-        head = head_of(self.head, setup) if self.task == "classify" and self.classes == "shared" else {}
+        shared = self.task == "classify" and self.classes == "shared"
+        head = head_of(self.head, setup) if shared else {}
         theta = setup.new_weights()
+        if shared and not head and self.pretrain_rounds:  # one for all sources, so that they can be averaged
+            head = weights_of(self.head.build(setup.classes, setup.embedding))
         if self.noise:
             check_apart(theta)
         return Server(theta, head, self.compare.length(setup.embedding))
