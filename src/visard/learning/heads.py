@@ -272,7 +272,7 @@ class AdaFace(Head):
         if labels is None:
             return self.scale * cos
         rows, z = labels[:, None], self._quality(f.detach())
-        target = (cos.detach() if self.detach_margin else cos).gather(1, rows)
+        target = (cos if not self.detach_margin else cos.detach()).gather(1, rows)
         theta = torch.arccos(target.clamp(-1 + EPS, 1 - EPS)) - self.margin * z
         moved = torch.cos(theta.clamp(1e-3, math.pi - 1e-3)) - self.margin * (1 + z)
         return self.scale * cos.scatter_add(1, rows, moved - target)
