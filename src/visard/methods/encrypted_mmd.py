@@ -73,9 +73,9 @@ class Begin:
     lr: float
 
     @property
-    def classifier(self) -> Weights:
-        """What the classifier of a reply began as: a secure sum is one of changes (Section 4.4)."""
-        return self.head
+    def classifier(self) -> Weights | None:
+        """What the classifier of a reply began as, where one was sent: a secure sum is one of changes (Section 4.4)."""
+        return self.head or None
 
 
 @dataclass(frozen=True)
