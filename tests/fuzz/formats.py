@@ -41,7 +41,7 @@ from visard.data.sensors import write_readings
 from visard.data.sources.catalog import export, open_set
 from visard.data.sources.importing import import_faces
 from visard.deployment.certificates import read_request
-from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, make_keys, read_parties, write_parties
+from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, bytes_of, make_keys, read_parties, write_parties
 from visard.deployment.party import OwnStates
 from visard.deployment.policy import Policy
 from visard.deployment.signing import load_ca, request, sign
@@ -672,7 +672,7 @@ def read_keys(folder: Path, scratch: Path) -> None:
     with contextlib.suppress(VisardError):
         PartyKeys.load(folder / "party", "3")
     with contextlib.suppress(VisardError):
-        read_request((folder / "party" / "node-3.csr").read_bytes(), "a request")
+        read_request(bytes_of(folder / "party" / "node-3.csr"), "a request")
     read_parties(folder / "state")
 
 
