@@ -249,6 +249,10 @@ def test_a_page_is_small_and_has_only_charts_that_the_script_knows(fed: Path, fe
     assert boxes["layout"]["xaxis"]["ticktext"][:2] == ["fed", "other"]
 
 
+def test_an_object_in_the_place_of_a_number_is_no_value() -> None:
+    assert {v.value for v in values({"verification": {"auc": {"a": 0.5}}}) if v.metric == describe("auc")} == {None}
+
+
 def test_a_run_shows_itself_in_a_notebook(fed: Path, tmp_path: Path) -> None:
     run = read_run(fed)
     html = run._repr_html_()

@@ -220,7 +220,7 @@ def values(test: Mapping[str, Any]) -> list[Value]:
             if metric.test != kind:
                 continue
             read = metric.read(record) if metric.read else record.get(entry)
-            for at, value in read.items() if isinstance(read, dict) else ((None, read),):
+            for at, value in read.items() if metric.read and isinstance(read, dict) else ((None, read),):
                 name = entry if at is None else entry.format(f"{at:g}")
                 interval = mapping(intervals.get(re.sub("@.*=", "/", name)))
                 low, high = number(interval.get("low")), number(interval.get("high"))
