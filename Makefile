@@ -11,7 +11,7 @@ FILES  ?= 5000
 SEED   ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lock sbom demo test shared flower lint types ci pages weights docs fuzz coverage mutants bench clean
+.PHONY: help setup lock sbom demo test shared flower lint types ci pages weights docs site fuzz coverage mutants bench clean
 .NOTPARALLEL:
 
 help:  ## this list
@@ -70,6 +70,12 @@ weights: $(READY)  ## train the weights that the demo starts from anew; on one k
 docs: $(READY)  ## run every command that the documentation shows
 	$(PYTEST) tests/e2e/test_docs.py
 
+site: $(READY)  ## build the documentation as a site that opens offline, in site/index.html, and check its links
+	$(BIN)/python -m pip install $(LOCKED) requirements-site.lock
+	rm -rf site build/site
+	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs -d build/site . site
+	$(BIN)/python -m tests.built_site site
+
 fuzz: $(READY)  ## FILES=5000 mutated files of every format that visard reads, and property tests on new examples
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --files $(FILES) --seed $(SEED) --keep fuzz-failures
 	$(PYTEST) -n 2 --hypothesis-profile=random tests/property
@@ -84,4 +90,4 @@ bench: $(READY)  ## speed and memory, each next to a peer or the machine's limit
 	for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python -m benchmarks.$$(basename $$b .py) || exit 1; done
 
 clean:  ## remove the virtual environment, runs and caches
-	rm -rf $(VENV) runs fuzz-failures htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site build fuzz-failures htmlcov .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,8 @@
 """The lock files: every version with the SHA-256 of every file of it, so that an index cannot serve other content.
 
-`make lock` writes them anew from pyproject.toml and constraints.txt, after a change of either; `make setup` and
-`make flower` install them and nothing else. torch is left out, because each index serves its own build of it, and so
-are the CUDA libraries that some of these builds need.
+`make lock` writes them anew from pyproject.toml and constraints.txt, after a change of either; `make setup`,
+`make flower` and `make site` install them and nothing else. torch is left out, because each index serves its own build
+of it, and so are the CUDA libraries that some of these builds need.
 
     python -m tests.lock
 """
@@ -22,6 +22,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 LOCKS = {"requirements.lock": ("dev", "mtcnn"), "requirements-flower.lock": ("flower",)}  # the second adds to the first
+SITE = "requirements-site.lock"  # of the same pins: what only the documentation site needs, beyond the first
 IMAGE = "containers/requirements.lock"  # of the same pins: what a server or a party needs, without tools for developers
 UNLOCKED = re.compile(r"torch|triton|(nvidia|cuda)-.*")
 HEADING = "# Written by `make lock`: {what}. Do not edit.\n"
@@ -96,7 +97,7 @@ def resolve(extras: tuple[str, ...], constraints: str) -> dict[str, Pin]:
 def main() -> None:
     constraints = (ROOT / "constraints.txt").read_text()
     extras = tuple(extra for each in LOCKS.values() for extra in each)
-    everything = resolve(extras, constraints)  # together, so that the files agree
+    everything = resolve((*extras, "site"), constraints)  # together, so that the files agree
     exactly = "\n".join(f"{pin.name}=={pin.version}" for pin in everything.values())
     torch = next(line for line in constraints.splitlines() if line.startswith("torch=="))
     written: set[str] = set()
@@ -107,10 +108,15 @@ def main() -> None:
         (ROOT / file).write_text("\n".join([HEADING.format(what=what), *pins]) + "\n")
         print(f"{file}: {len(pins)} packages")
         written |= names
-    pins = [str(everything[name]) for name in sorted(resolve(("flower",), f"{exactly}\n{torch}"))]
-    what = "what a server or a party in a container needs, without torch"
-    (ROOT / IMAGE).write_text("\n".join([HEADING.format(what=what), *pins]) + "\n")
-    print(f"{IMAGE}: {len(pins)} packages")
+    first = parse((ROOT / next(iter(LOCKS))).read_text())
+    for file, extra, without, what in (
+        (SITE, "site", first.keys(), "what the documentation site needs, beyond requirements.lock"),
+        (IMAGE, "flower", set(), "what a server or a party in a container needs, without torch"),
+    ):
+        names = resolve((extra,), f"{exactly}\n{torch}").keys() - without
+        pins = [str(everything[name]) for name in sorted(names)]
+        (ROOT / file).write_text("\n".join([HEADING.format(what=what), *pins]) + "\n")
+        print(f"{file}: {len(pins)} packages")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.lock import IMAGE, LOCKS, ROOT, UNLOCKED, Pin, parse, project
+from tests.lock import IMAGE, LOCKS, ROOT, SITE, UNLOCKED, Pin, parse, project
 
 SETUP, FLOWER = LOCKS
 
@@ -48,10 +48,11 @@ def reached(parts: tuple[str, ...]) -> dict[str, list[Requirement]]:
 
 
 def test_locks_are_of_the_constraints():
-    locked = {name: pin.version for name, pin in pins(*LOCKS).items()}
+    locked = {name: pin.version for name, pin in pins(*LOCKS, SITE).items()}
     assert not [name for name in locked if UNLOCKED.fullmatch(name)]
     assert locked == {name: version for name, version in constraints().items() if name != "torch"}
     assert not pins(SETUP).keys() & pins(FLOWER).keys()
+    assert not pins(SETUP).keys() & pins(SITE).keys()
 
 
 def test_a_container_has_what_it_needs_and_no_tools():
@@ -64,7 +65,7 @@ def test_a_container_has_what_it_needs_and_no_tools():
     assert "pytest" not in needed
 
 
-@pytest.mark.parametrize("file", LOCKS)
+@pytest.mark.parametrize("file", [*LOCKS, SITE])
 def test_each_entry_has_digests(file):
     for name, pin in pins(file).items():
         assert pin.hashes, name
@@ -72,7 +73,7 @@ def test_each_entry_has_digests(file):
 
 
 def test_what_pyproject_asks_for_is_locked_in_a_version_that_it_allows():
-    locked = {name: pin.version for name, pin in pins(*LOCKS).items()} | {"torch": constraints()["torch"]}
+    locked = {name: pin.version for name, pin in pins(*LOCKS, SITE).items()} | {"torch": constraints()["torch"]}
     for part, asked in project().items():
         for requirement in asked:
             version = locked[canonicalize_name(requirement.name)]
@@ -92,6 +93,14 @@ def check_complete(files: tuple[str, ...], parts: tuple[str, ...]) -> None:
 
 def test_nothing_is_missing_and_nothing_too_much():
     check_complete((SETUP,), ("", "build", *LOCKS[SETUP]))
+
+
+def test_nothing_is_missing_and_nothing_too_much_for_the_site():
+    pytest.importorskip("sphinx", reason="make site")
+    needed = reached(("site",)).keys()
+    locked = pins(SETUP, SITE)
+    assert needed <= locked.keys()
+    assert {name for name, pin in pins(SITE).items() if pin.needed()} <= needed
 
 
 @pytest.mark.flower

@@ -103,7 +103,7 @@ def bar(text: str, total: int) -> Iterator[Bar]:
 
 
 class RunWatcher:
-    """Shows a run as it goes; see `engines.loop.Watcher`."""
+    """Shows a run as it goes; see `engines.watchers.Watcher`."""
 
     def __init__(self) -> None:
         self._bar: Bar | None = None

@@ -65,8 +65,8 @@ def run(
 ) -> Run:
     """Run a preset, a TOML file or settings, and leave a complete run folder behind.
 
-    `watcher` is one watcher or several (see `engines.loop.Watcher`), beside those that `engine.watchers` names: they
-    see the run go by, and never end it.
+    `watcher` is one watcher or several (see `engines.watchers.Watcher`), beside those that `engine.watchers` names:
+    they see the run go by, and never end it.
     `plugins` are files or modules with methods, heads and the like that the settings name.
 
     >>> import visard
