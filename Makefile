@@ -73,7 +73,9 @@ docs: $(READY)  ## run every command that the documentation shows
 site: $(READY)  ## build the documentation as a site that opens offline, in site/index.html, and check its links
 	$(BIN)/python -m pip install $(LOCKED) requirements-site.lock
 	rm -rf site build/site
-	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs -d build/site . site
+	$(BIN)/python -m sphinx -W --keep-going -n -q -c docs -d build/site/pages . build/site/html
+	mv build/site/html site
+	mv build/site/jupyter_execute/docs/notebooks site/notebooks
 	$(BIN)/python -m tests.built_site site
 
 fuzz: $(READY)  ## FILES=5000 mutated files of every format that visard reads, and property tests on new examples

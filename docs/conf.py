@@ -25,7 +25,7 @@ project = "visard"
 release = version = __version__
 copyright = author = "the authors of visard"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
 root_doc = "README"
 NAVIGATION = "docs/README.md"
 include_patterns = ["*.md", "docs/**", "examples/README.md"]
@@ -44,6 +44,13 @@ myst_enable_extensions = ["dollarmath"]
 myst_dmath_allow_digits = False
 myst_dmath_allow_space = False
 myst_heading_anchors = 6
+
+nb_execution_mode = "force"  # the pages in docs/notebooks
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 600  # seconds for a cell
+nb_ipywidgets_js: dict[str, Any] = {}  # scripts from elsewhere
+nb_merge_streams = True
 
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"

@@ -7,11 +7,13 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from PIL import Image
 from tests.e2e.smoke import SMOKE, smoke
 
+from visard import plugins
 from visard.cli import main
 from visard.data.faces import FaceSet
 from visard.data.synthetic.render import SyntheticSpec
@@ -97,3 +99,27 @@ def test_python_of_the_quickstart(desk: Path) -> None:
             code = block.replace('overrides=["', f'overrides=[{small}, "').replace("rounds=10", "rounds=1")
             shutil.rmtree("runs", ignore_errors=True)
             exec(compile(code, str(page), "exec"), {})
+
+
+SMALLER = {
+    "identities=24": "identities=8", "identities=30": "identities=8", "rounds: int = 6": "rounds: int = 1",
+    "method.rounds=4": 'method.rounds=1", "method.training.amount=2', "method.rounds=6": "method.rounds=1",
+    "identities=64": "identities=24", '"identities": 48': '"identities": 24',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "notebooks").glob("*.md")), ids=lambda p: p.stem)
+def test_cells_of_the_notebook(
+    page: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = ModuleType("notebook")
+    monkeypatch.setitem(sys.modules, "notebook", notebook)
+    monkeypatch.setitem(plugins._added, "methods", dict(plugins._added["methods"]))  # a method of a cell goes again
+    cells = blocks(page, r"\{code-cell\} python")
+    assert len(cells) > 1
+    for cell in cells:
+        for large, small in SMALLER.items():
+            cell = cell.replace(large, small)
+        exec(compile(cell, str(page), "exec", dont_inherit=True), vars(notebook))
+    assert [*(here / "runs").rglob("metrics.json")]
+    capsys.readouterr()
