@@ -118,7 +118,7 @@ def test_an_entry_ends(keys: Path, tmp_path: Path) -> None:
     assert len(server.live(now)) == 1
     assert server.live(now + 86401) == []
     assert "the entry of node-1 ended" in server.refusal(server.entries[0], now + 86401)
-    assert "began to be valid" in server.refusal(server.entries[0], now - 7200)
+    assert "is valid from" in server.refusal(server.entries[0], now - 7200)
 
 
 def test_a_request_is_signed_by_its_key_and_names_a_party(tmp_path: Path) -> None:

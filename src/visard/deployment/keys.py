@@ -166,10 +166,9 @@ class ServerKeys:
         """Why a key is not taken now; empty if it is."""
         if why := self.revoked.get(entry.fingerprint):
             return f"the key of {entry.party} was revoked {why}"
-        if not entry.begins <= now < entry.ends:
-            when = f"began to be valid {day(entry.begins)}" if now < entry.begins else f"ended {day(entry.ends)}"
-            return f"the entry of {entry.party} {when}: visard keys renew"
-        return ""
+        if now < entry.begins:
+            return f"the entry of {entry.party} is valid from {day(entry.begins)} on: look at the clocks"
+        return "" if now < entry.ends else f"the entry of {entry.party} ended {day(entry.ends)}: visard keys renew"
 
     def live(self, now: float) -> list[Entry]:
         """The entries whose keys are taken now; of one key the one that ends last."""
