@@ -170,7 +170,8 @@ def test_a_call_of_another_connection_takes_no_partys_place() -> None:
 
 def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
     door = FleetOnly(None, [], Limits())  # type: ignore[arg-type]
-    for why, status in (("the key of node-1 was revoked on Monday: stolen", 403), ("the entry of node-1 ended", 401)):
+    reasons = {"the key of node-1 was revoked on Monday: stolen": 403, "the entry of node-revoked ended on Monday": 401}
+    for why, status in reasons.items():
         door.admit([("node-1", OWN.public_key())], {fingerprint(OWN.public_key()): why})
         caller = Caller(PUSH, signed(PUSH, b"body"), [b"body"])
         assert (caller.call(door), caller.taken, caller.proven) == (status, 0, [])

@@ -117,7 +117,7 @@ class FleetOnly:
         party, own = signer
         if why := self._refusals.get(own):
             self._tell(f"refused: {why}")
-            return await _turn_away(send, 403 if "revoked" in why else 401, why)
+            return await _turn_away(send, 403 if " was revoked " in why else 401, why)
         self.prove(visitor, party)
         process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
         if not activates and self._processes.get(party, process) != process:
