@@ -1,6 +1,6 @@
 """`visard adapt` with a public recogniser on people of another population: TAR before and after, target and source.
 
-    python -m benchmarks.adapt SHARED WORK [--seeds 0,1,2,3,4] [--folds 3]
+    python -m benchmarks.adapt SHARED WORK [--seeds 0,1,2,3,4] [--folds 3] [--set method.negatives=none]
 
 SHARED holds models/, population/ and celeba/. The people of population/ are four sites (person n at site n mod 4);
 their names are used for tests alone. Each of `folds` runs tests on another part of them, so that every person is unseen
@@ -107,14 +107,15 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--folds", type=int, default=3)
-    parser.add_argument("more", nargs="*", help="further options of visard adapt, after --")
+    parser.add_argument("--set", action="append", default=[], help="a setting, as of visard adapt (may repeat)")
     given = parser.parse_args()
+    more = [part for setting in given.set for part in ("--set", setting)]
     sites, source = prepared(given.shared, given.work)
     runs: dict[int, list[dict[str, dict[str, Any]]]] = {}
     costs = []
     for seed in (int(s) for s in given.seeds.split(",")):
         for fold in range(1, given.folds + 1):
-            out = adapted(given.shared, given.work, sites, source, f"{fold}/{given.folds}", seed, given.more)
+            out = adapted(given.shared, given.work, sites, source, f"{fold}/{given.folds}", seed, more)
             runs.setdefault(seed, []).append(hits(out))
             record = json.loads((out / "adapt.json").read_text())
             costs.append({"seconds": record["seconds"]["all"], **record["cost"], "groups": record["groups"]})
