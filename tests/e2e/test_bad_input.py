@@ -177,7 +177,6 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
     "model file that is junk": (
         written("m.safetensors", "junk", ["eval", "m.safetensors", "--data", "synthetic"]), 1, "m.safetensors",
     ),
-    "model for other pictures": (other_size_model, 2, "32 pixels, the model takes 64"),
     "rates that are no numbers": (
         lambda h: [*other_size_model(h), "--far", "often"], 2, "--far often",
     ),

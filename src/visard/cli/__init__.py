@@ -83,7 +83,10 @@ COMMANDS = {
         "Keys of a deployment: made where they stay, signed, renewed and revoked; a file to encrypt with.",
     ),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
-    "health": ("deploy:health", "Ask a server or a party on this machine how it is."),
+    "health": (
+        "deploy:health",
+        "Ask a server or a party how it is: prints what it says, and ends with exit code 1 if it is not well.",
+    ),
     "client": (
         "client:client",
         "Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.",

@@ -31,7 +31,12 @@ SOURCES: ClientId = "sources"  # all of them as one client
 class Up:
     extractor: Annotated[Weights, Disclosure.weights]
     classifier: Annotated[Weights, Disclosure.class_vectors]
-    figures: Annotated[dict[str, float], Disclosure.metric, Names("loss", "task", "mmd", *QUALITY)]
+    figures: Annotated[dict[str, float], Disclosure.metric, Names("loss", *QUALITY)]
+
+
+@dataclass(frozen=True)
+class Aligned:
+    figures: Annotated[dict[str, float], Disclosure.metric, Names("task", "mmd", *QUALITY)]
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,7 @@ class CentralMMD(AdaptingByMMD[Start]):
         return Up(state["theta"], state["head"], {"loss": loss} | found)
 
     @client_step(trains=lambda self, client, msg: Work(msg.lr, self.exchanges, self.training.batch_size))
-    def align(self, client: Client, msg: Begin) -> Up:
+    def align(self, client: Client, msg: Begin) -> Aligned:
         """Eq. 2, with Eq. 18 or Eq. 16: every client's gradients are those of one loss."""
         names = [SOURCES] if self.pooled else [c for c in client.data.parts if c != self.target]
         start: State = begun(msg.theta, msg.head)
@@ -111,7 +116,7 @@ class CentralMMD(AdaptingByMMD[Start]):
             learner.save()
         task_mean, gap = (sums / (self.exchanges * len(sources))).tolist()
         found = quality(target.client, target.model, [s.head for s in sources], self.tested == "all")
-        return Up({}, {}, {"task": task_mean, "mmd": gap} | found)
+        return Aligned({"task": task_mean, "mmd": gap} | found)
 
     def _kernel(self, seen: list[Tensor]) -> mmd.Kernel:
         """The mean over the sources of the kernel that suits their features; of a polynomial the target comes last."""
