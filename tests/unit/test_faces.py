@@ -315,3 +315,12 @@ def test_a_million_pictures_open_at_once_without_memory(tmp_path: Path) -> None:
     assert int(count) == n
     assert float(seconds) < 1
     assert int(memory) < 60e6
+
+
+def test_an_end_before_the_context_begins_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "from visard.data.storage import FaceSetWriter; w = FaceSetWriter('set', count=1, size=8, names=['a'], "
+        "domains=['all'], attributes=[], info={}); raise SystemExit(143)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, timeout=120, check=False).returncode == 143
+    assert not list(tmp_path.iterdir())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import math
@@ -10,6 +11,7 @@ import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
@@ -203,6 +205,8 @@ class FaceSetWriter:
         self._written = np.zeros(count, bool)
         self._picture_bytes = size * size * 3
         self._open = False
+        self._at_exit = partial(_remove_own, self.folder.absolute(), os.getpid())
+        atexit.register(self._at_exit)  # a signal may come before the caller's `with` begins
         try:
             _remove_stale(self.out)
             self.folder.mkdir(PRIVATE_FOLDER, parents=True)
@@ -353,6 +357,7 @@ class FaceSetWriter:
             self._images.close()
             self._open = False
         shutil.rmtree(self.folder, ignore_errors=True)
+        atexit.unregister(self._at_exit)
 
     def __enter__(self) -> FaceSetWriter:
         return self
@@ -362,6 +367,12 @@ class FaceSetWriter:
             self.close()
         else:
             self.abort()
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    """Remove what a process has written, unless this is a child of it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
