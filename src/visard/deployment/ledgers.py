@@ -233,7 +233,7 @@ def _entry(line: Line, fate: str = UNKNOWN) -> Entry:
             outcome=str(record.get("outcome", "")),
             fate=fate if fate in (DELIVERED, NOT_TAKEN) else UNKNOWN,
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise VisardError(f"{line.path}, line {line.place}: is not the record of a reply") from None
 
 
@@ -241,7 +241,7 @@ def _places(line: Line, session: str) -> list[Key]:
     """The requests that a session had stopped waiting for when it ended."""
     try:
         return [(session, str(c), str(s), int(r), int(a)) for c, s, r, a in line.record["open"]]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise VisardError(f"{line.path}, line {line.place}: is not the record of an end") from None
 
 

@@ -73,7 +73,7 @@ class Memory:
         tree = mapping(read_json(path)) if path.exists() else {}
         try:
             return {str(client): (float(total), str(last)) for client, (total, last) in tree.items()}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise PublicError("this party's record of what it has spent is damaged") from None
 
     def spend(self, client: str, total: float, last: str) -> None:
