@@ -238,7 +238,7 @@ def test_the_script_of_charts_is_the_one_that_its_authors_published() -> None:
 def test_a_page_is_small_and_has_only_charts_that_the_script_knows(fed: Path, fed_page: Page, tmp_path: Path) -> None:
     other = write_run(tmp_path / "other", sets=("unseen", "other"), stages=("pretrain", "federate"))
     assert len(fed_page.source.encode()) < 1_500_000
-    for page in (fed_page, Page(build_report([fed, other]))):
+    for page in (fed_page, Page(build_report([fed, other], tmp_path / "both.html"))):
         traces = [trace for chart in page.charts for figure in chart["figures"] for trace in figure["data"]]
         assert {trace.get("type", "scatter") for trace in traces} == {"scatter", "bar"}  # of the basic kinds
     boxes = next(c for c in page.charts if c["id"] == "per-client")["figures"][0]
