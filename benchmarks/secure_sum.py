@@ -30,7 +30,7 @@ from visard import models
 from visard.aggregation.rules import Mean
 from visard.aggregation.secure import Plan, SecureAggregation, SecureReduction, masked
 from visard.core import Client, Disclosure, Weights
-from visard.crypto.secure_sum import add_mask
+from visard.crypto.secure_sum import add_masks
 from visard.crypto.signatures import Signer
 from visard.data.faces import FaceSet, FaceSetWriter
 from visard.learning.heads import build_head
@@ -108,7 +108,7 @@ def bare(masks: int, numbers: int) -> float:
     total = np.zeros(numbers, np.uint32)
     begun = time.process_time()
     for i in range(part):
-        add_mask(total, i.to_bytes(16, "big"), ASKED, +1)
+        add_masks(total, [(i.to_bytes(16, "big"), +1)], ASKED)
     return (time.process_time() - begun) * masks / part
 
 

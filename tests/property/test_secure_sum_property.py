@@ -14,7 +14,7 @@ from visard.crypto.secure_sum import (
     Keys,
     Member,
     Sum,
-    add_mask,
+    add_masks,
     combined,
     decoded,
     encoded,
@@ -91,7 +91,7 @@ def test_members_that_were_asked_different_things_have_masks_that_do_not_cancel(
         zero,
     )
     for name, member in members.items():
-        add_mask(total, member._own_seed, b"asked" if name != "c" else b"asked otherwise", -1)
+        add_masks(total, [(member._own_seed, -1)], b"asked" if name != "c" else b"asked otherwise")
     assert total.astype(float).std() == pytest.approx(2**32 / 12**0.5, rel=0.05), "as uniform as can be"
 
 

@@ -159,11 +159,6 @@ def lagrange(numbers: Collection[int]) -> dict[int, int]:
 # ---- masks ---------------------------------------------------------------------------------------------------------
 
 
-def add_mask(total: Vector, seed: bytes, asked: bytes, sign: int) -> None:
-    """Add F(seed), or take it off."""
-    add_masks(total, [(seed, sign)], asked)
-
-
 def add_masks(total: Vector, seeds: Collection[tuple[bytes, int]], asked: bytes) -> None:
     """Add F(seed) for each seed with sign 1, and take it off for each with -1, in one pass over the vector.
 
@@ -343,6 +338,6 @@ class Sum:
             return [(secret, -1)]
         own = _mask_key(secret)
         if own.public_key().public_bytes_raw() != self.keys[name].mask:
-            raise VisardError(f"the shares of the key of {name} give another key: somebody sent wrong ones")
+            raise VisardError(f"the shares of the key of {name} give another key: some of them are wrong")
         there = self.around[name].keys() & self.arrived
         return [(pair_seed(own, self.keys[other].mask), -sign(other, name)) for other in there]

@@ -111,11 +111,11 @@ def _of_people(
         grid = plan.private.grid(how.fields, request.message, world.statistics)
     else:
         raise PublicError("the request for a sum over people is not that of its secure sum")
-    if not (somebody := present(client.data)):
+    if not (labels := present(client.data)):
         raise PublicError("has no training pictures")
     total, kept, value = Total(grid, how.clip), client.state.setdefault("people", {}), None
     path = (request.stage, request.round, request.ask, request.client, "person")
-    for label in (drawn := how.drawn(client.secret, client.data)) or somebody[:1]:
+    for label in (drawn := how.drawn(client.secret, client.data)) or labels[:1]:
         state = own(kept.get(str(label), {}))
         rng = generator(world.seed, *path, label)
         person = replace(client, data=alone(client.data, label), state=state, rng=rng)
