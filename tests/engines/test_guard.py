@@ -49,7 +49,7 @@ class Server:
         told = {k: v for k, v in settings.items() if k not in ("name", "engine", "data")} | {"data": {}}
         told["model"] = {k: v for k, v in told["model"].items() if k not in ("weights", "class_vectors")}
         spec = {"model": told["model"]["name"], "embedding": 16, "size": 32}
-        self.spec: dict[str, Any] = {"settings": told, "partition": "", "own": True, "spec": spec}
+        self.spec: dict[str, Any] = {"settings": told, "partition": "", "own": True, "spec": spec, "pictures": 32}
         self.home, self.faces = home, faces
         self.restart(policy)
         self.theta = self.network(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -164,11 +165,12 @@ def test_a_party_weighs_no_more_than_it_said_at_first(go: Callable[..., Any]) ->
         go("fedavg", link=Modest)
 
 
-def answer(faces: str, /, **changes: Any) -> str:
-    """What a party says to the first request of a run."""
+def answer(faces: str, /, side: object = 32, **changes: Any) -> str:
+    """What a party says to the first request of a run on pictures of so many pixels."""
     settings = load("fedavg", ["partition.kind=parties", "partition.clients=2"]).to_dict()
     told = {k: v for k, v in settings.items() if k not in ("name", "engine")} | changes
     run = {"settings": told, "partition": "", "own": True, "spec": {"model": "tiny", "embedding": 16, "size": 32}}
+    run["pictures"] = side
     party = Party(
         partial(world_of_party, data=faces, file=None, clients=["house-1"]),
         OwnStates(Path(faces).parent / "at"),
@@ -189,6 +191,12 @@ def test_no_path_of_a_party_reaches_the_server(tmp_path: Path, capfd: pytest.Cap
 )
 def test_a_server_cannot_name_what_a_party_opens(homes: Path, changes: dict[str, Any]) -> None:
     assert answer(str(homes / "house-1"), **changes) == "the run names a file or a face set for this party to open"
+
+
+@pytest.mark.parametrize("side", [64, 10**300, float("inf"), float("nan"), "32", None, [32]])
+def test_a_run_on_pictures_of_another_size_is_refused_in_a_line(homes: Path, side: object) -> None:
+    said = answer(str(homes / "house-1"), side)
+    assert re.fullmatch(r"the run is on pictures of .{1,20} pixels, this party has 32", said), said
 
 
 def test_settings_that_a_party_does_not_know_are_told(homes: Path) -> None:

@@ -27,12 +27,13 @@ from visard.engines.request import DIGEST
 from visard.engines.shared_memory import in_memory, remove_folder
 from visard.engines.world import World, centralised, make_world, refuse_unlabelled, want
 from visard.errors import PublicError, UsageError, VisardError, one_line
-from visard.files import mapping, read_json, write_json
+from visard.files import mapping, read_json, whole, write_json
 from visard.models import SENSORS
 from visard.models.cut import HOW, Trunk, digest_of
 from visard.models.files import DESCRIBES, start
 from visard.models.inputs import Inputs
 from visard.numerics import compute_on
+from visard.text import line
 
 SYNTHETIC = "synthetic"
 MOST = 10**9  # pictures of one party
@@ -168,9 +169,8 @@ def world_of_party(
     compute_on(device, settings.numerics.deterministic)
     faces = open_faces(settings.data) if data == SYNTHETIC else FaceSet.open(find_set(data))
     spec = network_spec(run, settings)
-    size = int(run.get("pictures", spec["size"]))
-    if faces.size != size:
-        raise PublicError(f"the run is on pictures of {size} pixels, this party has {faces.size}")
+    if whole(side := run.get("pictures")) != faces.size:
+        raise PublicError(f"the run is on pictures of {line(side, 20)} pixels, this party has {faces.size}")
     frozen = frozen_part(run, settings)
     memory = _memory(settings)
     if run["own"]:
