@@ -658,7 +658,7 @@ def test_sample_pictures_only_of_synthetic_faces(tmp_path: Path) -> None:
         np.save(folder / "samples.npy", pictures)
     (image,) = (a for t, a in page_of(synthetic).tags if t == "img")
     assert image["alt"] == "5 synthetic faces"
-    assert (image["src"] or "").startswith("data:image/png;base64,")
+    assert (image["src"] or "").startswith("data:image/jpeg;base64,")
     assert not [t for t, _ in page_of(real).tags if t == "img"]
     both = Page(build_report([synthetic, synthetic], out=tmp_path / "x.html"))
     assert not [t for t, _ in both.tags if t == "img"]

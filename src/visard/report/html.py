@@ -210,8 +210,8 @@ def sample_sheet(path: Path) -> str:
         raise VisardError(f"{path}: holds pictures of {pictures.shape[2]} x {pictures.shape[1]} pixels, too large")
     pictures = pictures[:MOST]
     sheet, buffer = contact_sheet(pictures), io.BytesIO()
-    Image.fromarray(sheet).save(buffer, "PNG", optimize=True)
-    source = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    Image.fromarray(sheet).save(buffer, "JPEG", quality=85, optimize=True)  # a sixth of the same as PNG
+    source = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
     size = f'width="{sheet.shape[1]}" height="{sheet.shape[0]}"'
     image = f'<img src="{source}" {size} alt="{plural(len(pictures), "synthetic face")}">'
     return f'<div class="sheets"><figure class="sheet">{image}</figure></div>'
