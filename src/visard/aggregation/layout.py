@@ -75,7 +75,7 @@ class Levels:
                 if not bool(torch.isfinite(update).all()):
                     raise PublicError("a number of a secure sum is not finite")
                 if value is not None and key in left:
-                    update += left[key]
+                    update += left[key].double()
                 drawn = torch.rand(update.shape, generator=client.rng)
                 q = (update / width + drawn).floor().clamp(-MOST, MOST)
                 if value is not None and self.feedback:
@@ -145,17 +145,15 @@ class Layout:
         found, place, block = np.empty(self.size, np.uint32), 0, np.empty(BLOCK)
         for name, entries in self.entries.items():
             sent, value = entries_of(getattr(message, name, None)), entries_of(getattr(reply, name))
-            if value and sent is None:
+            if value is not None and sent is None:
                 raise PublicError(f"{name} cannot be summed securely: the clients are not sent it")
-            if value is not None and value.keys() != (sent or {}).keys():
-                raise PublicError(f"{name} has other entries or shapes than what was sent")
             found[place] = encoded(np.array([weight * (value is not None)]), bits, largest)[0]
             place += 1
             for key, (shape, divisor) in entries.items():
                 part, place = found[place : place + shape.numel()], place + shape.numel()
                 if value is None:
                     part[:] = 0
-                elif value[key].shape != shape:
+                elif key not in value or value[key].shape != shape:
                     raise PublicError(f"{name} has other entries or shapes than what was sent")
                 else:
                     back, before = _numbers(value[key]), _numbers(cast(Weights, sent)[key])

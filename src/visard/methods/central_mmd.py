@@ -78,7 +78,7 @@ class CentralMMD(AdaptingByMMD[Start]):
     @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Begin) -> Up:
         """Eq. 1 on all sources' data."""
-        state: State = begun(msg.theta, msg.classifier)
+        state: State = begun(msg.theta, msg.head)
         learner = self._learner(client, SOURCES, state, msg.lr, drawn=False)
         loss = learner.fit()
         target = self._learner(client, self.target, {"theta": state["theta"]}, 0.0)
@@ -89,7 +89,7 @@ class CentralMMD(AdaptingByMMD[Start]):
     def align(self, client: Client, msg: Begin) -> Aligned:
         """Eq. 2, with Eq. 18 or Eq. 16: every client's gradients are those of one loss."""
         names = [SOURCES] if self.pooled else [c for c in client.data.parts if c != self.target]
-        start: State = begun(msg.theta, msg.classifier)
+        start: State = begun(msg.theta, msg.head)
         states: dict[str, State] = client.state.setdefault("parties", {c: dict(start) for c in (*names, self.target)})
         learners = {c: self._learner(client, c, states[c], msg.lr) for c in (*names, self.target)}
         target, sources = learners[self.target], [learners[c] for c in names]

@@ -69,8 +69,13 @@ SEALED = frozenset({Disclosure.ciphertext, Disclosure.public_key, Disclosure.sta
 @dataclass(frozen=True)
 class Begin:
     theta: Weights
-    classifier: Weights  # empty: a new one, or the own
+    head: Weights  # empty: a new one, or the own
     lr: float
+
+    @property
+    def classifier(self) -> Weights | None:
+        """What the classifier of a reply began as, where one was sent: a secure sum is one of changes (Section 4.4)."""
+        return self.head or None
 
 
 @dataclass(frozen=True)
@@ -369,14 +374,14 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     @client_step(trains=lambda self, client, msg: self.training.work(msg.lr, len(client.data.train)))
     def fit(self, client: Client, msg: Begin) -> Pretrained:
         """Eq. 1, at a source."""
-        client.state.update(begun(msg.theta, msg.classifier))
+        client.state.update(begun(msg.theta, msg.head))
         loss = self._learner(client, True, msg.lr).fit()
         client.state.pop("momentum")
         return Pretrained(client.state["theta"], self._shared(client), loss)
 
     @client_step(trains=nothing)
     def hello(self, client: Client, msg: Begin) -> Card:
-        client.state.update(begun(msg.theta, msg.classifier))
+        client.state.update(begun(msg.theta, msg.head))
         return Card(self.say_hello(client.id, client.state, max(self.training.batch_size, self.target_batch)))
 
     @client_step(trains=nothing)
