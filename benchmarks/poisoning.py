@@ -64,8 +64,10 @@ RULES: dict[str, Rule] = {
     "mean": Mean(),
     "mean, bound 1": Mean(bound=1.0),
     "median": Median(),
+    "median, bound 1": Median(bound=1.0),
     "trimmed-mean": TrimmedMean(),
     "geometric-median": GeometricMedian(),
+    "geometric-median, bound 1": GeometricMedian(bound=1.0),
     "krum": Krum(),
     "multi-krum": MultiKrum(),
 }

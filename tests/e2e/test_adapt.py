@@ -350,7 +350,7 @@ def test_one_clear_line_for_bad_input(desk: Path, here: Path, case: str) -> None
 def test_a_mistake_that_is_mended_needs_no_other_folder(
     desk: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong setting is found after the import: with the right one the faces are still there, of other sites anew."""
+    """A wrong setting is found before the import; after a later mistake the faces are there, of other sites anew."""
     seen = list[str]()
 
     def importing(kind: str, source: Path, *args: object, **named: object) -> object:
@@ -360,18 +360,30 @@ def test_a_mistake_that_is_mended_needs_no_other_folder(
     monkeypatch.setattr("visard.runs.adapt.import_faces", importing)
     with pytest.raises(UsageError, match=r"^--set: unknown setting method\.round \(did you mean 'rounds'"):
         adapted(desk, "mine", *LOOSE, test="visitors", overrides=[*QUICK, "method.round=3"])
-    assert seen == [*LOOSE, "visitors"]
     with pytest.raises(UsageError, match="no folder, zip file or face set"):
         adapted(desk, "mine", "harbour-loose", "marcet", test="visitors")
-    with pytest.raises(UsageError, match=r"^--set: .*method\.rounds = 'many'"):
-        adapted(desk, "mine", *LOOSE, test="visitors", overrides=[*QUICK, "method.rounds=many"])
-    assert len(seen) == 3, "no picture was looked at again"
+    assert not seen
+    assert not Path("mine").exists()
     with pytest.raises(UsageError, match="6 faces: too few to group"):
         adapted(desk, "mine", "harbour-loose", "few-loose", test="visitors")
-    assert seen[3:] == ["harbour-loose", "few-loose", "visitors"]
+    with pytest.raises(UsageError, match="--method fedavg needs a folder for each person"):
+        adapted(desk, "mine", *LOOSE, test="visitors", method="fedavg")
+    assert seen == ["harbour-loose", "few-loose", "visitors", *LOOSE], "other sites: all anew"
+    with pytest.raises(UsageError, match=r"^--set: .*method\.rounds = 'many'"):
+        adapted(desk, "mine", *LOOSE, test="visitors", overrides=[*QUICK, "method.rounds=many"])
     assert adapted(desk, "mine", *LOOSE, test="visitors", far=(0.1,)).tests[0].people == 6
+    assert seen[5:] == ["visitors"], "the sites' pictures were not looked at again"
     with pytest.raises(UsageError, match="other settings: --overwrite"):
         adapted(desk, "mine", *LOOSE, test="visitors", far=(0.2,))
+
+
+def test_a_detector_that_is_not_used_is_said(desk: Path, here: Path) -> None:
+    with pytest.raises(UsageError, match="--detector: faces are framed by none here, without a detector"):
+        adapted(desk, "mine", *LOOSE, test="visitors", detector="mtcnn")
+    said = list[str]()
+    drawn = {"align": "five", "detector": "mtcnn", "test": "drawn/visitors", "method": "fedfr-da", "say": said.append}
+    adapted(desk, "mine", "drawn/harbour", "drawn/market", **drawn)
+    assert said == ["--detector is not used: all pictures come as face sets, whose faces were found before"]
 
 
 def test_pictures_without_faces(desk: Path, here: Path) -> None:

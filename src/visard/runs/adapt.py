@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -126,6 +127,9 @@ def adapt(
         if path is not None:
             _found(path)
     given = open_given(model, inputs)
+    if detector is not None and (how := align or given.align) != "five":
+        raise UsageError(f"--detector: faces are framed by {how} here, without a detector; --align five uses one")
+    _check_overrides([method] if method else METHODS, overrides)
     asked = plain(
         {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method,
          "far": far, "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
@@ -146,6 +150,8 @@ def adapt(
         others += [sets.take(test, "test")] if test is not None else []
         members = [*clients, *others]
         _check_sets(clients, others, chosen)
+        if detector is not None and all((_found(path) / HEADER).is_file() for path in (*sites, source, test) if path):
+            say("--detector is not used: all pictures come as face sets, whose faces were found before")
         if sets.seconds:
             about["seconds"]["import"] = about["seconds"].get("import", 0.0) + sets.seconds
             write_json(folder / "adapt.json", about)
@@ -336,8 +342,7 @@ class _Sets:
             self.folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
             how = self.align or self.model.align
             done = import_faces(
-                "folder", where, folder, size=self.model.size, align=how,
-                detector=self.detector if how == "five" else None, say=self.say,
+                "folder", where, folder, size=self.model.size, align=how, detector=self.detector, say=self.say,
                 progress=lambda done, total: self.progress(f"looking for faces in {name}", done, total),
                 unlabelled=unlabelled,
             )  # fmt: skip
@@ -452,14 +457,30 @@ def _settings(
         tree["partition"]["clients"] = parties
     if "public" in roles:
         tree["model"]["class_vectors"] = str(_class_vectors(folder, first, members))
-    base = folder / ".settings.toml"
-    base.write_text(tomli_w.dumps(tree))
-    try:
-        return load(base, overrides)
-    except UsageError as error:  # what is wrong is in the overrides
-        raise UsageError(f"--set: {str(error).removeprefix(f'{base}: ')}") from None
-    finally:
-        base.unlink()
+    return _load(tree, overrides)
+
+
+def _load(tree: dict[str, Any], overrides: Sequence[str]) -> Settings:
+    """These settings with what the user changes."""
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "settings.toml"
+        base.write_text(tomli_w.dumps(tree))
+        try:
+            return load(base, overrides)
+        except UsageError as error:  # what is wrong is in the overrides
+            raise UsageError(f"--set: {str(error).removeprefix(f'{base}: ')}") from None
+
+
+def _check_overrides(methods: Sequence[str], overrides: Sequence[str]) -> None:
+    """Refuse changes that fit none of the methods, before pictures are imported."""
+    refused = []
+    for method in methods:
+        try:
+            _load({"method": {"name": method, **OF_METHODS[method]}, "partition": {"kind": "sites"}}, overrides)
+        except UsageError as error:
+            refused.append(error)
+    if len(refused) == len(methods):
+        raise refused[0]
 
 
 def _class_vectors(folder: Path, first: Path, members: Sequence[_Set]) -> Path:
