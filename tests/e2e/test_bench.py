@@ -43,7 +43,7 @@ def test_baselines_from_nothing_to_a_report(here: Path, capsys: pytest.CaptureFi
     assert visard(*bench) == 0
     said = capsys.readouterr().out
     assert "6/6 central, seed 1: finished" in said
-    assert "People whom nobody trained on" in said
+    assert "People not seen in training" in said
     read = json.loads(Path("b/results.json").read_text())
     cells = read["tables"][0]["cells"]
     for row in ("local", "fedavg", "central"):

@@ -78,7 +78,7 @@ def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path)
     joint = find("fedfr-joint", "real", network)
     assert "Table 1, generic, learning rate 0.2" in [t.title for t in joint.tables]
     assert [t.title for t in joint.tables][:2] == [
-        "Table 1, generic: people whom nobody trained on", "Table 1 as printed, generic: IJB-C",
+        "Table 1, generic: people not seen in training", "Table 1 as printed, generic: IJB-C",
     ]  # fmt: skip
 
 

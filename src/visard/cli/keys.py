@@ -134,7 +134,7 @@ def sign(
     ca: Annotated[Path, typer.Option(help="the folder `ca` that visard keys make wrote")],
     keys: Annotated[Path, typer.Option(help="the folder `server`; a running server takes the entry at once")],
     out: Annotated[Path, typer.Option(help="a folder for what the party gets: ca.crt and its entry")],
-    fingerprint: Annotated[str | None, typer.Option(help="as the party told it; another one is refused")] = None,
+    fingerprint: Annotated[str | None, typer.Option(help="as the party gives it; another one is refused")] = None,
     role: Annotated[list[str] | None, typer.Option(help="a role (may repeat) instead of those asked for")] = None,
     days: Annotated[float, typer.Option(min=0.0001, max=825, help="how long the entry counts")] = 90.0,
 ) -> None:
@@ -157,8 +157,8 @@ def sign(
     same = set(clients) <= set(held.assignment.of.get(asked.party, ()))
     if fingerprint is None and not (renewal and same):
         if not sys.stdin.isatty():
-            raise UsageError("there is no terminal to ask at: give the --fingerprint that the party told you")
-        if not agree("Has the party told you this fingerprint, and may it take part? (yes or no) "):
+            raise UsageError("there is no terminal to ask at: give the --fingerprint that you have from the party")
+        if not agree("Did you get this fingerprint from the party itself, and may it take part? (yes or no) "):
             raise VisardError(f"{request} is refused: nothing was signed")
     entry = signing.sign(asked, signing.load_ca(ca), held, out, clients, days)
     say(f"signed until {day(entry.ends)}; send {out}/ca.crt and {out}/{asked.party}.crt to the party")

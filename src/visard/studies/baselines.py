@@ -34,7 +34,7 @@ def plan(scale: Scale) -> Plan:
     few = ("evaluation.client_benchmarks=true", "evaluation.every=0")  # testing every client on all is slow
     rows = [Row(n, preset.format(n), SETTINGS[scale] + (few if n == "local" else ())) for n in ROWS]
     others = Table(
-        "People whom nobody trained on",
+        "People not seen in training",
         ROWS,
         (
             Column("TAR @ FAR 0.1", unseen("tar.0.1", "tar@far=0.1")),
@@ -58,6 +58,6 @@ def plan(scale: Scale) -> Plan:
         BENCHES["baselines"],
         tuple(rows),
         (others, own),
-        curves=(Curves("AUC on people whom nobody trained on", ROWS, "generic.test.auc | clients.test/auc.mean"),),
+        curves=(Curves("AUC on people not seen in training", ROWS, "generic.test.auc | clients.test/auc.mean"),),
         notes=("local: the mean over the clients' own networks, which have no common model.",),
     )

@@ -86,7 +86,7 @@ def plan(scale: Scale, model: str = "") -> Plan:
     rows = ("pretrain", CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE, *rates)
     compare = ((FEDFACE, "pretrain"), (FEDFACE, RANDOM), (FEDFACE, TRAINABLE), (FEDFACE, ALONE), (CENTRAL, FEDFACE))
     tables = (
-        Table("Table 1 on people whom nobody trained on", rows, UNSEEN, compare=compare),
+        Table("Table 1 on people not seen in training", rows, UNSEEN, compare=compare),
         Table("Table 1 as printed: LFW, IJB-A and IJB-C", rows, PRINTED, paper("fedface")),
         Table("Figure 5: pairs of one person of LFW, against the pre-trained network", rows[1:], PAIRS),
     )
@@ -95,7 +95,7 @@ def plan(scale: Scale, model: str = "") -> Plan:
     return Plan(
         BENCHES["fedface"], _rows(given, "celeba-" if scale == "small" else "", model), tables,
         (Figure(title, "clients", UNSEEN[0], series),),
-        curves=(Curves("AUC on people whom nobody trained on", rows[1:], "generic.test.auc"),),
+        curves=(Curves("AUC on people not seen in training", rows[1:], "generic.test.auc"),),
         notes=(
             "Table 1 as printed and Figure 5 are filled where lfw, ijba and ijbc are imported under these names.",
             "FedAvg with heads of their own and one person on each client: a softmax over one class is 1 whatever the "

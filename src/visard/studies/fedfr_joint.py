@@ -42,7 +42,7 @@ def plan(scale: Scale, model: str = "") -> Plan:
     prefixes = {"global": "global/", "local": "local/", "transformed": ""}
     models = {n: _personal(size, p, f"{n}: ")[1] for n, p in prefixes.items()}  # the narrow screen takes one of each
     tables: tuple[Table, ...] = (
-        Table("Table 1, generic: people whom nobody trained on", ablation, generic, compare=steps),
+        Table("Table 1, generic: people not seen in training", ablation, generic, compare=steps),
         Table("Table 1 as printed, generic: IJB-C", ablation, IJBC, _beside(shown["table1"]["generic"], IJBC), steps),
         Table("Table 1, personal: every client's own people among everybody's", ablation, personal,
               _beside(shown["table1"]["personal"], personal), steps),
