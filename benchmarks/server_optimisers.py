@@ -1,6 +1,6 @@
 """Server optimisers on CelebA: how much of the way from local to central training FedAvg, FedAvgM and FedAdam close.
 
-    python -m benchmarks.server_optimisers WORK [--seeds 1 2 3] [--rows fedavgm fedadam]
+    python -m benchmarks.server_optimisers WORK [--seeds 1 2 3] [--rows fedavgm fedadam] [--set KEY=VALUE ...]
 
 The settings of docs/results/fedavg.md: 4,000 people over 20 clients, 24 rounds, tested on 1,000 others. Import the
 pictures first: visard data import celeba FOLDER_WITH_CELEBA --size 64. WORK holds a run folder for each row and seed;
@@ -65,9 +65,10 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="local and central always")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="of all runs")
     given = parser.parse_args()
     rows = [row for row in ROWS if row in given.rows or row in ("local", "central")]
-    table({row: [measured(row, seed, given.work) for seed in given.seeds] for row in rows})
+    table({row: [measured(row, seed, given.work, given.set) for seed in given.seeds] for row in rows})
 
 
 if __name__ == "__main__":
