@@ -40,6 +40,7 @@ PROTECTED = {
     "trimmed-mean": ["aggregation.optimiser=yogi"],
     "geometric-median": ["aggregation.bound=1.0", "aggregation.max_weight=0.4"],
     "multi-krum": ['outgoing=["clip", "compress"]', "aggregation.optimiser=adam", "partition.clients=5"],
+    "bulyan": ["partition.clients=7"],
 }
 
 

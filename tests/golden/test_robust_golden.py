@@ -18,13 +18,13 @@ from torch import Tensor
 
 from visard.aggregation import reduction
 from visard.aggregation.reduction import Reduction
-from visard.aggregation.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean, shares_of
+from visard.aggregation.robust import Bulyan, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean, shares_of
 from visard.aggregation.rules import Rule
 from visard.config import load
 from visard.core import Weights
 from visard.errors import UsageError, VisardError
 
-RULES: list[Rule] = [Median(), TrimmedMean(), GeometricMedian(), Krum(), MultiKrum()]
+RULES: list[Rule] = [Median(), TrimmedMean(), GeometricMedian(), Krum(), MultiKrum(), Bulyan()]
 Point = list[float]
 
 
@@ -148,6 +148,31 @@ def test_krum_and_multi_krum(count: int, hostile: float, f: int, chosen: int) ->
         assert any(torch.equal(found["theta"]["a"], up.theta["a"]) for up in ups), "one reply, to the last bit"
 
 
+@pytest.mark.parametrize(("count", "hostile", "f"), [(7, 0.2, 1), (8, 0.2, 1), (12, 0.2, 2), (20, 0.2, 4), (3, 0.0, 0)])
+def test_bulyan(count: int, hostile: float, f: int) -> None:
+    """As in the paper: choose and put aside by Krum, then the values nearest to the median of each coordinate."""
+    ups = replies(count, seed=count)
+
+    def slow(all_points: list[Point]) -> Point:
+        left, chosen = list(range(count)), list[int]()
+        while len(chosen) < count - 2 * f:
+            score = {}
+            for i in left:
+                others = sorted(square(all_points[i], all_points[j]) for j in left if j != i)
+                score[i] = sum(others[: max(len(left) - f - 2, 1)])
+            first = min(left, key=lambda i: score[i])
+            left.remove(first)
+            chosen.append(first)
+        found = []
+        for column in columns([all_points[i] for i in chosen]):
+            middle = sorted(column)[(len(column) - 1) // 2]
+            near = sorted(sorted(column), key=lambda x: abs(x - middle))[: count - 4 * f]
+            found.append(statistics.fmean(near))
+        return found
+
+    check(combined(Bulyan(hostile=hostile), ups), of_parts(ups, slow))
+
+
 def slow_geometric_median(all_points: list[Point], weights: list[float]) -> Point:
     """Weiszfeld's algorithm on the points themselves, from their mean."""
     z = [sum(w * x for w, x in zip(weights, c, strict=True)) / sum(weights) for c in columns(all_points)]
@@ -188,10 +213,10 @@ def fermat(at: list[Point]) -> Point:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_counters_become_their_lower_median_and_fields_are_taken_by_themselves(rule: Rule) -> None:
-    ups = replies(6)
+    ups = replies(8)
     ups[0] = Up(ups[0].theta, None, 3)
     found = combined(rule, ups)
-    assert found["theta"]["count"].tolist() == [2, 4]
+    assert found["theta"]["count"].tolist() == [3, 3]
     with closing(Reduction(rule, ("W",), "n", None)) as alone:
         for number, up in enumerate(ups[1:]):
             alone.take(f"c{number}", None, Up({}, up.W, up.n))
@@ -216,9 +241,9 @@ def test_neither_the_order_nor_the_pieces_show_in_the_bits(rule: Rule, monkeypat
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 @pytest.mark.parametrize("sent", [True, False])
-def test_two_hostile_replies_of_ten_do_not_move_the_result_far(rule: Rule, sent: bool) -> None:
+def test_two_hostile_replies_of_eleven_do_not_move_the_result_far(rule: Rule, sent: bool) -> None:
     """Alike and enormous, in the trained entries of one run and in the statistics alone of another."""
-    ups = replies(10, seed=5)
+    ups = replies(11, seed=5)
     down = Down({k: torch.zeros_like(v) for k, v in ups[0].theta.items()}) if sent else None
     honest = combined(rule, ups, None, down)["theta"]
     for key, size in (("a", 1.0), ("norm.running_mean", 100.0)):
@@ -253,6 +278,7 @@ def test_limits_hold_before_the_rule() -> None:
         ),
         (Krum(), 4, "krum with aggregation.hostile = 0.2 needs 5 replies to withstand 1, and there are 4"),
         (Krum(hostile=0.45), 20, "needs 21 replies to withstand 9, and there are 20"),
+        (Bulyan(), 6, "bulyan with aggregation.hostile = 0.2 needs 7 replies to withstand 1, and there are 6"),
         (MultiKrum(chosen=8), 7, "chosen = 8 is to average more than the 7 replies"),
     ],
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from visard.aggregation.compression import Compress
 from visard.aggregation.outgoing import Clip, Postprocessor
-from visard.aggregation.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
+from visard.aggregation.robust import Bulyan, GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
 from visard.aggregation.rules import Mean, Rule
 from visard.plugins import Registry
 
 RULES: Registry[type[Rule]] = Registry(
     "aggregations",
-    {rule.name: rule for rule in (Mean, Median, TrimmedMean, GeometricMedian, Krum, MultiKrum)},
+    {rule.name: rule for rule in (Mean, Median, TrimmedMean, GeometricMedian, Krum, MultiKrum, Bulyan)},
     lambda value: isinstance(value, type) and issubclass(value, Rule),
     "aggregation rule",
 )

@@ -6,6 +6,7 @@ r"""Rules that a minority of hostile clients cannot move far, whatever these sen
     geometric-median   by its weight   the point with the least sum of distances to all replies   Pillutla et al. 2022
     krum               alike           the reply that is nearest to most others                   Blanchard et al. 2017
     multi-krum         alike           the mean of several such replies                           Blanchard et al. 2017
+    bulyan             alike           a trimmed mean of several such replies                     El Mhamdi et al. 2018
 
 They are for rounds in which all clients are sent the same. Krum and the geometric median measure distances: each field
 by itself, and its trained entries and batch norm's running statistics apart, as `limits` does, so that what is large in
@@ -46,11 +47,12 @@ def _entries(replies: Held) -> list[tuple[str, Tensor]]:
     return list(replies.like.items())
 
 
-def _entry(replies: Held, key: str, combine: Callable[[Tensor], Tensor]) -> Tensor:
+def _entry(replies: Held, key: str, combine: Callable[[Tensor], Tensor], rows: Sequence[int] | None = None) -> Tensor:
+    """One entry; with `rows` of these replies alone."""
     like = replies.like[key]
     result = torch.empty(like.numel(), dtype=like.dtype)
     for places, values in replies.pieces(key):
-        result[places] = combine(values.sort(0).values).to(like.dtype)
+        result[places] = combine((values if rows is None else values[rows]).sort(0).values).to(like.dtype)
     return result.view(like.shape)
 
 
@@ -242,3 +244,43 @@ class MultiKrum(Krum):
 
     def number(self, replies: int) -> int:
         return self.chosen or replies - self.most(replies) - 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bulyan(_Withstanding):
+    r"""In each coordinate the mean of the $\theta - 2 f$ values that are nearest to the median, of $\theta = n - 2 f$
+    replies that Krum chooses one after the other (El Mhamdi et al. 2018, Section 4). Needs $n \ge 4 f + 3$ replies.
+
+    Among the m replies that are left Krum looks at the m - f - 2 nearest others, at one at the least. The median of an
+    even number is the lower of the middle two, and of two values that are as near to it the lower one counts.
+    """
+
+    name = "bulyan"
+    title = "the mean of the middle values of the replies that are nearest to most others, all clients alike"
+
+    def too_few(self, replies: int) -> str | None:
+        return self._needs(replies, 4 * self.most(replies) + 3)
+
+    def combine(self, replies: Held) -> Weights:
+        n = len(replies.weights)
+        f = self.most(n)
+        found = {key: _entry(replies, key, _low) for key, like in _entries(replies) if not like.is_floating_point()}
+        for keys in parts(replies):
+            rows = one_by_one(distances(replies, keys), f, n - 2 * f)
+            found |= {key: _entry(replies, key, lambda v: _near_median(v, n - 4 * f), rows) for key in keys}
+        return {key: found[key] for key in replies.like}
+
+
+def one_by_one(squared: Tensor, f: int, count: int) -> list[int]:
+    """The replies that Krum chooses one after the other, each among those that are left."""
+    left, chosen = list(range(len(squared))), []
+    while len(chosen) < count:
+        score = scores(squared[left][:, left], min(f, len(left) - 3))
+        chosen.append(left.pop(int(score.argmin())))
+    return sorted(chosen)
+
+
+def _near_median(ordered: Tensor, count: int) -> Tensor:
+    """The mean of the values that are nearest to the median."""
+    away = (ordered.double() - _low(ordered).double()).abs()
+    return ordered.gather(0, away.sort(dim=0, stable=True).indices[:count]).double().mean(0)
