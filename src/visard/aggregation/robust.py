@@ -273,7 +273,7 @@ class Bulyan(_Withstanding):
 
 def one_by_one(squared: Tensor, f: int, count: int) -> list[int]:
     """The replies that Krum chooses one after the other, each among those that are left."""
-    left, chosen = list(range(len(squared))), []
+    left, chosen = list(range(len(squared))), list[int]()
     while len(chosen) < count:
         score = scores(squared[left][:, left], min(f, len(left) - 3))
         chosen.append(left.pop(int(score.argmin())))
