@@ -31,8 +31,8 @@ SIZE = 112
 RESAMPLES = 10_000
 
 
-def prepared(shared: Path, work: Path) -> tuple[list[Path], Path]:
-    """Four face sets of the population and one of the source, imported once."""
+def prepared(shared: Path, work: Path, source: bool = True) -> tuple[list[Path], Path]:
+    """Four face sets of the population and one of the source, if it is needed, imported once."""
     people = sorted(p for p in (shared / "population").iterdir() if p.is_dir())
     sites = []
     for k in range(SITES):
@@ -48,10 +48,10 @@ def prepared(shared: Path, work: Path) -> tuple[list[Path], Path]:
                     target.write_bytes(picture.read_bytes())
         detector = shared / "models" / "face_detection_yunet_2026may.onnx"
         import_faces("folder", folder, site, size=SIZE, detector=str(detector))
-    source = work / "sets" / "celeba"
-    if not (source / "faces.json").is_file():
-        import_faces("celeba", shared / "celeba", source, size=SIZE, min_images=8, limit_identities=SOURCE_PEOPLE)
-    return sites, source
+    known = work / "sets" / "celeba"
+    if source and not (known / "faces.json").is_file():
+        import_faces("celeba", shared / "celeba", known, size=SIZE, min_images=8, limit_identities=SOURCE_PEOPLE)
+    return sites, known
 
 
 def adapted(shared: Path, work: Path, sites: list[Path], source: Path, fold: str, seed: int, more: list[str]) -> Path:

@@ -274,6 +274,15 @@ class Settings(Section):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
+LATER = (  # settings inside a setting of a method, and the value at which each changes nothing
+    ("clustering", "min_quality", 0),
+    ("clustering", "min_separation", -1),
+    ("clustering", "apart", 0),
+    ("contrast", "norm", "running"),
+    ("personalise", "vectors", "kept"),
+)
+
+
 def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
     """Settings that came later stand in a fingerprint only where they change something: earlier runs go on."""
     method = content["method"]
@@ -295,12 +304,19 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del method["head_start"]
     if method.get("target_batch") == 0:
         del method["target_batch"]
+    if method.get("target_dropout"):
+        del method["target_dropout"]
+    if method.get("target_entropy") == 0:
+        del method["target_entropy"]
     if method["name"] == "fedface" and method.get("vectors_lr") is None:
         method.pop("vectors_lr", None)
     if method.get("negatives") == "none":
         del method["negatives"], method["negatives_by"]
     if method["name"] == "fedfr-da" and method["participation"] == 1:
         del method["participation"]
+    for part, name, off in LATER:
+        if method.get(part, {}).get(name) == off:
+            del method[part][name]
     if method["name"] == "hf-maml" and not method["training"]["momentum"]:
         del method["training"]["momentum"]
     for part in method.values():

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.golden.test_encrypted_mmd_golden import slow_information
 from torch import Tensor
 
 from visard.core import Client
@@ -64,17 +65,23 @@ def slow_mmd(a: list[Tensor], b: Tensor, alpha: float) -> Tensor:
     return torch.stack([inside(v) + across(v, b) for v in a]).mean() + inside(b)
 
 
-@pytest.mark.parametrize("target_batch", [0, 5])
-@pytest.mark.parametrize("pooled", [False, True])
-def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool, target_batch: int) -> None:
-    """Two sources in one place draw as many as in two places; the target may draw another number."""
+@pytest.mark.parametrize(("pooled", "target_batch", "entropy", "dropout"), [
+    (False, 0, 0.0, True), (False, 5, 0.0, True), (True, 0, 0.0, True), (True, 5, 0.0, True), (False, 0, 0.6, True),
+    (False, 0, 0.0, False), (True, 5, 0.6, False),
+])  # fmt: skip
+def test_a_step_is_gradient_descent_on_one_loss(
+    pool: Client, pooled: bool, target_batch: int, entropy: float, dropout: bool
+) -> None:
+    """Two sources in one place draw as many as in two places; the target may draw another number.
+
+    It may be asked to be sure of its samples under the classifier it began with, and to drop no units."""
     training = Training(
         lr=LR, momentum=0.0, weight_decay=0.0, clip=0.0, batch_size=6, augment=Augment(flip=False)
     )  # fmt: skip
     compare, head = Compare(unit=False, radius=3.0), HeadSettings("softmax")
     how = CentralMMD(
         rounds=1, exchanges=1, weight=LAMBDA, pooled=pooled, compare=compare, training=training, head=head,
-        tested="all", target_batch=target_batch,
+        tested="all", target_batch=target_batch, target_entropy=entropy, target_dropout=dropout,
     )  # fmt: skip
     theta = weights_of(pool.network())
     torch.manual_seed(1)
@@ -98,10 +105,16 @@ def test_a_step_is_gradient_descent_on_one_loss(pool: Client, pooled: bool, targ
     seen = [learners[c].look(learners[c].draw(4)).flatten(0, 1) for c in names]
     alpha = float(np.mean([median_alpha(v) for v in seen]))
     batches = {c: learners[c].draw(1)[0] for c in ("target", *names)}
+    if not dropout:
+        learners["target"].model.layers[4].eval()
+        assert isinstance(learners["target"].model.layers[4], torch.nn.Dropout)
     raw = {c: learners[c].forward(batch) for c, batch in batches.items()}
     v = {c: compare.inside(x).double() for c, x in raw.items()}
     task = torch.stack([learners[c].head.loss(raw[c], learners[c].labels(batches[c])) for c in names]).mean()
-    (task + LAMBDA * slow_mmd([v[c] for c in names], v["target"], alpha)).backward()  # type: ignore[no-untyped-call]
+    loss = task + LAMBDA * slow_mmd([v[c] for c in names], v["target"], alpha)
+    if entropy:
+        loss = loss + entropy * slow_information(raw["target"] @ W["weight"].t() + W["bias"])
+    loss.backward()  # type: ignore[no-untyped-call]
     for c, learner in learners.items():
         # the common factor 1 / S of a source's loss is left to its learning rate
         rate = LR if c == "target" else LR * len(names)

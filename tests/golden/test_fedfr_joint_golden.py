@@ -32,6 +32,7 @@ from visard.methods.fedfr_joint_client import (
     BranchSettings,
     JointHead,
     JointTraining,
+    PersonalSettings,
     PublicSettings,
     closest,
     hard_negatives,
@@ -85,6 +86,64 @@ def test_eq_5_in_numbers() -> None:
     assert float(model_contrastive(f, same, same, 0.5)) == pytest.approx(math.log(2))
     assert float(model_contrastive(f, same, opposite, 0.5)) == pytest.approx(math.log(1 + math.exp(-4)))
     assert float(model_contrastive(f, opposite, same, 1e-3)) == pytest.approx(2000.0)  # e^2000 is no number
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_teachers_see_a_batch_as_the_student_does(training: bool) -> None:
+    """With `norm = batch` the mean and deviation of the batch, by hand; nothing is recorded of it.
+
+    The records are of other pictures: by them equal weights have other features, and a student that has not moved a
+    cosine below 1. A student whose batch norm is frozen has teachers whose batch norm is."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 6), torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 4))
+    model[1].running_mean, model[1].running_var = torch.rand(6) * 3, torch.rand(6) + 2
+    theta = {k: v.clone() for k, v in model.state_dict().items()}
+    previous = {k: v + 0.3 if v.is_floating_point() else v for k, v in theta.items()}
+    x = random(7, 5).float()
+
+    def by_hand(w: Weights) -> Tensor:
+        h = x @ w["0.weight"].t() + w["0.bias"]
+        m, v = (h.mean(0), h.var(0, unbiased=False)) if training else (w["1.running_mean"], w["1.running_var"])
+        h = (h - m) / torch.sqrt(v + 1e-5) * w["1.weight"] + w["1.bias"]
+        return h @ w["2.weight"].t() + w["2.bias"]
+
+    for norm in ("batch", "running"):
+        model.load_state_dict(theta)
+        terms = ContrastSettings(weight=1.0, tau=0.4, norm=norm).terms(model, theta, previous)  # type: ignore[arg-type]
+        model.train(training)
+        f = model(x)
+        found = terms["con"][1](x, f, torch.zeros(7))
+        rows = zip(by_hand(theta), by_hand(theta), by_hand(previous), strict=True)
+        slow = torch.stack([slow_contrast(*row, 0.4) for row in rows]).mean()
+        assert bool(torch.isclose(found, slow, atol=1e-5)) == (norm == "batch" or not training)
+        again = terms["con"][1](x, f, torch.zeros(7))
+        assert torch.equal(found, again), "teachers record nothing"
+
+
+def test_the_second_stage_keeps_the_class_vectors_or_starts_anew(tmp_path: Path) -> None:
+    """A stage that does not move (learning rate 0) leaves what it began with: W of the rounds, or mean features."""
+    world = joint_world(tmp_path)
+    for vectors in ("kept", "fresh"):
+        how = replace(
+            METHOD, branch=BranchSettings(weight=0), training=replace(TRAINING, lr=1e-30),
+            personalise=PersonalSettings(stage="kd", vectors=vectors),  # type: ignore[arg-type]
+        )  # fmt: skip
+        (tmp_path / vectors).mkdir()
+        net = toy_engine(tmp_path / vectors, world)
+        s = replace(METHOD, branch=BranchSettings(weight=0)).start(world.setup())
+        net.begin("federate", 0)
+        s = replace(METHOD, branch=BranchSettings(weight=0)).round(s, net)
+        before = {c: net.states.client_state(c)["W"] for c in net.clients}
+        net.begin("personalise", 0)
+        how.personal_round(s, net)
+        for c in net.clients:
+            view, W = world.clients[c].train, net.states.client_state(c)["W"]
+            f = slow_features(s.theta, view.batch(list(range(len(view)))))
+            units = [v / v.norm() for v in f]
+            rows = [sum(u for u, y in zip(units, view.labels, strict=True) if y == k) for k in range(view.n_classes)]
+            fresh = torch.stack([r / r.norm() for r in rows])  # type: ignore[union-attr]
+            close(W, before[c] if vectors == "kept" else fresh)
+            assert not torch.allclose(before[c].double(), fresh, atol=1e-3)
 
 
 @pytest.mark.parametrize("bias", ["shared", "per_class"])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from visard.config import load
+from visard.errors import UsageError
 from visard.methods.central_mmd import CentralMMD
 from visard.methods.encrypted_mmd import EncryptedMMD
 from visard.report.run_folder import EventLog
@@ -109,3 +110,34 @@ def test_orientations_and_locations_are_domains_too(tmp_path: Path) -> None:
         assert s.partition.source_domain == (f"room-1-{what}-2", f"room-1-{what}-3")
         assert s.partition.target_domain == (f"room-1-{what}-5",)
         assert s.model.embedding == 64
+
+
+def test_the_real_scale_has_all_pairs_and_every_kernel(tmp_path: Path) -> None:
+    """Every row is a valid run from the network called none of its case; the target drops no units in any of them."""
+    plan = find("encrypted-mmd", "real")
+    found = {j.row.name: j.settings() for j in jobs_of(plan, [0], tmp_path)}
+    assert len(found) == 9 * (12 + 3 + 2 + 3)
+    offices = ("amazon", "caltech", "dslr", "webcam")
+    pairs = {
+        (s.partition.source_domain, s.partition.target_domain) for s in found.values() if "office" in s.data.source
+    }
+    assert pairs == {((a,), (b,)) for a in offices for b in offices if a != b}
+    for name, s in found.items():
+        m = s.method
+        assert isinstance(m, EncryptedMMD | CentralMMD)
+        assert s.model.embedding == 64
+        assert m.target_dropout == name.endswith(", none"), "none does not align"
+        assert bool(m.target_entropy) == name.endswith("information")
+        linear = m.compare.kernel == "taylor" and m.compare.degree == 1
+        assert linear == ("linear" in name)
+        assert isinstance(m, CentralMMD) == (", central" in name)
+        if isinstance(m, CentralMMD):
+            assert m.exact == (not name.endswith(("linear", "fitted")))
+            assert bool(m.weight) != name.endswith("lambda 0")
+        elif not name.endswith("none"):
+            assert m.scheme == ("paillier" if linear else "ckks")
+    for table in plan.tables:
+        assert ("mean, encrypted, linear", "mean, none") in table.compare
+        assert all(set(rows) <= set(found) for rows in table.means.values())
+    with pytest.raises(UsageError, match="trains its own networks"):
+        find("encrypted-mmd", "real", "model.onnx")

@@ -88,7 +88,7 @@ def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) ->
     with pytest.raises(UsageError, match="--scale real and --model FILE"):
         find("fedfr-da", "smoke", network)
     with pytest.raises(
-        UsageError, match="bench baselines does not have it; fedfr-da, hf-maml, fedfr-joint, fedface do"
+        UsageError, match="bench baselines does not have it; fedfr-da, hf-maml, fedfr-joint, fedface, encrypted-mmd do"
     ):
         find("baselines", "real", network)
     with pytest.raises(UsageError, match="there is no such file"):

@@ -13,11 +13,12 @@ from bench_sample import AUC, EVIL, sample
 from chromium import Browser, find
 from test_report_browser import FAINT, UNDRAWN
 
+from visard.errors import UsageError
 from visard.files import write_json
 from visard.studies.execute import Job, Outcome
 from visard.studies.latex import escaped, latex
 from visard.studies.page import differences, markdown, page, seeds_line, table_grid
-from visard.studies.plan import Column, Curves, Plan, Row, Table
+from visard.studies.plan import Column, Curves, Plan, Row, Table, check
 from visard.studies.results import Results, collect
 
 
@@ -112,6 +113,30 @@ def test_rows_that_were_not_asked_for_are_left_out(folder: Path, results: Result
     assert list(found.tables[0].cells) == ["plain"]
     assert found.tables[0].compared == []
     assert found.problems == []
+
+
+def test_a_mean_over_rows_is_one_for_each_seed(folder: Path, results: Results) -> None:
+    """Only of seeds with which all its rows have a value; left out where one of its rows was not asked for."""
+    rows = tuple(Row(name, "fedavg") for name in ("plain", "better", "absent"))
+    table = Table(
+        "T", ("both", "plain", "more"), (AUC,), compare=(("both", "plain"),),
+        means={"both": ("plain", "better"), "more": ("plain", "absent")},
+    )  # fmt: skip
+    plan = Plan("t", rows, (table,))
+    check(plan)
+    outcomes = [Outcome(Job(r, seed, folder / "runs"), "finished") for r in rows[:2] for seed in (0, 1, 2)]
+    outcomes[-1] = Outcome(outcomes[-1].job, "failed", "lost")  # better, seed 2
+    found = collect(plan, outcomes, bench="b", scale="smoke", seeds=[0, 1, 2], command="c", out=folder).tables[0]
+    mean = {seed: (of(folder, "plain", seed) + of(folder, "better", seed)) / 2 for seed in (0, 1)}
+    assert list(found.cells) == ["both", "plain"]
+    assert found.cells["both"]["AUC"].values == pytest.approx(mean)
+    assert found.cells["both"]["AUC"].lost == 1
+    (difference,) = found.compared
+    expected = {seed: mean[seed] - of(folder, "plain", seed) for seed in (0, 1)}
+    assert difference.values[2] is None
+    assert {s: difference.values[s] for s in (0, 1)} == pytest.approx(expected)
+    with pytest.raises(UsageError, match="a mean of table 'T'"):
+        check(Plan("t", rows[:2], (table,)))
 
 
 def test_markdown_tables_are_whole(results: Results) -> None:

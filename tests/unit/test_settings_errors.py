@@ -14,7 +14,7 @@ from visard.errors import UsageError
         ("fedavg", "partition.split=[0.5,0.1,0.1]", "preset fedavg: partition: split (0.5, 0.1, 0.1) must sum to 1"),
         ("fedavg", 'data={sets=[{path="a",rol="x"}]}', "unknown setting data.sets.rol (did you mean 'role'?)"),
         ("fedavg", "parties.a.foo=1", "unknown setting parties.a.foo"),
-        ("fedfr-da", "method.clustering.d=-1", "preset fedfr-da: method.clustering.d = -1.0: must be positive or auto"),
+        ("fedfr-da", "method.clustering.d=-1", "method.clustering.d = -1.0: must be positive, auto or stable"),
         (
             "fedfr-da",
             "method.clustering.method=foo",

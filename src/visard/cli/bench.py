@@ -83,7 +83,8 @@ class Watch(RunWatcher):
 def bench(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="a bench; without one: the list")] = None,
     scale: Annotated[
-        str, typer.Option(help="smoke (synthetic, minutes), small (CelebA), paper, or real (from --model)")
+        str,
+        typer.Option(help="smoke (synthetic, minutes), small (CelebA), paper, or real (from --model, or of sensors)"),
     ] = "smoke",
     model: Annotated[
         Path | None, typer.Option(help="real: a network that recognises faces, of which the last part trains")
@@ -124,7 +125,7 @@ def bench(
     if plugin:
         sets = [*(sets or ()), f"plugins={json.dumps(plugins.load(plugin))}"]
     plan = benches.find(name, scale, model)
-    seeds = seeds or ("0,1,2" if model is None else "0,1,2,3,4")
+    seeds = seeds or ("0,1,2,3,4" if scale == "real" else "0,1,2")
     numbers = _seeds(seeds)
     folder = out or Path("runs") / "bench" / f"{name}-{scale}"
     todo = jobs_of(plan, numbers, runs or folder / "runs", sets or (), only or ())

@@ -280,7 +280,9 @@ def cluster(
     out: Annotated[Path, typer.Option(help="the .csv file to write; a .json report goes beside it")] = Path(
         "labels.csv"
     ),
-    d: Annotated[str, typer.Option("--d", help="cfinch, dbscan: the distance, or auto")] = "auto",
+    d: Annotated[
+        str, typer.Option("--d", help="cfinch, dbscan: the distance; auto, stable: from the features")
+    ] = "auto",
     metric: Annotated[Between, typer.Option(help="cfinch, finch: distance between centroids")] = Between.chord,
     centre: Annotated[bool, typer.Option(help="subtract the mean feature first")] = True,
     min_size: Annotated[int, typer.Option(help="pictures of smaller clusters get no label")] = 1,
@@ -288,6 +290,9 @@ def cluster(
     clusters: Annotated[int, typer.Option(help="kmeans: how many; 0 = as many as there are people")] = 0,
     min_samples: Annotated[int, typer.Option(help="dbscan: pictures that make a core")] = 2,
     seed: Annotated[int, typer.Option(help="kmeans")] = 0,
+    min_quality: Annotated[float, typer.Option(help="pictures of less quality, 0 to 1, get no label")] = 0.0,
+    min_separation: Annotated[float, typer.Option(help="pictures nearly as near to another group get no label")] = -1.0,
+    apart: Annotated[float, typer.Option(help="cfinch: distance added between faces of one photograph")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
     """Group pictures by person without labels: a label for each row, and how good they are where people are known.
@@ -297,18 +302,21 @@ def cluster(
       visard cluster features.npy
 
       visard cluster data/mine --model runs/demo/model.safetensors --method finch --partition 1 --out labels.csv
+
+      visard cluster data/parties --model runs/demo/model.safetensors --apart 0.5 --min-quality 0.6
     """
     from visard.clustering.cluster import Clustering
     from visard.config import checked
     from visard.inference.features import check_out, label, read_vectors, vectors_of, write_labels
 
     try:
-        distance = d if d == "auto" else float(d)
+        distance = d if d in ("auto", "stable") else float(d)
     except ValueError:
-        raise UsageError(f"--d {d}: must be a number or auto") from None
+        raise UsageError(f"--d {d}: must be a number, auto or stable") from None
     given = {
         "method": method, "metric": metric.value, "d": distance, "centre": centre, "min_size": min_size,
         "partition": partition, "clusters": clusters, "min_samples": min_samples, "seed": seed,
+        "min_quality": min_quality, "min_separation": min_separation, "apart": apart,
     }  # fmt: skip
     settings = checked(Clustering, given, "", "visard cluster")
     check_out(out, source)
@@ -336,7 +344,7 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     """The lines of the table."""
     rows = []
     if report["d"] is not None:
-        chosen = "chosen from the features" if report["settings"]["d"] == "auto" else "given"
+        chosen = "chosen from the features" if report["settings"]["d"] in ("auto", "stable") else "given"
         paper = ", ".join(f"{name} {value:g}" for name, value in report["d_of_the_paper"].items())
         rows.append(("distance d", f"{report['d']:.3f}", f"{chosen}; the paper: {paper}"))
     if report["oracle"]:

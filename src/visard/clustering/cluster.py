@@ -1,6 +1,8 @@
 """Pseudo labels for faces without labels: C-FINCH, FINCH, K-means and DBSCAN behind one setting.
 
-A new algorithm is a function and its entry in `CLUSTERINGS`.
+A new algorithm is a function and its entry in `CLUSTERINGS`. Which pictures get a label at all is the same for all
+algorithms: those of sufficient quality (`min_quality`), in clusters that are not too small (`min_size`) and that they
+clearly belong to (`min_separation`).
 """
 
 from __future__ import annotations
@@ -14,11 +16,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from visard.clustering.finch import Floats, Ints, Metric, Search, by_appearance, cfinch, choose_d, directions, finch
+from visard.clustering.finch import (
+    Apart,
+    Floats,
+    Ints,
+    Metric,
+    Search,
+    by_appearance,
+    cfinch,
+    choose_d,
+    directions,
+    finch,
+    silhouettes,
+    stable_d,
+)
 from visard.clustering.quality import quality
-from visard.core.method import AtLeastOne, Number
+from visard.core.method import AtLeastOne, NotNegative, Number
 from visard.data.faces import FaceView
-from visard.errors import UsageError, VisardError
+from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import class_means, features_of
 from visard.plugins import Registry
 
@@ -29,7 +44,9 @@ class Clustering:
 
     method: str = "cfinch"  # a name in CLUSTERINGS
     metric: Metric = "chord"  # of cfinch and finch: Euclidean between the directions of centroids, or between centroids
-    d: float | Literal["auto"] = "auto"  # cfinch: merge below; dbscan: neighbours within; auto: from the features
+    # cfinch: merge below; dbscan: neighbours within; from the features: auto, where clusters are the most separate, or
+    # stable, where they change least
+    d: float | Literal["auto", "stable"] = "auto"
     centre: bool = True  # subtract the mean feature first: what all faces of a new domain have in common
     min_size: AtLeastOne = 2  # pictures of a smaller cluster get no label
     partition: int = 0  # finch: which of its partitions, 0 = the finest, -1 or beyond: the last with two clusters
@@ -37,14 +54,23 @@ class Clustering:
     min_samples: AtLeastOne = 2  # dbscan: neighbours, itself included, that make a picture the core of a cluster
     search: Search = "auto"  # of neighbours: exact, faiss, or by size
     seed: int = 0  # kmeans
+    min_quality: NotNegative = 0.0  # pictures whose face set gives them a lower quality score are not clustered
+    min_separation: float = -1.0  # pictures that are nearly as near to another cluster get no label; -1: all do
+    apart: NotNegative = 0.0  # cfinch: how much further apart clusters count that share a photograph
 
     def __post_init__(self) -> None:
         try:
             CLUSTERINGS.find(self.method)
         except UsageError as error:
             raise UsageError(f"clustering.method: {error}") from None
-        if self.d != "auto" and not self.d > 0:
-            raise UsageError(f"clustering.d = {self.d}: must be positive or auto")
+        if not isinstance(self.d, str) and not self.d > 0:
+            raise UsageError(f"clustering.d = {self.d}: must be positive, auto or stable")
+        if not -1 <= self.min_separation < 1:
+            raise UsageError(f"clustering.min_separation = {self.min_separation}: must be from -1 to below 1")
+        if self.min_quality > 1:
+            raise UsageError(f"clustering.min_quality = {self.min_quality}: scores are from 0 to 1")
+        if self.apart and self.method != "cfinch":
+            raise UsageError(f"clustering.apart = {self.apart}: cfinch keeps faces apart, {self.method} does not")
 
     def packages(self) -> dict[str, str]:
         """What it needs beside visard's own dependencies; see `Method.packages`."""
@@ -69,6 +95,27 @@ class Clusters(NamedTuple):
         return int(self.labels.max(initial=-1)) + 1
 
 
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What is known of pictures (n,) beside their features."""
+
+    quality: Floats | None = None  # score from 0 to 1
+    photograph: Ints | None = None  # its number, -1 where it shows one face
+
+    @classmethod
+    def of(cls, view: FaceView, settings: Clustering) -> Known:
+        """What the settings ask for, from the face set."""
+        score = None
+        if settings.min_quality:
+            try:
+                score = view.faces.quality(view.index)
+            except UsageError:
+                raise PublicError(
+                    "clustering.min_quality: these pictures have no quality scores: import them with --align five"
+                ) from None
+        return cls(score, view.faces.photographs(view.index) if settings.apart else None)
+
+
 def prepare(features: Floats, centre: bool = False) -> Floats:
     """Features at length 1; with `centre` their mean is subtracted and they are scaled to length 1 again.
 
@@ -80,14 +127,44 @@ def prepare(features: Floats, centre: bool = False) -> Floats:
     return x
 
 
-def cluster(features: Floats, settings: Clustering, identities: int | None = None) -> Clusters:
+def cluster(
+    features: Floats, settings: Clustering, identities: int | None = None, known: Known | None = None
+) -> Clusters:
     """Cluster features (n, D): labels 0, 1, ... by first appearance. `identities`: their true number, for K-means."""
     if features.ndim != 2 or not features.size:
         raise VisardError(f"clustering needs features, got an array of shape {features.shape}")
     if not np.isfinite(features).all():
         raise VisardError("clustering of features that are not finite")
-    found = CLUSTERINGS.find(settings.method)(prepare(features, settings.centre), settings, identities)
-    return found._replace(labels=drop_small(found.labels, settings.min_size))
+    known, good = known or Known(), np.arange(len(features))
+    if settings.min_quality:
+        if known.quality is None:
+            raise UsageError("clustering.min_quality: features alone have no quality scores; give a face set")
+        good = np.flatnonzero(known.quality >= settings.min_quality)
+    labels = np.full(len(features), -1, np.int64)
+    if not len(good):
+        return Clusters(labels)
+    x = prepare(features[good], settings.centre)
+    if settings.apart and known.photograph is not None:
+        found = _cfinch(x, settings, identities, Apart(known.photograph[good], settings.apart))
+    else:
+        found = CLUSTERINGS.find(settings.method)(x, settings, identities)
+    labels[good] = drop_unsure(x, drop_small(found.labels, settings.min_size), settings)
+    return found._replace(labels=labels)
+
+
+def drop_unsure(x: Floats, labels: Ints, settings: Clustering) -> Ints:
+    """Take the label from pictures that add less than `min_separation` to the separation of the labelled ones.
+
+    See `finch.separation`: 0 is as near to another cluster as to the rest of its own. A cluster that is then too small
+    loses its label too.
+    """
+    kept = np.flatnonzero(labels >= 0)
+    if settings.min_separation == -1 or labels.max(initial=-1) < 1:  # there is no other cluster
+        return labels
+    sure = silhouettes(x[kept], labels[kept], int(labels.max()) + 1) >= settings.min_separation
+    out = np.full(len(labels), -1, np.int64)
+    out[kept[sure]] = labels[kept[sure]]
+    return drop_small(out, settings.min_size)
 
 
 def drop_small(labels: Ints, min_size: int) -> Ints:
@@ -100,9 +177,11 @@ def drop_small(labels: Ints, min_size: int) -> Ints:
     return out
 
 
-def _cfinch(x: Floats, settings: Clustering, identities: int | None) -> Clusters:
-    d = choose_d(x, settings.metric, settings.search) if settings.d == "auto" else float(settings.d)
-    levels = cfinch(x, d, settings.metric, settings.search)
+def _cfinch(x: Floats, settings: Clustering, identities: int | None, apart: Apart | None = None) -> Clusters:
+    metric, search = settings.metric, settings.search
+    at = None if apart is None else lambda d: cfinch(x, d, metric, search, apart=apart)[-1].labels
+    d = CHOICES[settings.d](x, metric, search, at) if isinstance(settings.d, str) else settings.d
+    levels = cfinch(x, d, metric, search, apart=apart)
     return Clusters(levels[-1].labels, d, tuple(level.clusters for level in levels))
 
 
@@ -135,8 +214,12 @@ def _dbscan(x: Floats, settings: Clustering, identities: int | None) -> Clusters
         noise = labels < 0
         return by_appearance(np.where(noise, labels.max(initial=-1) + np.cumsum(noise), labels))
 
-    d = choose_d(x, "euclidean", settings.search, alone) if settings.d == "auto" else float(settings.d)
+    chosen = isinstance(settings.d, str)
+    d = CHOICES[str(settings.d)](x, "euclidean", settings.search, alone) if chosen else float(settings.d)
     return Clusters(within(d), d)
+
+
+CHOICES = {"auto": choose_d, "stable": stable_d}  # how d follows from features
 
 
 CLUSTERINGS: Registry[Callable[[Floats, Clustering, int | None], Clusters]] = Registry(
@@ -166,7 +249,7 @@ class Pseudo:
 def pseudo_labels(model: nn.Module, view: FaceView, how: Clustering, channels_last: bool = True) -> Pseudo:
     """Cluster the features of a view; its true labels serve only K-means that asks for the number of identities."""
     features = features_of(model, view, channels_last)
-    found = cluster(features.numpy(), how, identities=len(set(view.labels.tolist())))
+    found = cluster(features.numpy(), how, len(set(view.labels.tolist())), Known.of(view, how))
     labels = torch.from_numpy(found.labels)
     kept = labels >= 0
     return Pseudo(labels, class_means(features[kept], labels[kept], found.clusters), found)

@@ -6,13 +6,17 @@
 Clusters i and j are first neighbours if j = kappa_i, i = kappa_j or kappa_i = kappa_j; C-FINCH also asks that their
 distance is below d. Both come down to the edges i -> kappa_i (below d): dist(i, j) >= dist(i, kappa_i), so a pair
 (i, j) with one kappa that is closer than d has both its edges, and the connected components are the same.
+
+Beside the paper (ours): faces of one photograph are kept apart (`Apart`), and d is chosen from the features
+(`choose_d`, `stable_d`).
 """
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,6 +27,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from visard.clustering.quality import overlap, pairwise
 from visard.errors import UsageError, VisardError
 from visard.numerics import CPU, device, moved, resident
 
@@ -190,12 +195,18 @@ def finch(x: Floats, metric: Metric = "cosine", search: Search = "auto") -> list
 
 
 def cfinch(
-    x: Floats, d: float, metric: Metric = "euclidean", search: Search = "auto", first: tuple[Ints, Floats] | None = None
+    x: Floats,
+    d: float,
+    metric: Metric = "euclidean",
+    search: Search = "auto",
+    first: tuple[Ints, Floats] | None = None,
+    apart: Apart | None = None,
 ) -> list[Level]:
     """The partitions of C-FINCH, finest first, until nothing merges; the last is the labelling.
 
     Centroids are means of the original vectors, not of centroids. If nothing at all is within d there is one level,
-    in which every vector is alone. `first` are the neighbours of x itself, where they are known already.
+    in which every vector is alone. `first` are the neighbours of x itself, where they are known already; `apart` says
+    which vectors are faces of one photograph.
     """
     if not d > 0:
         raise UsageError(f"d = {d}: clusters merge below a distance, which must be positive")
@@ -206,7 +217,11 @@ def cfinch(
     labels, centroids = np.arange(len(x)), x
     while len(centroids) > 1:
         kappa, distance = nearest(centroids, metric, search) if first is None or levels else first
-        merged = components(kappa, distance < d)
+        merged = (
+            components(kappa, distance < d)
+            if apart is None
+            else apart.merged(centroids, labels, kappa, distance, d, metric)
+        )
         clusters = int(merged.max()) + 1
         if clusters == len(centroids) and levels:
             break
@@ -224,6 +239,88 @@ def components(kappa: Ints, kept: npt.NDArray[np.bool_]) -> Ints:
     graph = csr_matrix((np.ones(len(rows), np.int8), (rows, kappa[rows])), shape=(len(kappa), len(kappa)))
     _, found = connected_components(graph, directed=False)
     return by_appearance(found)
+
+
+@dataclass(frozen=True, eq=False)
+class Apart:
+    r"""Faces of one photograph show different people: a soft penalty for merging them (ours).
+
+    Clusters A and B that share k photographs count as $w\, k / \min(|A|, |B|)$ further apart than they are, both
+    where each looks for its nearest and where they would merge. One photograph that shows somebody twice (a mirror, a
+    print on the wall) thus keeps two single faces apart, but hardly two clusters of many.
+    """
+
+    photograph: Ints  # (n,) of each vector, -1: no other vector is of its photograph
+    weight: float  # w, in units of the distance
+
+    def merged(self, centroids: Floats, labels: Ints, kappa: Ints, distance: Floats, d: float, metric: Metric) -> Ints:
+        """The next labels (m,) of the clusters (m, D), whose nearest neighbours and distances are given.
+
+        Each cluster looks for its nearest by the penalised distance. Edges then merge in the order of that distance,
+        unless what they would bring together is, with its penalty, d apart: a chain of edges is stopped where it
+        would unite two faces of a photograph.
+        """
+        shared, sizes = self._shared(labels, len(centroids)), np.bincount(labels, minlength=len(centroids))
+        kappa, plain, far = self._nearest(centroids, kappa, distance, shared, sizes, metric)
+        of, pictures, photographs = list(range(len(centroids))), sizes.tolist(), self._photographs(labels)
+
+        def root(i: int) -> int:
+            while of[i] != i:
+                of[i] = of[of[i]]
+                i = of[i]
+            return i
+
+        for i in np.argsort(far, kind="stable").tolist():
+            if not far[i] < d:
+                break
+            a, b = root(i), root(int(kappa[i]))
+            mine, others = photographs.get(a, set()), photographs.get(b, set())
+            if a == b or plain[i] + self.weight * len(mine & others) / min(pictures[a], pictures[b]) >= d:
+                continue
+            of[b], pictures[a] = a, pictures[a] + pictures[b]
+            if mine or others:
+                photographs[a] = mine | others
+        return by_appearance(np.array([root(i) for i in range(len(of))]))
+
+    def _photographs(self, labels: Ints) -> dict[int, set[int]]:
+        """Of each cluster that has a face of a photograph with several."""
+        found: dict[int, set[int]] = {}
+        known = np.flatnonzero(self.photograph >= 0)
+        for cluster, photograph in zip(labels[known].tolist(), self.photograph[known].tolist(), strict=True):
+            found.setdefault(cluster, set()).add(photograph)
+        return found
+
+    def _shared(self, labels: Ints, clusters: int) -> csr_matrix:
+        """How many photographs (m, m) two clusters have in common."""
+        known = np.flatnonzero(self.photograph >= 0)
+        shape = (clusters, int(self.photograph.max(initial=-1)) + 1)
+        table = csr_matrix((np.ones(len(known)), (labels[known], self.photograph[known])), shape=shape)
+        table.data[:] = 1  # once, however many faces of it a cluster has
+        return csr_matrix(table @ table.T)
+
+    def _nearest(
+        self, x: Floats, kappa: Ints, distance: Floats, shared: csr_matrix, sizes: Ints, metric: Metric
+    ) -> tuple[Ints, Floats, Floats]:
+        """Neighbours by the penalised distance, how far they are without and with the penalty.
+
+        A penalty only makes a distance larger, so that a nearest neighbour without one stays the nearest.
+        """
+        kappa, plain, far = kappa.copy(), distance.copy(), distance.copy()
+        y = directions(x) if metric != "euclidean" else x
+        struck = np.flatnonzero(np.asarray(shared[np.arange(len(x)), kappa]).ravel() > 0)
+        for i in struck.tolist():
+            to = np.concatenate([
+                np.linalg.norm(y[at : at + ASKING].astype(np.float64) - y[i], axis=1)
+                for at in range(0, len(y), ASKING)
+            ])  # fmt: skip
+            to = (to**2 / 2 if metric == "cosine" else to).astype(np.float32)
+            row = shared[[i]]
+            penalised = to.copy()
+            penalised[row.indices] += self.weight * row.data / np.minimum(sizes[i], sizes[row.indices])
+            penalised[i] = np.inf
+            kappa[i] = int(np.argmin(penalised))
+            plain[i], far[i] = to[kappa[i]], penalised[kappa[i]]
+        return kappa, plain, far
 
 
 def by_appearance(labels: Ints) -> Ints:
@@ -271,6 +368,42 @@ def choose_d(
     return _above(float(candidates[int(np.argmax(scores))]))
 
 
+PLATEAU = 4  # steps of d over which a partition should not change
+SPREAD = 24  # steps of d that are tried
+
+
+def stable_d(
+    u: Floats, metric: Metric = "chord", search: Search = "auto", labels_at: Callable[[float], Ints] | None = None
+) -> float:
+    r"""The d around which the clusters change least: the middle of the flattest PLATEAU (ours).
+
+    d goes in SPREAD even steps through the distances to first neighbours, from the 5 % quantile to HIGHEST. Two
+    partitions agree by F over the pairs of pictures that they put together. Plateaus that say nothing are left out:
+    where most pictures are still alone, and where there is one cluster.
+    """
+    if len(u) < 3:
+        return 1.0
+    first = nearest(u, metric, search)
+    low, high = np.quantile(first[1], [0.05, HIGHEST])
+    steps = np.linspace(low, high, min(SPREAD, max(5, WORK // len(u))) + 1)
+    found = []
+    for d in steps:
+        at = _above(float(d))
+        found.append(cfinch(u, at, metric, search, first)[-1].labels if labels_at is None else labels_at(at))
+    agree = [pairwise(overlap(a, b)).f for a, b in itertools.pairwise(found)]
+    width = min(PLATEAU, len(agree))
+    starts = range(len(agree) - width + 1)
+    flat = [sum(agree[k : k + width]) if _says(found[k : k + width + 1]) else -1.0 for k in starts]
+    best = int(np.argmax(flat)) if max(flat) >= 0 else len(flat) - 1
+    return _above(float(steps[best : best + width + 1].mean()))
+
+
+def _says(partitions: Sequence[Ints]) -> bool:
+    """Whether in each of them there are two clusters or more and at most half of the pictures are alone."""
+    sizes = [np.bincount(labels) for labels in partitions]
+    return all(len(s) > 1 and 2 * int((s == 1).sum()) <= int(s.sum()) for s in sizes)
+
+
 def _above(d: float) -> float:
     """Just above d and above 0: merging asks for a distance below."""
     return float(np.nextafter(np.float32(max(d, 1e-6)), np.float32(np.inf)))
@@ -286,17 +419,30 @@ def separation(u: Floats, labels: Ints, clusters: int, block: int = BLOCK) -> fl
     """
     if clusters < 2:
         return 0.0
-    centroids, sizes = means(u, labels, clusters), np.bincount(labels, minlength=clusters)
-    table, total = resident(torch.from_numpy(directions(centroids))), 0.0
     judged = np.arange(JUDGED) * len(u) // JUDGED if len(u) > JUDGED else np.arange(len(u))
+    return sum(float(values.sum()) for _, values in _silhouettes(u, labels, clusters, judged, block)) / len(judged)
+
+
+def silhouettes(u: Floats, labels: Ints, clusters: int) -> Floats:
+    """What each picture (n,) adds to `separation`: little where it is nearly as near to another cluster."""
+    found = np.zeros(len(u), np.float32)
+    if clusters > 1:
+        for rows, values in _silhouettes(u, labels, clusters, np.arange(len(u)), BLOCK):
+            found[rows] = values
+    return found
+
+
+def _silhouettes(u: Floats, labels: Ints, clusters: int, judged: Ints, block: int) -> Iterator[tuple[Ints, Floats]]:
+    """Block by block the pictures that are not alone, and their values."""
+    centroids, sizes = means(u, labels, clusters), np.bincount(labels, minlength=clusters)
+    table = resident(torch.from_numpy(directions(centroids)))
     together = judged[sizes[labels[judged]] > 1]
     for start in range(0, len(together), block):
         rows = together[start : start + block]
         x, own = u[rows], labels[rows]
         a = 1 - (x * directions(centroids[own] * sizes[own, None] - x)).sum(1)
         b = 1 - _best_other(moved(torch.from_numpy(x)), table, moved(torch.from_numpy(own)), block).cpu().numpy()
-        total += float(((b - a) / np.maximum(np.maximum(a, b), 1e-12)).sum())
-    return total / len(judged)
+        yield rows, (b - a) / np.maximum(np.maximum(a, b), 1e-12)
 
 
 def _best_other(x: Tensor, table: Tensor, own: Tensor, block: int) -> Tensor:

@@ -333,6 +333,9 @@ class Activations(FaceSet):
     def file(self, row: int) -> str:
         return self.faces.file(row)
 
+    def quality(self, rows: Rows) -> npt.NDArray[np.float32]:
+        return self.faces.quality(rows)
+
     def skipped(self) -> Skipped | None:
         return self.faces.skipped()
 

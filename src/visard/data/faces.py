@@ -133,6 +133,26 @@ class FaceSet:
             raise UsageError(f"{self.path.name} has no {name}.npy")
         return map_array(self.path, name, None)
 
+    def quality(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """The quality score (n,) of pictures, from 0 to 1; see `visard.data.detection.quality`."""
+        table = self.extra("quality")
+        if table.ndim != 2 or len(table) != len(self):
+            raise UsageError(f"{self.path.name}: quality.npy has no row for each picture")
+        return np.asarray(table[rows, 0], np.float32)
+
+    def photographs(self, rows: Rows) -> Rows:
+        """Which pictures (n,) were cut out of one photograph: its number, -1 where no other of them is of it.
+
+        Known of sets that were imported with every face of a photograph: their faces have its file in common.
+        """
+        found = np.full(len(rows), -1, np.int64)
+        if self.info.get("every_face") and len(rows):
+            files = [self.file(int(row)) for row in rows]
+            _, number, counts = np.unique(np.array(files), return_inverse=True, return_counts=True)
+            several = counts[number] > 1
+            found[several] = np.unique(number[several], return_inverse=True)[1]
+        return found
+
     def skipped(self) -> Skipped | None:
         """The pictures that the importer left out; None where that is not known (sets of older versions)."""
         width = 3 + len(self.attribute_names)

@@ -86,6 +86,8 @@ class Joined(FaceSet):
         kinds, cuts = {str(s.info.get("kind")) for s in sets}, {s.align for s in sets}
         self.info = {"kind": kinds.pop() if len(kinds) == 1 else "sites"}
         self.info["align"] = cuts.pop() if len(cuts) == 1 else "none"
+        if any(s.info.get("every_face") for s in sets):
+            self.info["every_face"] = True
         about = [[m.name, m.role, m.faces.fingerprint()] for m in members]
         self._fingerprint = digest(canonical_json([about, size, same_names]))[:16]
 
@@ -118,6 +120,13 @@ class Joined(FaceSet):
             if array.shape[:1] != (len(member.faces),) or array.shape[1:] != found[0].shape[1:]:
                 raise UsageError(f"{member.name}: {name}.npy has no row for each picture")
         return np.concatenate(found)
+
+    def quality(self, rows: Rows) -> npt.NDArray[np.float32]:
+        """Only the sets that the rows are of must have scores."""
+        found = np.empty(len(rows), np.float32)
+        for k, here, inside in self.parts(rows):
+            found[here] = self.members[k].faces.quality(inside)
+        return found
 
     def skipped(self) -> Skipped | None:
         found, beyond = [], len(self.names)

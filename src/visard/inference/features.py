@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.clustering.cluster import Clustering, Clusters, cluster
+from visard.clustering.cluster import Clustering, Clusters, Known, cluster
 from visard.clustering.quality import counts, quality
 from visard.data.faces import FaceView
 from visard.data.listing import printable
@@ -166,6 +166,7 @@ class Vectors:
     features: npt.NDArray[np.float32]
     identity: npt.NDArray[np.int64] | None = None
     files: tuple[str, ...] = ()
+    view: FaceView | None = None  # of the face set that they are of
 
 
 def read_vectors(path: Path) -> Vectors:
@@ -195,14 +196,15 @@ def _described(path: Path, rows: int) -> tuple[npt.NDArray[np.int64] | None, tup
 
 def vectors_of(features: npt.NDArray[np.float32], view: FaceView) -> Vectors:
     """The features of a view of a face set."""
-    return Vectors(features, view.identity, tuple(view.faces.file(int(row)) for row in view.index))
+    return Vectors(features, view.identity, tuple(view.faces.file(int(row)) for row in view.index), view)
 
 
 def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, Any]]:
     """Cluster, and say how: settings, counts, quality where identities are known, seconds; plain values."""
     people = None if vectors.identity is None else len(np.unique(vectors.identity))
     begun = time.perf_counter()
-    found = cluster(vectors.features, settings, people)
+    known = None if vectors.view is None else Known.of(vectors.view, settings)
+    found = cluster(vectors.features, settings, people, known)
     return found, {
         "settings": asdict(settings) | {"d": str(settings.d)},
         "d": found.d if found.d is not None and math.isfinite(found.d) else None,

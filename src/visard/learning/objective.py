@@ -91,25 +91,32 @@ def minimise(
     return Minimised(done.means, loss, done.steps, done.pictures)
 
 
-def teacher(model: nn.Module, weights: Weights) -> Callable[[Tensor], Tensor]:
-    """A frozen copy of the network with these weights, in evaluation mode: x -> features, without gradients."""
+def teacher(model: nn.Module, weights: Weights, follow: bool = False) -> Callable[[Tensor], Tensor]:
+    """A frozen copy of the network with these weights, in evaluation mode: x -> features, without gradients.
+
+    With `follow` its batch norm sees a batch as that of `model` does: equal weights then have equal features.
+    """
     frozen = copy.deepcopy(model).eval()
     load_weights(frozen, weights)
-    return _without_gradients(frozen)
+    return _without_gradients(frozen, model if follow else None)
 
 
-def untrained(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def untrained(model: nn.Module, follow: bool = False) -> Callable[[Tensor], Tensor]:
     """The same with fresh weights, from torch's default generator."""
     fresh = copy.deepcopy(model).eval()
     for module in fresh.modules():
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
-    return _without_gradients(fresh)
+    return _without_gradients(fresh, model if follow else None)
 
 
-def _without_gradients(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def _without_gradients(model: nn.Module, student: nn.Module | None) -> Callable[[Tensor], Tensor]:
     def features(x: Tensor) -> Tensor:
-        with torch.no_grad():
+        if student is not None:
+            for own, theirs in zip(model.modules(), student.modules(), strict=True):
+                if isinstance(own, _NormBase):
+                    own.training = theirs.training
+        with torch.no_grad(), still_statistics(model):
             found: Tensor = model.forward(x).float()
         return found
 
@@ -133,12 +140,15 @@ class ContrastSettings:
     weight: NotNegative = 5.0  # alpha_2; 0 = none
     tau: Positive = 0.5
     first: Literal["skip", "random"] = "skip"  # a client's first round has no f_prev: no term, or an untrained network
+    norm: Literal["running", "batch"] = "running"  # of both teachers: batch norm by its records, or as the student's
 
     def terms(self, model: nn.Module, theta: Weights, previous: Weights | None) -> Terms:
-        """Eq. 5 with frozen teachers in evaluation mode; nothing where there is nothing to leave behind."""
+        """Eq. 5 with frozen teachers; nothing where there is nothing to leave behind."""
         if not self.weight or (previous is None and self.first == "skip"):
             return {}
-        glob, prev = teacher(model, theta), untrained(model) if previous is None else teacher(model, previous)
+        follow = self.norm == "batch"
+        glob = teacher(model, theta, follow)
+        prev = untrained(model, follow) if previous is None else teacher(model, previous, follow)
         return {"con": (self.weight, lambda x, f, y: model_contrastive(f, glob(x), prev(x), self.tau))}
 
 

@@ -81,7 +81,7 @@ class CentralMMD(AdaptingByMMD[Start]):
         state: State = begun(msg.theta, msg.head)
         learner = self._learner(client, SOURCES, state, msg.lr, drawn=False)
         loss = learner.fit()
-        target = self._learner(client, self.target, {"theta": state["theta"]}, 0.0)
+        target = self._learner(client, self.target, {"theta": state["theta"]}, 0.0, drawn=False)
         found = quality(target.client, target.model, [learner.head], self.tested == "all")
         return Up(state["theta"], state["head"], {"loss": loss} | found)
 
@@ -95,13 +95,14 @@ class CentralMMD(AdaptingByMMD[Start]):
         target, sources = learners[self.target], [learners[c] for c in names]
         seen = [learner.sample() for learner in sources]
         if not self.exact:
-            state = {"theta": states[self.target]["theta"]}
+            state = dict(states[self.target])
             seen.append(self._learner(untouched(client), self.target, state, 0.0).sample())
         kernel = self._kernel(seen)
         sums = np.zeros(2)
         for _ in range(self.exchanges):
-            b = self.compare.inside(target.forward(target.draw(1)[0])).double()
-            pull = self.weight * mmd.within(b, kernel)
+            unlabelled = target.forward(target.draw(1)[0])
+            b = self.compare.inside(unlabelled).double()
+            pull = self.weight * mmd.within(b, kernel) + target.guidance(unlabelled)
             for learner in sources:
                 batch = learner.draw(1)[0]
                 features = learner.forward(batch)
@@ -133,7 +134,8 @@ class CentralMMD(AdaptingByMMD[Start]):
         training = self.training_of(name == self.target)
         if name == SOURCES and drawn:  # as many as the sources draw that are not in one place
             training = replace(training, batch_size=training.batch_size * (len(everyone.data.parts) - 1))
-        return Learner(client, training, self.compare, self.head, name != self.target, lr, self.optimiser)
+        unlabelled = self.unlabelled(drawn and name == self.target)
+        return Learner(client, training, self.compare, self.head, name != self.target, lr, self.optimiser, unlabelled)
 
     def backbone(self, s: Start) -> Weights | None:
         return None  # every domain has its own

@@ -57,6 +57,7 @@ from visard.methods.encrypted_mmd_party import (
     Encryption,
     Learner,
     LearningParty,
+    Unlabelled,
     begun,
     new_head,
     quality,
@@ -181,6 +182,8 @@ class AdaptingByMMD(Method[S]):
     compare: Compare = Compare()
     training: Training = Training()  # batch_size is n_s
     target_batch: Number = 0  # n_t, samples of a batch of the target; 0: as many as a source's
+    target_dropout: bool = True  # false: the target's network drops no units in alignment (ours)
+    target_entropy: NotNegative = 0.0  # weight of information maximisation at the target (ours); 0: none
     optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
     head: HeadSettings = HeadSettings()
     tested: Literal["test", "all"] = "test"  # all: the target predicts all that it has, as is usual without labels
@@ -200,6 +203,10 @@ class AdaptingByMMD(Method[S]):
         """How a source or the target trains, with its own size of batches."""
         own = is_target and self.target_batch
         return replace(self.training, batch_size=self.target_batch) if own else self.training
+
+    def unlabelled(self, is_target: bool) -> Unlabelled | None:
+        """How the target learns in alignment; of others nothing."""
+        return Unlabelled(self.target_entropy, self.target_dropout) if is_target else None
 
     @abstractmethod
     def pretrain(self, s: S, net: Network) -> S:
@@ -252,6 +259,8 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             raise UsageError("method.monitor: a monitored loss is not covered by method.noise")
         if self.monitor and self.pooled:
             raise UsageError("method.monitor: pooled sources have no loss of their own to monitor")
+        if self.target_entropy and (self.classes != "shared" or self.task != "classify"):
+            raise UsageError("method.target_entropy: needs shared classes, of which the target has a classifier")
         self.check_encryption("method", self.training.batch_size, "training.")
         if self.target_batch and self.target_batch < max(2, self.min_batch):
             raise UsageError(f"method.target_batch = {self.target_batch}: below min_batch")
@@ -478,7 +487,10 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
 
     def _learner(self, client: Client, labelled: bool, lr: float) -> Learner:
         is_target = client.id == client.state.get("roles", ("",))[-1]
-        return Learner(client, self.training_of(is_target), self.compare, self._kind, labelled, lr, self.optimiser)
+        return Learner(
+            client, self.training_of(is_target), self.compare, self._kind, labelled, lr, self.optimiser,
+            self.unlabelled(is_target),
+        )  # fmt: skip
 
     @property
     def _kind(self) -> HeadSettings | None:

@@ -38,6 +38,7 @@ from visard.learning.train import STEPS, Optimiser, Training, batches, new_optim
 from visard.learning.weights import load_weights, weights_of
 from visard.numerics import moved, on_device
 
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 Batch = dict[str, Any]  # rows, and the seed of their random changes, so that they can be seen again
 
 LEARNT = ("within", "task", "mmd", "total")  # what a client tells of an exchange
@@ -225,20 +226,38 @@ def untouched(client: Client) -> Client:
     return replace(client, rng=rng)
 
 
+@dataclass(frozen=True)
+class Unlabelled:
+    """How a target learns beside MMD (ours)."""
+
+    entropy: float = 0.0  # weight of `information` under the classifier that its state has
+    dropout: bool = True  # whether its network drops units in alignment
+
+
 class Learner:
-    """A client's extractor, classifier and optimiser, as its state has them. The target has no classifier."""
+    """A client's extractor, classifier and optimiser, as its state has them. The target has no classifier to train."""
 
     def __init__(
         self, client: Client, training: Training, compare: Compare, head: HeadSettings | None, labelled: bool,
-        lr: float, optimiser: Optimiser = "sgd",
+        lr: float, optimiser: Optimiser = "sgd", unlabelled: Unlabelled | None = None,
     ) -> None:  # fmt: skip
-        """`head` None: a regressor."""
+        """`head` None: a regressor. `unlabelled`: of the target, in alignment."""
         self.client, self.training, self.compare = client, training, compare
         self.view, self.state = client.data.train, client.state
         self.model = client.network()
         load_weights(self.model, self.state["theta"])
         on_device(self.model).train()
         self.head: Any = None
+        self.unlabelled, self.guide = unlabelled or Unlabelled(), None
+        if not self.unlabelled.dropout:
+            for part in self.model.modules():
+                if isinstance(part, DROPOUT):
+                    part.eval()
+        if self.unlabelled.entropy:
+            if "head" not in self.state:
+                raise PublicError("method.target_entropy: the target has no classifier to be sure with")
+            guide = new_head(head, client.data.n_classes, client.embedding, self.state["head"])
+            self.guide = on_device(guide).requires_grad_(False)
         if labelled:
             self.head = on_device(new_head(head, client.data.n_classes, client.embedding, self.state.get("head")))
         self.extractor = [p for p in self.model.parameters() if p.requires_grad]
@@ -347,11 +366,18 @@ class Learner:
         if self.head is not None:
             task = self.head.loss(features, self.labels(batch))
             loss, metrics["task"] = loss + task.cpu(), finite(float(task.detach()))
+        loss = loss + self.guidance(features)
         if pull.shape == v.shape:  # Eq. 14
             self.update(loss + weight * (pull * v.double()).sum())
         else:
             self.update(loss, weight * pull)
         return metrics
+
+    def guidance(self, features: Tensor) -> Tensor | float:
+        """What a target's own predictions add to its loss; 0 where nothing does."""
+        if self.guide is None:
+            return 0.0
+        return self.unlabelled.entropy * information(self.guide.logits(features)).cpu()
 
     def update(self, loss: Tensor, beside: Tensor | None = None) -> None:
         """One step of the optimiser; `beside` is a gradient by the extractor's parameters to add, one after another."""
@@ -374,6 +400,17 @@ class Learner:
     def size(self) -> int:
         """P, of the extractor."""
         return sum(p.numel() for p in self.extractor)
+
+
+def information(logits: Tensor) -> Tensor:
+    r"""$\frac{1}{n}\sum_i H(p_i) - H(\frac{1}{n}\sum_i p_i)$ for predictions $p_i$ = softmax of logits (n, classes).
+
+    Minus the mutual information of sample and class, in nats: small where a classifier is sure of every sample and
+    the classes are about equally frequent (Krause, Perona, Gomes 2010; Liang, Hu, Feng 2020).
+    """
+    log_p = logits.log_softmax(1)
+    mean = log_p.exp().mean(0)
+    return (mean * mean.clamp_min(1e-12).log()).sum() - (log_p.exp() * log_p).sum(1).mean()
 
 
 def finite(loss: float) -> float:

@@ -168,6 +168,8 @@ class FedFRJoint(WithProxies[Server]):
 
     @client_step(trains=lambda self, client, msg: self.alone_training.work(msg.lr, len(client.data.train)))
     def alone(self, client: Client, msg: Down) -> Personalised:  # two stages, Table 2
+        if self.personalise.vectors == "fresh":
+            client.state.pop("W", None)
         joint, training = self.joint(client, msg), self.alone_training
         terms = joint.cosface(self.cosine_weight) | joint.distilled(msg.theta, self.personalise)
         return Personalised(len(joint.own), joint.train(client, terms, training, msg.lr, self.frozen_norm))

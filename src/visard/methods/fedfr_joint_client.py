@@ -177,6 +177,7 @@ class PersonalSettings:
     compare: bool = False  # clients test all three
     stage: Literal["none", "finetune", "kd"] = "none"  # a second stage at each client alone, without a branch
     epochs: AtLeastOne = 4  # of that stage
+    vectors: Literal["kept", "fresh"] = "kept"  # W of that stage: as the rounds left it, or as in a first round
     kd_weight: NotNegative = 1.0
     kd_temperature: Positive = 1.0
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from visard.clustering.cluster import Clustering, cluster
+from visard.clustering.cluster import Clustering, Known, cluster
 from visard.core import Weights
 from visard.data.faces import FaceView
 from visard.engines.world import World, world_of_run
@@ -107,7 +107,7 @@ class BeforeAndAfter:
                 continue
             view = view.take(np.unique(np.linspace(0, len(view) - 1, min(each, len(view))).astype(np.int64)))
             features = self.features(view)
-            labels = cluster(features[0], self.clustering).labels
+            labels = cluster(features[0], self.clustering, known=Known.of(view, self.clustering)).labels
             for part, x in zip(both, features, strict=True):
                 part.append(x[labels >= 0])
             people.append(labels[labels >= 0] + base)

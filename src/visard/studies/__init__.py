@@ -20,7 +20,8 @@ BENCHES = {
     "encrypted-mmd": "Encrypted MMD: users align their features without showing them",
 }
 
-FROM_A_NETWORK = ("fedfr-da", "hf-maml", "fedfr-joint", "fedface")  # benches with the scale real
+FROM_A_NETWORK = ("fedfr-da", "hf-maml", "fedfr-joint", "fedface")  # benches whose scale real needs a model
+REAL_DATA = ("encrypted-mmd",)  # whose scale real trains small networks on real sensor data
 
 
 def find(name: str, scale: str, model: str | Path | None = None) -> Plan:
@@ -29,9 +30,11 @@ def find(name: str, scale: str, model: str | Path | None = None) -> Plan:
         raise UsageError(f"unknown bench {name!r}{did_you_mean(name, BENCHES)}")
     if scale not in (*SCALES, REAL):
         raise UsageError(f"--scale {scale}: must be one of {', '.join((*SCALES, REAL))}")
-    if scale == REAL and name not in FROM_A_NETWORK:
-        raise UsageError(f"--scale real: bench {name} does not have it; {', '.join(FROM_A_NETWORK)} do")
-    if (scale == REAL) != (model is not None):
+    if scale == REAL and name not in (*FROM_A_NETWORK, *REAL_DATA):
+        raise UsageError(f"--scale real: bench {name} does not have it; {', '.join((*FROM_A_NETWORK, *REAL_DATA))} do")
+    if model is not None and name in REAL_DATA:
+        raise UsageError(f"--model {model}: bench {name} is of sensors, and trains its own networks")
+    if (scale == REAL and name in FROM_A_NETWORK) != (model is not None):
         raise UsageError("--scale real and --model FILE, the network that it starts from, go together")
     module = _module(name)
     plan: Plan = module.plan(scale) if model is None else module.plan(scale, str(_located(model)))

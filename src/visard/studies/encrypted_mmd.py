@@ -4,27 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from visard.config import load
 from visard.report.run_folder import Round
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import Column, Curves, Figure, Plan, Row, Scale, Table
+from visard.studies.plan import REAL, Column, Curves, Figure, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
 NONE, MULTI, SINGLE, ENCRYPTED = "none", "central", "central, one source", "encrypted"
-FITTED, FURTHER = "central, fitted", "central, lambda 0"
+FITTED, FURTHER, LINEAR = "central, fitted", "central, lambda 0", "central, linear"
+SURE, ENCRYPTED_LINEAR, ENCRYPTED_SURE = "central, information", "encrypted, linear", "encrypted, linear, information"
+DEGREE_1 = ("method.compare.kernel=taylor", "method.compare.degree=1")  # compares means alone
 CENTRAL: dict[str, tuple[str, ...]] = {  # how each centralised reference differs
     MULTI: (),
     SINGLE: ("method.pooled=true",),
     FITTED: ("method.exact=false",),  # the kernel of the encrypted method
     FURTHER: ("method.weight=0",),  # the same further batches at the sources, without alignment
+    LINEAR: ("method.exact=false", *DEGREE_1),
+    SURE: (),  # with information maximisation at the target, see Task.sure
 }
+SEALED: dict[str, tuple[str, ...]] = {ENCRYPTED: (), ENCRYPTED_LINEAR: DEGREE_1, ENCRYPTED_SURE: DEGREE_1}
 QUALITY = (
     Column("balanced accuracy", "training.balanced_accuracy"),
     Column("weighted F1", "training.weighted_f1"),
 )
+REAL_KINDS = (NONE, FURTHER, MULTI, FITTED, LINEAR, SURE, ENCRYPTED, ENCRYPTED_LINEAR, ENCRYPTED_SURE)
+REAL_DIFFERENCES = (
+    *((kind, NONE) for kind in REAL_KINDS[1:]), (ENCRYPTED, MULTI), (ENCRYPTED_LINEAR, MULTI), (ENCRYPTED, FITTED),
+    (ENCRYPTED_LINEAR, LINEAR), (ENCRYPTED_SURE, SURE), (SURE, MULTI),
+)  # fmt: skip
 DIFFERENCES = ((FURTHER, NONE), (MULTI, NONE), (FITTED, NONE), (ENCRYPTED, NONE), (ENCRYPTED, MULTI))
 FEW = "smaller batches at the target"
 PROTOCOLS = {"packed": "packed", "A + B": "both", "B": "chain_rule", "A": "compressed", "naive": "naive"}
@@ -56,6 +67,8 @@ class Task:
     steps: tuple[int, int] = (4, 10)  # rounds, and batches in a round
     sealed: tuple[str, ...] = ()  # of the encrypted method alone
     sealed_long: tuple[str, ...] = ()  # also where L is above the paper's 4
+    only: tuple[str, ...] = ()  # the kinds of rows, where they are not the usual ones
+    sure: tuple[str, ...] = ()  # of the rows with information maximisation
 
     def called(self, case: Case, kind: str, length: int) -> str:
         return f"{case.name}, {kind}" + ("" if length == self.lengths[0] else f", L = {length}")
@@ -68,17 +81,32 @@ class Task:
                  f"method.rounds={self.steps[0]}", f"method.exchanges={self.steps[1]}", *self.align)  # fmt: skip
         start = ("method.rounds=0", *self.pretrain) if kind == NONE else given
         preset = "central-mmd" if kind in CENTRAL else "encrypted-mmd-sensors"
-        sealed = (*self.sealed, *(self.sealed_long if length > 4 and kind == ENCRYPTED else ()))
-        also = CENTRAL.get(kind, sealed)
+        sealed = (*self.sealed, *(self.sealed_long if length > 4 and kind == ENCRYPTED else ()), *SEALED.get(kind, ()))
+        also = CENTRAL.get(kind, sealed) + (self.sure if kind in (SURE, ENCRYPTED_SURE) else ())
         common = (*self.data, *case.settings(sources), f"model.embedding={length}")
         return Row(name or self.called(case, kind, length), preset, (*common, *start, *also, *more))
 
     def kinds(self, case: Case) -> tuple[str, ...]:
+        if self.only:
+            return self.only
         one = (SINGLE,) if len(case.sources) > 1 else ()
         return (NONE, FURTHER, MULTI, *one, FITTED, ENCRYPTED)
 
     def rows(self) -> list[Row]:
         return [self.row(c, kind, L) for c in self.cases for L in self.lengths for kind in self.kinds(c)]
+
+    def real_table(self) -> Table:
+        """All rows, the means over the cases, and differences of both."""
+        (length,), several = self.lengths, len(self.cases) > 1
+        names = {kind: tuple(self.called(c, kind, length) for c in self.cases) for kind in self.only}
+        means = {f"mean, {kind}": rows for kind, rows in names.items()} if several else {}
+        compare = [(f"mean, {a}", f"mean, {b}") for a, b in REAL_DIFFERENCES] if several else []
+        compare += [
+            (self.called(c, a, length), self.called(c, b, length)) for c in self.cases for a, b in REAL_DIFFERENCES
+        ]
+        return Table(
+            self.title, (*means, *(row.name for row in self.rows())), QUALITY, compare=tuple(compare), means=means
+        )
 
     def table(self, printed: dict[str, dict[str, float]]) -> Table:
         names = tuple(row.name for row in self.rows())
@@ -220,7 +248,12 @@ class Study:
 
 
 def plan(scale: Scale) -> Plan:
-    """Synthetic users at `smoke`; Widar3.0 and Office-Caltech10 at `small`; `paper` needs PAMAP2 and Office-31 too."""
+    """Synthetic users at `smoke`; Widar3.0 and Office-Caltech10 at `small`; `paper` needs PAMAP2 and Office-31 too.
+
+    `real`: all pairs of Office-Caltech10, users, orientations and rooms of Widar3.0, accuracy alone.
+    """
+    if scale == REAL:
+        return _real()
     known, costs, printed, notes = tasks(scale), study(scale), paper("encrypted_mmd"), scales("encrypted_mmd")
     rows = {row.name: row for task in known for row in task.rows()}
     rows |= {row.name: row for row in [*costs.task.rows(), *costs.rows()]}
@@ -245,6 +278,23 @@ def plan(scale: Scale) -> Plan:
         BENCHES["encrypted-mmd"], tuple(rows.values()),
         (*(t.table(printed["prediction"]) for t in known), costs.table()), costs.figures(), tuple(curves),
         (*notes["notes"], *notes[scale]["notes"]),
+    )  # fmt: skip
+
+
+def _real() -> Plan:
+    known, notes = real_tasks(), scales("encrypted_mmd")
+    rows = {row.name: row for task in known for row in task.rows()}
+    curves = [
+        Curves(
+            f"{t.title}: balanced accuracy",
+            tuple(t.called(t.cases[0], kind, 64) for kind in (MULTI, FITTED, LINEAR, SURE)),
+            "training.balanced_accuracy",
+        )
+        for t in known
+    ]
+    return Plan(
+        BENCHES["encrypted-mmd"], tuple(rows.values()), tuple(t.real_table() for t in known), (), tuple(curves),
+        (*notes["notes"], *notes[REAL]["notes"]),
     )  # fmt: skip
 
 
@@ -305,6 +355,47 @@ def pamap2(steps: tuple[int, int]) -> Task:
     data = ("data.source=pamap2", "model.name=mlp")
     pretrain = ("method.pretrain_rounds=30", "method.training.lr=0.003")
     return Task("Table 4, PAMAP2", cases, data, pretrain, ("method.training.lr=0.001",), steps=steps)
+
+
+def real_tasks() -> tuple[Task, ...]:
+    """As `small`, with all pairs and more domains; what differs is in the section real of the scale's file."""
+    given = scales("encrypted_mmd")[REAL]
+    known = {
+        "office": replace(
+            office("office-caltech", "mlp128", (64,), (4, 20)), title="Office-Caltech10, all pairs",
+            cases=tuple(Case(f"{a} to {b}", (DOMAINS[a],), (DOMAINS[b],)) for a, b in permutations(DOMAINS, 2)),
+        ),
+        "users": replace(
+            widar((64,), (4, 10)), title="Widar3.0, users of room 1",
+            cases=tuple(_users(sources, target) for sources, target in given["users"]),
+        ),
+        "orientations": replace(
+            widar_by("orientation", (4, 10)), title="Widar3.0, orientations in room 1",
+            cases=tuple(_orientations(sources, target) for sources, target in given["orientations"]),
+        ),
+        "rooms": replace(widar((64,), (4, 10)), title="Widar3.0, rooms"),
+    }  # fmt: skip
+    return tuple(
+        replace(
+            task, only=REAL_KINDS, align=(*task.align, *given["align"][name]), lengths=(64,),
+            sure=(f"method.target_entropy={given['entropy'][name]}",), steps=tuple(given["steps"][name]),
+        )
+        for name, task in known.items()
+    )  # fmt: skip
+
+
+def _users(sources: list[int], target: int) -> Case:
+    return Case(
+        f"Users {', '.join(map(str, sources))} to {target}", tuple(f"room-1-user-{u}" for u in sources),
+        (f"room-1-user-{target}",),
+    )  # fmt: skip
+
+
+def _orientations(sources: list[int], target: int) -> Case:
+    return Case(
+        f"Orientations {', '.join(map(str, sources))} to {target}", tuple(f"room-1-orientation-{k}" for k in sources),
+        (f"room-1-orientation-{target}",),
+    )  # fmt: skip
 
 
 def tasks(scale: Scale) -> tuple[Task, ...]:

@@ -54,6 +54,8 @@ class Table:
     # row -> column title -> the paper's number as it is printed there (in per cent where the column is); other data
     paper: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     compare: tuple[tuple[str, str], ...] = ()  # (a, b): differences a - b, paired by seed
+    # name -> rows: the mean over these rows for each seed, as a row of its own
+    means: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def check(plan: Plan) -> None:
     for table in plan.tables:
         titles = [c.title for c in table.columns]
         shown = [*table.rows, *(name for pair in table.compare for name in pair)]
-        _known(shown, names, f"table {table.title!r}")
+        _known([r for rows in table.means.values() for r in rows], names, f"a mean of table {table.title!r}")
+        _known(shown, [*names, *table.means], f"table {table.title!r}")
         _known(table.paper, table.rows, f"the paper's numbers of table {table.title!r}")
         for row_name, cells in table.paper.items():
             _known(cells, titles, f"the paper's numbers of row {row_name!r}", "column")

@@ -194,20 +194,21 @@ def _about(column: Column) -> dict[str, Any]:
 
 def _table(table: Table, reader: _Reader) -> TableOf:
     where = f"table {table.title!r}"
+    reader.means.update(table.means)
     cells = {
         row: {c.title: reader.cell(row, c, where, table.paper.get(row, {}).get(c.title)) for c in table.columns}
         for row in table.rows
-        if row in reader.folders
+        if reader.has(row)
     }
     compared = []
     for a, b in table.compare:
-        if not {a, b} <= reader.folders.keys():
+        if not (reader.has(a) and reader.has(b)):
             continue
         for c in table.columns:
             x, y = reader.cell(a, c, where).values, reader.cell(b, c, where).values
             compared.append(Compared(a, b, c.title, differences(x, y, reader.seeds), paired(x, y)))
     for c in table.columns:
-        reader.none_has_it(table.rows, c)
+        reader.none_has_it([row for row in table.rows if row not in table.means], c)
     return TableOf(table.title, [_about(c) for c in table.columns], cells, compared)
 
 
@@ -224,11 +225,18 @@ class _Reader:
                 of_row[o.job.seed] = o.job.folder
             else:
                 self.failures[o.job.row.name] = o.reason
+        self.means: dict[str, tuple[str, ...]] = {}
         self._known: dict[tuple[str, int], Cell] = {}
         self._missing: dict[tuple[str, int], tuple[str, NoMetric]] = {}
 
+    def has(self, row: str) -> bool:
+        """Whether a row was asked for; of a mean all its rows."""
+        return set(self.means.get(row, (row,))) <= self.folders.keys()
+
     def cell(self, row: str, column: Column, where: str, paper: float | None = None) -> Cell:
         """The metric of a row's runs; None for a run that does not have it."""
+        if row in self.means:
+            return self._mean([self.cell(r, column, where).values for r in self.means[row]])
         key = row, id(column)
         if key not in self._known:
             values: Values = {}
@@ -242,6 +250,15 @@ class _Reader:
             lost = len(self.seeds) - len(values) if values else 0
             self._known[key] = Cell(values, spread(list(values.values())), failed=failed, lost=lost)
         return replace(self._known[key], paper=paper)
+
+    def _mean(self, rows: Sequence[Values]) -> Cell:
+        """Over rows, of the seeds with which all of them have a value."""
+        values: Values = {}
+        for seed in self.seeds:
+            known = [v for v in (of.get(seed) for of in rows) if v is not None]
+            if len(known) == len(rows):
+                values[seed] = sum(known) / len(known)
+        return Cell(values, spread(list(values.values())), lost=len(self.seeds) - len(values) if values else 0)
 
     def none_has_it(self, rows: Sequence[str], column: Column) -> None:
         """A path that leads nowhere in every row is a mistake; in some it says that the row has no such metric."""
