@@ -135,7 +135,8 @@ def test_a_secure_run_survives_kills_of_run_party_and_server(there: Deployment, 
             there.restart(victim)
     process.wait(200)
     finish(there, out)
-    assert (out / "model.safetensors").read_bytes() == (tmp_path / "local" / "model.safetensors").read_bytes()
+    for name in ("model.safetensors", "ledger.json", "metrics.json"):
+        assert (out / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
     assert compared(there, out).differences == []
     opened: dict[str, set[tuple[str, str]]] = {}
     for number in ROLES:

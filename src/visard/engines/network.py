@@ -36,6 +36,7 @@ from visard.methods.scoring import TEST
 
 LONGEST_TRACEBACK = 20_000
 SERVER = "\0server"  # whose secret no client has
+HERE = "0" * 32  # in the place of a run's id where clients are simulated: messages are as long as between parties
 SUM = "sum.bin"  # in the checkpoint folder: the secure sum that may have been opened (`Begun`)
 
 
@@ -299,7 +300,7 @@ class EngineNetwork(ABC):
         equal = rule.dp is not None or not all(stated)
         weights = capped([1.0 if equal else float(n or 1) for n in stated], rule.max_weight or 1.0)
         ask, missing = self.asks + 1, dict[ClientId, str]()
-        place = f"{self.place} {self.stage} {self.round} {ask}"
+        place = f"{self.place or HERE} {self.stage} {self.round} {ask}"
         account, of, private, people = None, None, None, ""
         if rule.dp is not None:
             account, of = self._account(rule.dp, messages, known=True)
