@@ -296,8 +296,9 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del dp["unit"]
     if content["evaluation"]["tuning"]["between"] == "test":
         del content["evaluation"]["tuning"]["between"]
-    if not content["partition"]["exclude"]:
-        del content["partition"]["exclude"]
+    for name in ("exclude", "without"):
+        if not content["partition"][name]:
+            del content["partition"][name]
     if method.get("mask_absent"):
         del method["mask_absent"]
     if method["name"] == "pretrain" and method.get("head_start") == "random":

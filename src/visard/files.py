@@ -88,6 +88,26 @@ def replacing(path: Path, parents: bool = False, mode: int = PRIVATE) -> Iterato
             beside.unlink()
 
 
+def unfinished(path: Path) -> list[Path]:
+    """What processes that were killed while they were `replacing` a file have left beside it."""
+    names = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,9}})\.tmp")
+    found = ((file, names.fullmatch(file.name)) for file in sorted(path.parent.iterdir()))
+    return [file for file, name in found if name and not alive(int(name[1]))]
+
+
+def alive(process: int) -> bool:
+    """Whether another process has this number."""
+    if process == os.getpid():
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
 def write_atomically(path: Path, data: bytes | str, mode: int = PRIVATE, parents: bool = False) -> None:
     """Write a whole file, atomically and durably."""
     with replacing(path, parents, mode) as beside:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 # Controls, surrogates, the marks that reverse the direction of text, and what has no width: invisible, so they could
@@ -85,6 +86,18 @@ def duration(seconds: float | None) -> str:
 def plural(n: float | None, word: str, words: str | None = None) -> str:
     """1 client, 20 clients."""
     return f"{count(n)} {word if n == 1 else words or word + 's'}"
+
+
+def ranges(numbers: Iterable[int], word: str = "round") -> str:
+    """rounds 1 to 4 and 7."""
+    found: list[list[int]] = []
+    for n in sorted(set(numbers)):
+        if found and n == found[-1][1] + 1:
+            found[-1][1] = n
+        else:
+            found.append([n, n])
+    several = len(found) > 1 or any(a != b for a, b in found)
+    return f"{word}{'s' if several else ''} {listing([f'{a:,}' if a == b else f'{a:,} to {b:,}' for a, b in found])}"
 
 
 def listing(items: list[str]) -> str:

@@ -37,7 +37,8 @@ def commands(page: Path) -> list[list[str]]:
 
 def run_command(words: list[str]) -> None:
     """Run one command in process; runs are made small unless the page itself says how large."""
-    if words[1] == "run" and "--resume" not in words and not any(w.endswith(".toml") for w in words):
+    own = {"--resume", "--from"} & set(words) or any(w.endswith(".toml") for w in words)
+    if words[1] == "run" and not own:
         given = {w.partition("=")[0] for w in words}
         small = [
             s for s in smoke(words[2]) if s.partition("=")[0] not in given - {"method.rounds", "partition.clients"}

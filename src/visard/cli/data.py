@@ -213,6 +213,35 @@ def show(
         say(f"contact sheet: {sheet}")
 
 
+@app.command("remove")
+def remove_people_of(
+    name: Annotated[str, typer.Argument(metavar="DATASET", help="a folder, or a name in the data folder")],
+    people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="who is to be forgotten")],
+    runs: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="also what the runs in this folder keep of them, but for models"),
+    ] = None,
+    receipt: options.ReceiptFile = None,
+    case: options.Case = "",
+) -> None:
+    """Take people out of a face set: pictures, landmarks, quality, pairs, lists of files and stored activations.
+
+    A receipt without names says what was found and removed. Copies, backups and models that were trained are as before.
+
+    Example: visard data remove faces north-00003 --runs runs
+    """
+    from visard.data.removal import Receipt, receipt_path, remove_people
+    from visard.runs.replay import forget_rows
+
+    folder = find_set(name)
+    wanted = tuple(dict.fromkeys(people))
+    made = Receipt(receipt or receipt_path(folder), "face set", folder.resolve().name, wanted, case)
+    with bar("writing the face set", 1) as shown:
+        also = None if runs is None else lambda faces, rows: forget_rows(runs, faces, rows, made)
+        remove_people(folder, wanted, made, also, shown.progress)
+    options.show_receipt(made)
+
+
 @cache.command("list")
 def list_stores() -> None:
     """List stored activations. Those whose face set is gone or has other pictures now are removed first.

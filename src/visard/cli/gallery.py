@@ -193,19 +193,23 @@ def list_people(gallery: File, encrypt_with: options.EncryptWith = None, as_json
 def remove(
     gallery: File,
     people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="who is to be forgotten")],
+    receipt: options.ReceiptFile = None,
+    case: options.Case = "",
     encrypt_with: options.EncryptWith = None,
 ) -> None:
-    """Remove people from a gallery: nothing of them is left in its file.
+    """Remove people from a gallery: nothing of them is left in its file. A receipt without names says what was removed.
 
     Example: visard gallery remove staff.gallery anna
     """
     from visard.at_rest import Key
-    from visard.inference.gallery import Gallery
+    from visard.data.removal import Receipt, receipt_path
+    from visard.inference.gallery import remove_people
 
-    key = Key.load(encrypt_with)
-    left = Gallery.load(gallery, key).without(people)
-    left.save(gallery, key)
-    say(f"{len(set(people))} removed; the gallery has {len(left)}: {gallery}")
+    wanted = tuple(dict.fromkeys(people))
+    made = Receipt(receipt or receipt_path(gallery), "gallery", gallery.name, wanted, case)
+    left = remove_people(gallery, wanted, made, Key.load(encrypt_with))
+    say(f"{len(wanted)} removed; the gallery has {left}: {gallery}")
+    options.show_receipt(made)
 
 
 @app.command("encrypt")

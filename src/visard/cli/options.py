@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from visard.data.removal import Receipt
     from visard.inference.model import FaceModel
 
 Plugin = Annotated[
@@ -22,6 +23,11 @@ EncryptWith = Annotated[
 Device = Annotated[
     str, typer.Option("--device", help="where the network computes: cpu, cuda, cuda:N, xpu, mps, or auto")
 ]
+ReceiptFile = Annotated[
+    Path | None,
+    typer.Option("--receipt", metavar="FILE", help="where the receipt goes (default: beside what is changed)"),
+]
+Case = Annotated[str, typer.Option("--case", metavar="TEXT", help="what the receipt is to be called, such as a number")]
 OpenModel = Callable[[Path], "FaceModel"]
 
 
@@ -31,6 +37,25 @@ def load_plugins(plugin: list[str] | None) -> None:
         from visard.plugins import load
 
         load(plugin)
+
+
+def show_receipt(made: Receipt) -> None:
+    """Print what a receipt says, and what is needed to show later whom it is about."""
+    from visard.cli.console import say, table
+    from visard.text import listing, plural
+
+    rows = [(one["what"], one["where"], one["found"], one["removed"]) for one in made.looked_at]
+    table("What was looked at", ("what", "where", "found", "removed"), rows, text=2)
+    for one in made.looked_at:
+        if one.get("clients"):
+            say(
+                f"run {one['where']}: {listing(one['clients'])} had pictures of them, and its models were trained with "
+                "these: make it again, with the face set as it is now or without the client (visard run --without)"
+            )
+    people = plural(made.removed["people"], "person", "people")
+    say(f"{people} with {plural(made.removed['pictures'], 'picture')} removed; not reached: copies, backups, models")
+    say(f"receipt: {made.path}")
+    say(f"proof that it is about them, kept nowhere else: {made.proof.hex()}")
 
 
 def opens_a_model(command: Callable[..., None]) -> Callable[..., None]:

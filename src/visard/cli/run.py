@@ -14,16 +14,17 @@ import typer
 from visard.cli import options
 from visard.cli.console import RunWatcher, mark, say, share, table
 from visard.cli.watch import PageWatcher
-from visard.errors import UsageError
+from visard.errors import UsageError, VisardError
 from visard.methods import METHODS
 from visard.plugins import BUILT_IN, KINDS, Registry
 from visard.presets import about
 from visard.presets import presets as all_presets
-from visard.text import duration, listing, plural, size
+from visard.text import duration, listing, plural, ranges, size
 
 if TYPE_CHECKING:
     from visard.core import Method
     from visard.report.run_folder import Run
+    from visard.runs.replay import Part
 
 # the registries of all that settings can name
 REGISTRIES = (
@@ -59,6 +60,13 @@ def run(
     out: Annotated[Path | None, typer.Option(help="the run folder (default: runs/<name>)")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="continue an interrupted run")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLIENT", help="with --from: as if this client had never been there; may repeat"),
+    ] = None,
+    origin: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="the folder of the run to make again, see --without")
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="show the run on a page while it goes on")] = False,
     encrypt_with: options.EncryptWith = None,
     plugin: options.Plugin = None,
@@ -80,6 +88,8 @@ def run(
       visard run --resume --out runs/short --set method.rounds=10
 
       visard run --plugin examples/scaffold.py scaffold
+
+      visard run --without client-003 --from runs/short
     """
     from visard.runs.run import resume as resume_run
     from visard.runs.run import run as run_settings
@@ -88,11 +98,20 @@ def run(
         raise UsageError("--resume continues a run, --overwrite replaces it: give one of them")
     others = [text for text in sets or () if text.partition("=")[0].strip() != "method.rounds"]
     given = {"--set": others, "--data": data, "--engine": engine, "--server": server}
-    if source is None and (odd := next((name for name, value in given.items() if value), None)):
+    if source is None and origin is None and (odd := next((name for name, value in given.items() if value), None)):
         raise UsageError(
             f"--resume --out FOLDER continues with the settings in the folder: leave out {odd} "
             "(only more rounds can be set: --set method.rounds=N)"
         )
+    if (origin is None) == bool(without):
+        raise UsageError("--without CLIENT and --from RUN belong together: give both")
+    if origin is not None and without:
+        if odd := next(
+            (n for n, v in {"PRESET_OR_TOML": source, **given, "--set": sets}.items() if v and n != "--engine"), None
+        ):
+            raise UsageError(f"--from {origin} has settings of its own: leave out {odd}")
+        _run_without(origin, without, engine, out, resume, overwrite, watch, encrypt_with, plugin)
+        return
     moved_key = [f"engine.encrypt_with={str(encrypt_with.absolute())!r}"] if encrypt_with else []
     watcher = PageWatcher() if watch else RunWatcher()
     if not sets and (text := all_presets().get(source or "")) is not None:  # what it says is true as it stands
@@ -113,6 +132,58 @@ def run(
     finally:
         watcher.close()
     show(result)
+
+
+def _run_without(
+    origin: Path,
+    without: Sequence[str],
+    engine: str | None,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    watch: bool,
+    encrypt_with: Path | None,
+    plugin: Sequence[str] | None,
+) -> None:
+    """Make a run again without clients and show what changed; of real parties, say in which rounds they took part."""
+    from visard.report import replay as kept
+    from visard.runs.replay import replay, settings_of, took_part
+
+    overrides = [f"engine.kind={engine}"] if engine else []
+    overrides += [f"engine.encrypt_with={str(encrypt_with.absolute())!r}"] if encrypt_with else []
+    if settings_of(origin, (), plugin or ()).real_parties:
+        for part in [took_part(origin, client) for client in without]:
+            _show_part(part)
+        raise VisardError(
+            f"{origin} was made with parties that are elsewhere, so it is not made again here: revoke the key of who "
+            "is to be left out (visard keys revoke), and ask the others to run again"
+        )
+    watcher = PageWatcher() if watch else RunWatcher()
+    try:
+        result = replay(
+            origin, without, out=out, overrides=overrides, resume=resume, overwrite=overwrite, watcher=watcher,
+            plugins=plugin or (),
+        )  # fmt: skip
+    finally:
+        watcher.close()
+    show(result)
+    record = kept.read(result) or {}
+    rows = [(row.what, row.before, row.after, row.change) for row in kept.changed(result, record)]
+    table(kept.title(record), ("", "with", "without", "change"), rows)
+    for note in kept.notes(result, record):
+        mark("note", note)
+    say("what was made of the other run before, such as copies of its model, is as it was")
+
+
+def _show_part(part: Part) -> None:
+    stages = dict.fromkeys(stage for stage, _ in part.rounds)
+    for stage in stages:
+        numbers = [number + 1 for name, number in part.rounds if name == stage]
+        sent = sum(left for (name, _), left in part.rounds.items() if name == stage)
+        say(f"{part.client}: {stage}: {ranges(numbers)}, {size(sent)} left it")
+    if part.refused:
+        said = [f"{stage} {ranges([number + 1])}" for stage, number in part.refused]
+        say(f"{part.client}: replies that did not count: {listing(said)}")
 
 
 def _sets(given: Sequence[str]) -> list[str]:

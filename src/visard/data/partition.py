@@ -16,7 +16,7 @@ from visard.data.faces import ClientData, FaceSet, FaceView, Federation
 from visard.data.joined import Joined
 from visard.data.partition_kinds import PARTITIONS, PartitionSettings, pick, pictures_of, rows_of, split_by_identity
 from visard.data.storage import canonical_json, digest, first_problem
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import write_atomically
 
 PARTS = ("train", "val", "test")
@@ -212,12 +212,25 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         owned[name] = ClientRows(**{which: rows[part == number].tolist() for number, which in enumerate(PARTS)})
     if clients and settings.hold_out >= len(clients):
         raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")
+    unsaid = {name for name in ("fold", "exclude", "without") if not getattr(settings, name)}
     content = Content(
-        kind=settings.kind, seed=seed,
-        settings=settings.model_dump(mode="json", exclude={k for k in ("fold", "exclude") if not getattr(settings, k)}),
+        kind=settings.kind, seed=seed, settings=settings.model_dump(mode="json", exclude=unsaid),
         faces=faces.fingerprint(), count=len(faces), clients=owned,
         unseen={name: rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(clients)[len(clients) - settings.hold_out :],
         public=rows_of(faces, public).tolist(),
     )  # fmt: skip
-    return Manifest(content)
+    return Manifest(_without(content, settings.without))
+
+
+def _without(content: Content, gone: Sequence[str]) -> Content:
+    """The partition without these clients; nothing of the others changes."""
+    if unknown := [name for name in gone if name not in content.clients]:
+        raise UsageError(
+            f"partition.without: there is no client {unknown[0]!r}{did_you_mean(unknown[0], content.clients)}"
+        )
+    clients = {name: rows for name, rows in content.clients.items() if name not in gone}
+    hold_out = [name for name in content.hold_out if name not in gone]
+    if gone and len(clients) == len(hold_out):
+        raise UsageError("partition.without leaves no client to train")
+    return content.model_copy(update={"clients": clients, "hold_out": hold_out})

@@ -44,6 +44,7 @@ class PartitionSettings(BaseModel):
     exclude: tuple[str, ...] = ()  # names of identities that are left out everywhere; or a file with one in each line
     split: tuple[Fraction, Fraction, Fraction] = (0.7, 0.1, 0.2)  # train, validation, test inside a client
     hold_out: CountFromZero = 0  # the last so many clients take no part in training
+    without: tuple[str, ...] = ()  # clients that are not there; all others have the pictures that they have with them
     mu: float = 3.0  # lognormal: S_i ~ LogNormal(mu, sigma)
     sigma: float = Field(3.0, ge=0)
     shares: tuple[PositiveFloat, ...] = ()  # lognormal: the S_i, where they are not to be drawn

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE_FOLDER, flush_to_disk, private, write_durably
+from visard.files import PRIVATE_FOLDER, alive, flush_to_disk, private, write_durably
 
 HEADER = "faces.json"
 ARRAYS: dict[str, npt.DTypeLike] = {
@@ -383,23 +383,32 @@ def _writing(path: Path) -> Iterator[None]:
         raise VisardError(f"cannot write {path}: {error.strerror}") from None
 
 
-def _remove_stale(out: Path) -> None:
-    """Remove what this or a dead process left half-written beside `out`."""
-    if not out.parent.is_dir():
-        return
-    prefix = f"{out.name}.partial-"
-    for path in out.parent.iterdir():
-        if path.name.startswith(prefix) and not _alive_elsewhere(path.name.removeprefix(prefix)):
+def recover(out: Path) -> int:
+    """Finish what killed writers of a set began: one that was on its way to its place comes back, remains of it go.
+
+    Returns how many folders of dead processes there were.
+    """
+    found = 0
+    for path in _stale(out, "replaced"):
+        found += 1
+        if out.exists():
             shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(out)
+            flush_to_disk(out.parent)
+    return found + _remove_stale(out)
 
 
-def _alive_elsewhere(pid: str) -> bool:
-    if not pid.isdecimal() or int(pid) == os.getpid():
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        pass
-    return True
+def _remove_stale(out: Path) -> int:
+    """Remove what this or a dead process left half-written beside `out`; how many folders that were."""
+    stale = _stale(out, "partial")
+    for path in stale:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(stale)
+
+
+def _stale(out: Path, kind: str) -> list[Path]:
+    prefix = f"{out.name}.{kind}-"
+    beside = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
+    named = [(path, path.name.removeprefix(prefix)) for path in beside if path.name.startswith(prefix)]
+    return [path for path, process in named if not process.isdecimal() or not alive(int(process))]

@@ -21,10 +21,11 @@ from safetensors.numpy import save, save_file
 
 from visard.at_rest import Key, refuse_encrypted
 from visard.data.listing import printable
+from visard.data.removal import Receipt, file_digest
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.roc import allowed
-from visard.files import replacing
+from visard.files import replacing, unfinished
 from visard.inference.model import FaceModel, load_model
 from visard.inference.photos import ALIGNMENTS, Photos
 from visard.inference.search import Exact, Floats, Index, Ints
@@ -238,6 +239,27 @@ class Gallery:
             if not np.all(np.abs(np.einsum("nd,nd->n", rows, rows) - 1) < 1e-3):
                 return "a template has not length one"
         return ""
+
+
+def remove_people(path: Path, people: Sequence[str], receipt: Receipt, key: Key | None = None) -> int:
+    """Take people out of a gallery file, which a new one replaces in one step; how many are left."""
+    known = Gallery.load(path, key)
+    left = known.without(people)
+    receipt.before = {path.name: file_digest(path)}
+    gone = {"templates": len(known) - len(left), "probes": len(known.probes) - len(left.probes)}
+    receipt.removed = {"people": gone["templates"], "pictures": int(known.pictures.sum() - left.pictures.sum())}
+    receipt.look("templates", "the gallery", gone["templates"], gone["templates"])
+    receipt.look("features of pictures that thresholds are read off", "the gallery", gone["probes"], gone["probes"])
+    receipt.write("begun")  # nobody is removed where no receipt can be written
+    stale = unfinished(path)
+    for file in stale:
+        file.unlink(missing_ok=True)
+    receipt.look("files of an interrupted writer", "beside the gallery", len(stale), len(stale))
+    receipt.look("search indexes", "the gallery", 0, 0)  # they are made of the templates when one searches
+    left.save(path, key)
+    receipt.after = {path.name: file_digest(path)}
+    receipt.write("done")
+    return len(left)
 
 
 def _what(path: Path) -> str:

@@ -12,7 +12,7 @@ from visard.data.sensors import READERS
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe, doubts, order, values
 from visard.files import SHARED, mapping, number, whole, write_atomically
-from visard.report import change, charts, compare
+from visard.report import change, charts, compare, replay
 from visard.report.cards import Card, headline_cards
 from visard.report.disclosure import Leaving, add_up, flow, judge, ledger_table
 from visard.report.groups import groups_section
@@ -151,6 +151,7 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
     before_after = change.section(run)
     compared = {c.metric.label for found in change.tests(run).values() for c in found.values()}
     parts = [
+        replay.section(run),
         before_after,
         _headline(run, [card for card in heads if card.metric.label not in compared], bool(compared)),
         _curves(run),

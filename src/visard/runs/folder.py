@@ -15,7 +15,7 @@ from visard.files import SHARED, only_user, write_atomically
 # all that a run writes, as patterns relative to its folder
 WRITTEN = (
     "config.toml", "partition.json", "events.jsonl", "metrics.json", "ledger.json", "samples.npy", "report.html",
-    "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
+    "replay.json", "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
     "checkpoint/manifest.json", "checkpoint/chain.jsonl", "checkpoint/ledger.jsonl", "checkpoint/received-*.jsonl",
     "checkpoint/server-*.bin", "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack",
     "checkpoint/before.json", ".*.tmp", "checkpoint/.*.tmp",

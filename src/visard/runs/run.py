@@ -46,6 +46,7 @@ from visard.numerics import CPU, computing_on, device, fast_bf16, spread
 from visard.plugins import again, modules_in, named, trust
 from visard.processes import Recipe, cores
 from visard.report.page import build_report
+from visard.report.replay import FILE as REPLAY
 from visard.report.run_folder import EventLog, Run, digest_of_tests, read_events, read_run, rounds, warnings_of
 from visard.runs.evaluation import check_groups, final_metrics, in_brief, metrics_before, metrics_of_round
 from visard.runs.folder import run_folder
@@ -62,12 +63,14 @@ def run(
     overwrite: bool = False,
     watcher: Watcher | Iterable[Watcher] | None = None,
     plugins: Sequence[str | Path] = (),
+    replay: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run a preset, a TOML file or settings, and leave a complete run folder behind.
 
     `watcher` is one watcher or several (see `engines.watchers.Watcher`), beside those that `engine.watchers` names:
     they see the run go by, and never end it.
-    `plugins` are files or modules with methods, heads and the like that the settings name.
+    `plugins` are files or modules with methods, heads and the like that the settings name. `replay` is what is known of
+    the run that this one makes again without some clients (see `runs.replay`).
 
     >>> import visard
     >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
@@ -87,6 +90,8 @@ def run(
         run_folder(folder, settings, resume, overwrite, files),
         _threads(how.threads_per_step),
     ):
+        if replay is not None:
+            write_json(folder / REPLAY, replay, SHARED)
         watchers = Watchers([Watchers(watcher), *(make(folder) for make in named)])
         with _watched(watchers, folder):
             link = connect(settings, watchers.problem)
