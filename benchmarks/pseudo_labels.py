@@ -38,7 +38,7 @@ Ints = npt.NDArray[np.int64]
 Data = tuple[npt.NDArray[np.float32], Ints, npt.NDArray[np.float32]]  # features, identities, quality
 CLIENTS, PICTURES, GROUPED = 4, 40, 0.3
 BASE = Clustering(min_size=4)
-CHOSEN = {"min_quality": 0.5, "min_separation": 0.0, "apart": 0.3}
+CHOSEN = {"min_quality": 0.8, "min_separation": 0.0, "apart": 0.4}
 GRID = {
     "min_quality": (0.5, 0.6, 0.7, 0.8), "min_separation": (-0.1, 0.0, 0.1, 0.2), "apart": (0.1, 0.2, 0.4, 0.8),
 }  # fmt: skip
