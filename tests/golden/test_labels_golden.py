@@ -192,6 +192,22 @@ def test_the_stable_distance_by_loops(seed: int) -> None:
     assert found.d == stable_d(u)
 
 
+def test_where_nearly_all_are_alone_or_together_nothing_is_stable() -> None:
+    """Below 0.35 nothing changes but says nothing, above 0.65 too; between, a border moves with every step."""
+    gaps = np.arange(1, 21) / 20
+    x = np.array([[10.0 * k + side * gap, 0] for k, gap in enumerate(gaps) for side in (0, 1)], np.float32)
+    seen = []
+
+    def labels_at(d: float) -> np.ndarray:
+        seen.append(d)
+        labels = np.zeros(40, np.int64) if d > 0.65 else (np.arange(40) >= round(40 * d)).astype(np.int64)
+        return np.array([0, 0, *range(1, 39)]) if d < 0.35 else labels
+
+    found = stable_d(x, "euclidean", labels_at=labels_at)
+    assert len(seen) == finch.SPREAD + 1
+    assert 0.35 < found < 0.65
+
+
 def test_a_stable_distance_of_few_or_equal_vectors() -> None:
     assert stable_d(np.eye(2, dtype=np.float32)) == 1.0
     same_ones = np.tile(np.array([[1.0, 0.0]], np.float32), (5, 1))
@@ -241,6 +257,11 @@ def test_a_set_knows_which_faces_are_of_one_photograph(tmp_path: Path, monkeypat
     assert [faces.file(int(i)) for i in rows] == ["a.png", "b.png", "b.png", "c.png", "c.png"]
     assert faces.photographs(rows).tolist() == [-1, 0, 0, 1, 1]
     assert faces.photographs(np.array([0, 2, 3, 4])).tolist() == [-1, -1, 0, 0]
+    asked = Known.of(faces.all(), Clustering(apart=0.5, min_quality=0.1))
+    assert asked.photograph is not None
+    assert asked.photograph.tolist() == [-1, 0, 0, 1, 1]
+    np.testing.assert_array_equal(asked.quality, faces.extra("quality")[:, 0])
+    assert not np.array_equal(faces.extra("quality")[:, 0], faces.extra("quality")[:, 2])
     single = FaceSet.open(tmp_path / "set-False")
     assert single.photographs(np.arange(len(single))).tolist() == [-1] * 3
     joined = Joined([Member("one", faces), Member("other", single)])
@@ -258,7 +279,7 @@ def scored(folder: Path, score: np.ndarray) -> FaceSet:
         rows = np.arange(len(plain))
         files = [plain.file(int(i)) for i in rows]
         writer.write(0, plain.read(rows), plain.identity, plain.domain, plain.attributes, files)
-        writer.attach("quality", np.stack([score, score], 1).astype(np.float32))
+        writer.attach("quality", np.stack([score, 1 - score], 1).astype(np.float32))
         writer.close(len(plain), plain.names)
     return FaceSet.open(folder / "scored")
 
