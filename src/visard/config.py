@@ -299,6 +299,8 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
     for name in ("exclude", "without"):
         if not content["partition"][name]:
             del content["partition"][name]
+    if content["evaluation"]["tuning"]["flip"]:
+        del content["evaluation"]["tuning"]["flip"]
     if method.get("mask_absent"):
         del method["mask_absent"]
     if method["name"] == "pretrain" and method.get("head_start") == "random":

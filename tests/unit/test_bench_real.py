@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.e2e.test_bench import visard
@@ -19,6 +20,7 @@ from visard.models import build
 from visard.models.files import save_model
 from visard.studies import FROM_A_NETWORK, find
 from visard.studies.execute import jobs_of
+from visard.studies.hf_maml import STATES
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def test_every_row_is_a_valid_run_of_a_part_of_the_network(name: str, network: P
     begun = []
     for job in jobs_of(plan, [0], tmp_path / "runs"):
         s = job.settings()
-        assert s.model.train == "tail", job.row.name
+        assert s.model.train in ("tail", "last:1"), job.row.name
         assert s.model.cache == "fp16"
         assert s.model.frozen_norm is None, "batch norm keeps the statistics of the network that was given"
         assert s.frozen_norm
@@ -97,10 +99,8 @@ def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) ->
         Pretrain(rounds=0).start(toy_world(tmp_path).setup())
 
 
-SMALL = (
-    "partition.min_images=2", "partition.client_images=1", "partition.test_identities=3", "evaluation.pairs=60",
-    "method.training.batch_size=8", "method.training.amount=2",
-)  # fmt: skip
+SMALL = ("partition.min_images=2", "partition.client_images=1", "partition.test_identities=3", "evaluation.pairs=60")
+SHORT = ("method.training.batch_size=8", "method.training.amount=2")
 
 
 def sets(*changes: str) -> list[str]:
@@ -123,7 +123,7 @@ def test_fedfr_da_from_a_made_up_network(
         "S pre-trained",
         "--only",
         "S FL",
-        *sets("partition.source_identities=8", "partition.clients=2"),
+        *sets(*SHORT, "partition.source_identities=8", "partition.clients=2"),
     ]
     assert visard(*words) == 0, capsys.readouterr().err
     read = json.loads((tmp_path / "b" / "results.json").read_text())
@@ -149,7 +149,8 @@ def test_fedfr_joint_from_a_made_up_network(
     for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
         monkeypatch.setenv(variable, str(tmp_path / folder))
     noise_faces(tmp_path / "data" / "celeba", identities=40, images=12, seed=1)  # FAR 0.001 needs pairs
-    few = sets("partition.public_identities=6", "partition.clients=2", "partition.identities=24", "method.rounds=1")
+    few = sets(*SHORT, "partition.public_identities=6", "partition.clients=2", "partition.identities=24")
+    few += ["--set", "method.rounds=1"]
     words = ["bench", "fedfr-joint", "--scale", "real", "--model", str(network), "--seeds", "0"]
     words += ["--out", str(tmp_path / "b")]
     assert visard(*words, "--only", "+ branch", "--only", "Ditto", *few) == 0, capsys.readouterr().err
@@ -157,3 +158,28 @@ def test_fedfr_joint_from_a_made_up_network(
     assert {run["row"] for run in read["runs"]} == {"pretrain", "+ branch", "Ditto"}
     (second,) = (t for t in read["tables"] if t["title"].startswith("Table 2"))
     assert set(second["cells"]) == {"+ branch", "Ditto"}
+
+
+def test_hf_maml_from_a_made_up_network(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The network as it came is a row, tested on the same clients, and no activation of a mirror image is computed."""
+    monkeypatch.setattr(sys, "argv", [])
+    for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    noise_faces(tmp_path / "data" / "celeba", identities=30, images=10, seed=1)
+    few = sets("partition.public_identities=6", "partition.clients=4", "partition.hold_out=1", "partition.identities=16",
+               "evaluation.tuning.pairs=40", "evaluation.tuning.draws=1")  # fmt: skip
+    words = ["bench", "hf-maml", "--scale", "real", "--model", str(network), "--seeds", "0"]
+    words += ["--out", str(tmp_path / "b"), "--only", "equal not trained", *few]
+    assert visard(*words) == 0, capsys.readouterr().err
+    read = json.loads((tmp_path / "b" / "results.json").read_text())
+    table = read["tables"][0]
+    cells = table["cells"]["equal not trained"]
+    assert all(cells[f"{who}, {state}"]["values"]["0"] is not None for who in ("trained", "later") for state in STATES)
+    assert cells["trained, untuned"]["paper"] is None, "the paper's are at another FAR"
+    run = json.loads((tmp_path / "b" / "runs" / "equal not trained" / "seed-0" / "metrics.json").read_text())
+    assert run["clients"]["summary"]["untuned/tar@far=0.01"] == run["before"]["clients"]["summary"]["untuned/tar@far=0.01"]
+    done = [np.fromfile(file, np.uint8).sum() for file in (tmp_path / "cache" / "activations").glob("*/plain.done")]
+    assert sum(done) > 0
+    assert not any(np.fromfile(f, np.uint8).any() for f in (tmp_path / "cache" / "activations").glob("*/mirror.done"))

@@ -347,7 +347,8 @@ def want(world: World, settings: Settings) -> None:
     trained = [data.train for data in world.clients.values()] + ([world.public] if world.public is not None else [])
     tested = [view for data in world.clients.values() for view in (data.val, data.test)]
     tested += [*world.benchmarks.values(), *([world.others] if world.others is not None else [])]
-    flips = any(how.flip for _, how in augments(settings.method)) or settings.evaluation.tuning.batches > 0
+    tuning = settings.evaluation.tuning
+    flips = any(how.flip for _, how in augments(settings.method)) or (tuning.batches > 0 and tuning.flip)
     mirrored = (trained if flips else []) + (tested if settings.evaluation.flip else [])
     world.activations.wanted = {PLAIN: _rows([*trained, *tested]), MIRROR: _rows(mirrored)}
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from visard.core import BoundStep, Client, Disclosure, Method, Names, Weights, client_step, nothing
 from visard.core.method import AtLeastOne, Number, Positive
+from visard.data.augment import Augment
 from visard.data.faces import FaceView
 from visard.errors import PublicError
 from visard.evaluation.arrays import Ints, unit_rows
@@ -40,6 +41,7 @@ class Tuning:
     lr: Positive = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     head: Literal["means", "random"] = "means"  # what a client without a head starts from
+    flip: bool = True  # mirror half of the pictures that it tunes on, drawn at random
     norm: Literal["update", "frozen"] = "update"  # frozen: batch norm keeps the statistics that the model came with
     pairs: Annotated[int, Field(ge=2)] = 1000  # half of one identity, half of two
     draws: AtLeastOne = 5  # times that batches and pairs are drawn; metrics are means
@@ -264,4 +266,5 @@ def _training(tuning: Tuning) -> Training:
     return Training(
         lr=tuning.lr, momentum=tuning.momentum, weight_decay=0.0, batch_size=tuning.batch_size,
         unit="iterations", amount=tuning.batches, partial=False, schedule="constant", clip=0.0,
+        augment=Augment(flip=tuning.flip),
     )  # fmt: skip

@@ -9,12 +9,13 @@ from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import REAL, TRAINED_NORM, Column, Curves, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
-TAR = "tar@far=0.1"
+TAR = "tar@far=0.1"  # as in the paper; where a network is near 1 there, a scale takes another (tar)
 IMPOSTORS = {"": "all clients", "own/": "the client itself"}  # prefix of the metric, and whose identities impostors are
 # FedAvg with as many local steps as HF-MAML; the same as plain descent at HF-MAML's own rate: what alpha = 0 would be
 SAME_STEPS, PLAIN = "local, same steps", "local, plain steps"
 # HF-MAML with h differentiated, and without h; at alpha = 0.01 both are plain descent to a cosine of 0.997
 EXACT, FIRST = "local, exact, alpha 0.1", "local, first order, alpha 0.1"
+NOT_TRAINED = "not trained"  # the network as all others start from it
 PARTITIONS = ("equal", "lognormal", "attributes")
 HEADS = ("global", "local", "regularised")
 WHO = {"trained": "clients", "later": "held_out"}
@@ -74,19 +75,27 @@ def plan(scale: Scale, model: str = "") -> Plan:
     start = (Row("start", first["preset"], (*given["data"], *first["set"], *begun)),) if first else ()
     alphas = tuple(given.get("alphas", ()))
     rows = [_row(scale, given, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p, alphas)]
+    if model:
+        rows += [_not_trained(_row(scale, given, p, "FedAvg", "local"), p) for p in PARTITIONS]
     printed = paper("hf_maml")
-    tables = [_table(p, k, whose, printed, alphas) for whose in IMPOSTORS for k in ("mean", "std") for p in PARTITIONS]
+    tar = given.get("tar", TAR)
+    tables = [
+        _table(p, k, whose, printed, alphas, tar, bool(model))
+        for whose in IMPOSTORS
+        for k in ("mean", "std")
+        for p in PARTITIONS
+    ]
     names = tuple(row.name for row in rows)
     curves = tuple(f"equal {m} local" for m in ("FedAvg", "HF-MAML"))
     return Plan(
         BENCHES["hf-maml"],
         (*start, *rows),
-        (*tables, _gains(8 if scale == "smoke" else 20), Table("What it cost", names, COST)),
+        (*tables, _gains(8 if scale == "smoke" else 20, tar), Table("What it cost", names, COST)),
         curves=tuple(
-            Curves(f"Figure {1 if who == 'clients' else 2}: {TAR}, {state}, {group} clients", curves, path)
+            Curves(f"Figure {1 if who == 'clients' else 2}: {tar}, {state}, {group} clients", curves, path)
             for group, who in WHO.items()
             for state in STATES
-            for path in (f"{who}.{state}/{TAR}.mean",)
+            for path in (f"{who}.{state}/{tar}.mean",)
         ),
         notes=tuple(known["notes"]),
     )
@@ -146,23 +155,30 @@ def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head:
     return Row(f"{partition} {method} {head}".rstrip(), method.lower(), settings)
 
 
+def _not_trained(like: Row, partition: str) -> Row:
+    """The network as all rows start from it, tested on the same clients: no rounds, and no head but that of tuning."""
+    kept = ("data.", "model.", "partition.", "evaluation.", "engine.", "method.head.")
+    own = [text for text in like.set if text.startswith(kept)]
+    return Row(f"{partition} {NOT_TRAINED}", "pretrain", (*own, "method.rounds=0", "method.training.augment.flip=false"))
+
+
 def _table(
     partition: str, statistic: str, whose: str, printed: dict[str, dict[str, dict[str, dict[str, list[float]]]]],
-    alphas: tuple[float, ...] = (),
+    alphas: tuple[float, ...] = (), tar: str = TAR, given: bool = False,
 ) -> Table:  # fmt: skip
     """One of Tables V to VII (the mean over clients) or VIII to X (the standard deviation over clients)."""
     number = ("V", "VI", "VII", "VIII", "IX", "X")[PARTITIONS.index(partition) + 3 * (statistic == "std")]
     what = "mean over clients" if statistic == "mean" else "standard deviation over clients"
     columns = [
-        Column(f"{group}, {state}", f"{who}.summary.{state}/{whose}{TAR}.{statistic}")
+        Column(f"{group}, {state}", f"{who}.summary.{state}/{whose}{tar}.{statistic}")
         for state in STATES
         for group, who in WHO.items()
     ]
     if statistic == "std":
         worst = [(group, state, who) for state in ("untuned", "tuned") for group, who in WHO.items()]
-        columns += [Column(f"worst {g}, {s}", f"{w}.summary.{s}/{whose}{TAR}.worst") for g, s, w in worst]
+        columns += [Column(f"worst {g}, {s}", f"{w}.summary.{s}/{whose}{tar}.worst") for g, s, w in worst]
     rows = tuple(f"{partition} {m} {h}".rstrip() for m, h in _variants(partition, alphas))
-    shown = {
+    shown = {} if tar != TAR else {
         row: {
             f"{group}, {state}": printed[partition][statistic][state][row.removeprefix(f"{partition} ")][i]
             for state in ("untuned", "tuned")
@@ -176,16 +192,19 @@ def _table(
         (f"{partition} HF-MAML {h}", f"{partition} FedAvg {PLAIN}")
         for h in ("local", EXACT, FIRST, *map(_exact, alphas))
     ]
+    if given:  # what training brought, before and after tuning
+        rows = (f"{partition} {NOT_TRAINED}", *rows)
+        compare += [(row, rows[0]) for row in rows[1:] if row.endswith(" local")]
     if partition != "equal":
         compare += [(f"{partition} {m} regularised", f"{partition} {m} local") for m in ("FedAvg", "HF-MAML")]
-    title = f"Table {number}: {TAR}, {what}, {partition} partition, impostors of {IMPOSTORS[whose]}"
+    title = f"Table {number}: {tar}, {what}, {partition} partition, impostors of {IMPOSTORS[whose]}"
     return Table(title, rows, tuple(columns), shown, tuple(compare))
 
 
-def _gains(clients: int) -> Table:
+def _gains(clients: int, tar: str) -> Table:
     """Figure 3: every client of the attribute partition, tuned."""
     rows = ("attributes FedAvg local", "attributes HF-MAML local")
-    paths = [" | ".join(f"{w}.figures.client-{n:03d}.tuned/{TAR}" for w in WHO.values()) for n in range(clients)]
+    paths = [" | ".join(f"{w}.figures.client-{n:03d}.tuned/{tar}" for w in WHO.values()) for n in range(clients)]
     columns = tuple(Column(f"client {n + 1}", path) for n, path in enumerate(paths))
     return Table(
         "Figure 3: each client of the attribute partition, tuned", rows, columns, compare=((rows[1], rows[0]),)
