@@ -25,7 +25,17 @@ from visard.learning.train import Training
 from visard.learning.weights import load_weights, weights_of
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml, MetaTraining
-from visard.methods.scoring import ScoreRequest, Tuning, draw_pairs, pair_metrics, score_tuned, settle, steps_of, tune
+from visard.methods.scoring import (
+    ScoreRequest,
+    Tuning,
+    _training,
+    draw_pairs,
+    pair_metrics,
+    score_tuned,
+    settle,
+    steps_of,
+    tune,
+)
 from visard.runs.evaluation import _clients, _last
 
 TUNING = Tuning(batches=3, batch_size=4, lr=0.05, pairs=40, draws=2)
@@ -283,3 +293,16 @@ def test_the_last_test_is_of_test_pictures() -> None:
     assert _last(settings.evaluation).tuning == replace(settings.evaluation.tuning, between="test")
     plain = load("hf-maml", ["evaluation.tuning.batches=3"])
     assert plain.fingerprint() != settings.fingerprint()
+
+
+def test_tuning_without_mirror_images(tmp_path: Path) -> None:
+    """A client then tunes on its pictures as they are; a setting that came later leaves earlier runs what they were."""
+    assert _training(TUNING).augment == Augment()
+    assert _training(replace(TUNING, flip=False)).augment == Augment(flip=False)
+    plain = load("hf-maml", ["evaluation.tuning.batches=3"])
+    said = load("hf-maml", ["evaluation.tuning.batches=3", "evaluation.tuning.flip=true"])
+    assert plain.fingerprint() == said.fingerprint()
+    other = load("hf-maml", ["evaluation.tuning.batches=3", "evaluation.tuning.flip=false"])
+    assert plain.fingerprint() != other.fingerprint()
+    client, theta = client_and_weights(tmp_path)
+    assert score_tuned(client, theta, replace(TUNING, flip=False), FedAvg(), None)

@@ -159,7 +159,8 @@ def _not_trained(like: Row, partition: str) -> Row:
     """The network as all rows start from it, tested on the same clients: no rounds, and no head but that of tuning."""
     kept = ("data.", "model.", "partition.", "evaluation.", "engine.", "method.head.")
     own = [text for text in like.set if text.startswith(kept)]
-    return Row(f"{partition} {NOT_TRAINED}", "pretrain", (*own, "method.rounds=0", "method.training.augment.flip=false"))
+    own += ["method.rounds=0", "method.training.augment.flip=false"]
+    return Row(f"{partition} {NOT_TRAINED}", "pretrain", tuple(own))
 
 
 def _table(
@@ -178,14 +179,18 @@ def _table(
         worst = [(group, state, who) for state in ("untuned", "tuned") for group, who in WHO.items()]
         columns += [Column(f"worst {g}, {s}", f"{w}.summary.{s}/{whose}{tar}.worst") for g, s, w in worst]
     rows = tuple(f"{partition} {m} {h}".rstrip() for m, h in _variants(partition, alphas))
-    shown = {} if tar != TAR else {
-        row: {
-            f"{group}, {state}": printed[partition][statistic][state][row.removeprefix(f"{partition} ")][i]
-            for state in ("untuned", "tuned")
-            for i, group in enumerate(WHO)
+    shown = (
+        {}
+        if tar != TAR
+        else {
+            row: {
+                f"{group}, {state}": printed[partition][statistic][state][row.removeprefix(f"{partition} ")][i]
+                for state in ("untuned", "tuned")
+                for i, group in enumerate(WHO)
+            }
+            for row in (f"{partition} {m} {h}" for m in ("FedAvg", "HF-MAML") for h in _heads(partition))
         }
-        for row in (f"{partition} {m} {h}" for m in ("FedAvg", "HF-MAML") for h in _heads(partition))
-    }
+    )
     compare = [(f"{partition} HF-MAML {h}", f"{partition} FedAvg {h}") for h in _heads(partition)]
     compare.append((f"{partition} HF-MAML local", f"{partition} FedAvg {SAME_STEPS}"))
     compare += [
