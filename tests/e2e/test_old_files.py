@@ -119,7 +119,7 @@ def test_reports_of_finished_runs(old: Path, visard_: Callable[..., str]) -> Non
         page = Path(folder, "report.html").read_text()
         assert f"<title>{name}: visard run report</title>" in page
         assert '<span class="pill finished">' in page
-    assert "data:image/png;base64," in Path(FEDAVG, "report.html").read_text()  # samples.npy
+    assert "data:image/jpeg;base64," in Path(FEDAVG, "report.html").read_text()  # samples.npy
     visard_("report", "stopped/fedavg", "--out", "stopped.html")
     assert "interrupted" in Path("stopped.html").read_text()
     visard_("report", FEDAVG, LOCAL, "fedfr-joint", "--out", "three.html")
