@@ -63,7 +63,7 @@ def test_rates_of_class_vectors_and_steps_of_adaptation(network: Path, tmp_path:
     for name, init in (("FedFace", "mean"), ("random trainable", "random")):
         method: Any = found[f"{name}, rate of class vectors 0.001"]
         assert (method.init, method.vectors_lr, method.training.lr) == (init, 0.001, found[name].training.lr)  # type: ignore[attr-defined]
-        assert found[name].vectors_lr is None  # type: ignore[attr-defined]
+        assert found[name].vectors_lr == 0.3  # type: ignore[attr-defined]
     meta = {j.row.name: j.settings().method for j in jobs_of(find("hf-maml", "real", network), [0], tmp_path)}
     for alpha in (0.01, 0.1, 0.5):
         name = "equal HF-MAML local" if alpha == 0.01 else f"equal HF-MAML local, exact, alpha {alpha:g}"
