@@ -1,7 +1,8 @@
 """The built wheel in an environment that holds its dependencies and nothing else: no extras, no clone, no tools.
 
 The environment is new; the packages that visard itself asks for, and what they ask for, are linked into it from those
-that are installed here, so nothing is fetched. `python -m tests.e2e.test_wheel` installs from the index instead (long).
+that are installed here, so nothing is fetched. `python -m tests.e2e.test_wheel [PYTHON]` installs from the index
+instead, for this Python or for another one, such as python3.14 (long).
 """
 
 from __future__ import annotations
@@ -120,14 +121,14 @@ def test_what_needs_an_extra_names_it_in_one_line(trained: Path, words: list[str
     assert len(ended.stderr.splitlines()) == 1
 
 
-def main() -> None:
+def main(python: str = sys.executable) -> None:
     """The same wheel with its dependencies from the index, in an environment of its own."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         wheel = build(folder)
-        venv.create(folder / "env", with_pip=True)
-        python = str(folder / "env" / "bin" / "python")
-        subprocess.run([python, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
+        subprocess.run([python, "-m", "venv", str(folder / "env")], check=True)
+        inside = str(folder / "env" / "bin" / "python")
+        subprocess.run([inside, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt"), str(wheel)], check=True)
         small = [part for setting in SMOKE for part in ("--set", setting)]
         for words in (["--version"], ["run", "fedavg", "--out", "out", *small]):
             subprocess.run([str(folder / "env" / "bin" / "visard"), *words], check=True, cwd=folder)
@@ -135,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:2])

@@ -18,7 +18,7 @@ from visard.cli import watch
 from visard.errors import UsageError
 from visard.report import live
 from visard.report.live import Followed, LiveView
-from visard.report.run_folder import EventLog
+from visard.report.run_folder import EventLog, Round, round_of
 from visard.text import line
 
 NAME = "<img src=x onerror=alert(1)>"
@@ -102,6 +102,38 @@ def test_only_whole_lines_count_and_a_new_log_begins_anew(tmp_path: Path) -> Non
         go_on(longer, step)
     longer.path.replace(log.path)
     assert (run.state()["name"], run.state()["done"]) == ("a third one", 5), "also where it is longer than the old one"
+
+
+def test_each_round_is_read_once_and_one_that_is_done_again_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def noted(event: dict[str, Any]) -> Round:
+        read.append(event["step"])
+        return round_of(event)
+
+    monkeypatch.setattr(live, "round_of", noted)
+    log, run = begin(tmp_path), Followed(tmp_path)
+    for step in range(3):
+        go_on(log, step)
+        assert [run.state()["done"], run.state()["done"]] == [step + 1] * 2
+    assert read == [0, 1, 2]
+    log.write("run_started", name="again", method="fedavg", clients=3, resumed=True, stages=[])
+    log.write("round", stage="federate", round=2, step=2, seconds=1.0, figures={"loss": 9.0}, clients={}, slowest={})
+    state = run.state()
+    assert state["done"] == 3
+    assert next(c for c in state["curves"] if c["label"] == "Training loss")["points"][-1] == (3, 9.0)
+    assert read == [0, 1, 2, 2]
+
+
+def test_a_report_that_comes_after_the_end_is_linked(tmp_path: Path) -> None:
+    log, run = begin(tmp_path), Followed(tmp_path)
+    go_on(log, 0)
+    log.write("run_finished", seconds=5.0)
+    assert (run.state()["state"], run.state()["report"]) == ("finished", False)
+    (tmp_path / "report.html").write_text("a report")
+    assert run.state()["report"]
 
 
 def test_a_log_that_could_not_be_read_for_a_while_goes_on(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
 from visard.files import mapping, read_json
 from visard.report.html import esc, filled, page_file, policy, version
-from visard.report.run_folder import Event, Run, latest, parse_event, read_run, warnings_of
+from visard.report.run_folder import Event, Round, Run, latest, parse_event, read_run, round_of, warnings_of
 from visard.text import count, duration, line, size
 
 POINTS = 400  # of a curve that are sent
@@ -48,13 +49,32 @@ class Followed:
 
     def _forget(self) -> None:
         self._events: list[Event] = []
+        self._rounds: dict[int, Round] = {}  # by the id of their event, which stays in the list
         self._place, self._file, self._rest, self._state = 0, 0, b"", Json()
+        self._run, self._drawn = Run(self.folder, [], {}, {}, ""), Json()
 
     def state(self) -> Json:
-        """What the page shows of it."""
-        if self._refresh() or not self._state or self._state["state"] in ("running", "quiet", "waiting"):
-            self._state = self._described()
+        """What the page shows of it. Only what is new is looked at: the page asks often, and runs have many rounds."""
+        if self._refresh() or not self._drawn:
+            self._look()
+        elif self._run.status[0] == "finished" and not self._state["report"] and (_age(self._run) or 0.0) < QUIET:
+            self._look()  # its metrics and its report were on their way
+        elif self._state["state"] not in ("running", "quiet", "waiting"):
+            return self._state
+        self._state = self._described()
         return self._state
+
+    def _look(self) -> None:
+        """Make of the events what changes with them alone."""
+        run = Run(self.folder, latest(self._events), {}, {}, "")
+        told = [event for event in run.events if event["event"] == "round"]
+        self._rounds |= {id(event): round_of(event) for event in told if id(event) not in self._rounds}
+        run.__dict__["rounds"] = sorted((self._rounds[id(event)] for event in told), key=lambda r: r.step)
+        if run.status[0] == "finished":
+            with suppress(VisardError):  # its metrics may be on their way
+                run = read_run(self.folder)
+        self._run = run
+        self._drawn = {"curves": _curves(run), "clients": _clients(run), "messages": _messages(run)}
 
     def _refresh(self) -> bool:
         """Read what is new; whether something was. A log that was replaced is read from its beginning."""
@@ -91,10 +111,7 @@ class Followed:
         return [_site_row(name, mapping(about), round_of, stopped) for name, about in sorted(listed.items())][:ROWS]
 
     def _described(self) -> Json:
-        run = Run(self.folder, latest(self._events), {}, {}, "")
-        if run.status[0] == "finished":
-            with suppress(VisardError):  # its metrics may be on their way
-                run = read_run(self.folder)
+        run = self._run
         state, words = _state_of(run)
         return {
             "name": line(run.name if self._events else self.folder.name, 80),
@@ -105,11 +122,9 @@ class Followed:
             "done": len(run.rounds),
             "planned": run.planned,
             "facts": _facts(run, state),
-            "curves": _curves(run),
-            "clients": _clients(run),
             "sites": self._sites(run),
-            "messages": _messages(run),
             "report": run.report.is_file(),
+            **self._drawn,
         }
 
 
@@ -180,14 +195,15 @@ def _facts(run: Run, state: str) -> list[tuple[str, str]]:
 def _curves(run: Run) -> list[Json]:
     """Curves of the tests, then of what the method logs, then of time and bytes."""
     found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {}
+    known = cache(describe)  # for this call: plug-ins may add metrics
     for test in run.measured:
         for name, values in test.generic.items():
             for key, value in values.items():
-                metric = describe(key)
+                metric = known(key)
                 found.setdefault((f"{metric.label} ({name})", metric.is_share), []).append((test.step + 1, value))
     for r in run.rounds:
         for name, value in sorted(r.figures.items(), key=lambda item: "loss" not in item[0]):
-            metric = describe(name)
+            metric = known(name)
             found.setdefault((metric.label, metric.is_share), []).append((r.step + 1, value))
         found.setdefault(("Seconds of a round", False), []).append((r.step + 1, r.seconds))
         sent = None if r.bytes_up is None else r.bytes_up / 1e6

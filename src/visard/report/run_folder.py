@@ -161,24 +161,24 @@ class Evaluation:
 
 def rounds(events: Sequence[Event]) -> list[Round]:
     """The rounds of a run, by step."""
-    found = [
-        Round(
-            stage=str(e.get("stage", "")),
-            round=whole(e.get("round")) or 0,
-            step=_step(e),
-            seconds=number(e.get("seconds")),
-            bytes_up=whole(e.get("bytes_up")),
-            bytes_down=whole(e.get("bytes_down")),
-            asked=_count(e.get("asked")),
-            replied=_count(e.get("replied")),
-            figures=numbers(e.get("figures")),
-            clients={k: numbers(v) for k, v in mapping(e.get("clients")).items()},
-            slowest=numbers(e.get("slowest")),
-        )
-        for e in events
-        if e["event"] == "round"
-    ]
-    return sorted(found, key=lambda r: r.step)
+    return sorted((round_of(e) for e in events if e["event"] == "round"), key=lambda r: r.step)
+
+
+def round_of(event: Event) -> Round:
+    """The round that an event tells of."""
+    return Round(
+        stage=str(event.get("stage", "")),
+        round=whole(event.get("round")) or 0,
+        step=_step(event),
+        seconds=number(event.get("seconds")),
+        bytes_up=whole(event.get("bytes_up")),
+        bytes_down=whole(event.get("bytes_down")),
+        asked=_count(event.get("asked")),
+        replied=_count(event.get("replied")),
+        figures=numbers(event.get("figures")),
+        clients={k: numbers(v) for k, v in mapping(event.get("clients")).items()},
+        slowest=numbers(event.get("slowest")),
+    )
 
 
 def evaluations(events: Sequence[Event]) -> list[Evaluation]:
