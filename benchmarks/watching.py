@@ -55,6 +55,13 @@ class Taken:
         """Of one core, for serving."""
         return 100 * (self.serving or 0.0) / self.wall
 
+    @property
+    def text(self) -> str:
+        run = f"{self.wall:.1f} s, CPU {self.cpu:.1f} s"
+        if self.serving is None:
+            return run
+        return f"{run}, serving {self.serving:.2f} s in {self.answers} answers: {self.percent:.2f} % of a core"
+
 
 def command(folder: Path, rounds: int, clients: int, steps: int = 20) -> list[str]:
     settings = {
@@ -201,10 +208,7 @@ def main() -> None:
             for way in order:
                 taken = timed(words) if way == "bare" else watched(folder, words)
                 found[way].append(taken)
-                beside = f", serving {taken.serving:.2f} s in {taken.answers} answers: {taken.percent:.2f} % of a core"
-                print(
-                    f"{way}: {taken.wall:.1f} s, CPU {taken.cpu:.1f} s{beside if way == 'watched' else ''}", flush=True
-                )
+                print(f"{way}: {taken.text}", flush=True)
         for what in ("wall", "cpu"):
             bare, beside = (statistics.median(getattr(t, what) for t in found[way]) for way in ("bare", "watched"))
             print(f"{what} watched / bare: {beside / bare:.4f}")

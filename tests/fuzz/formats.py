@@ -37,6 +37,7 @@ from visard.data.pairs import load_galleries, load_pairs, load_template_pairs, l
 from visard.data.partition import Manifest, partition
 from visard.data.partition_kinds import PartitionSettings
 from visard.data.pictures import Haar, template
+from visard.data.removal import Receipt, remove_people
 from visard.data.sensors import write_readings
 from visard.data.sources.catalog import export, open_set
 from visard.data.sources.importing import import_faces
@@ -53,6 +54,7 @@ from visard.engines.records import Records, read_records
 from visard.engines.request import Reply, Request, StateFile, check_names, pack, unpack
 from visard.engines.world import BIASES, CLASS_VECTORS, _class_vectors
 from visard.errors import VisardError
+from visard.files import write_json
 from visard.inference.features import read_features, read_vectors
 from visard.inference.gallery import Gallery
 from visard.inference.model import load_model
@@ -60,7 +62,9 @@ from visard.methods.fedavg import Up
 from visard.models import build
 from visard.models.files import open_model, save_model, start
 from visard.presets import presets
+from visard.report import replay
 from visard.report.page import build_report
+from visard.report.run_folder import read_run as run_of
 
 SIZE = 32
 SPEC = {"model": "tiny_nobn", "embedding": "8", "size": str(SIZE)}
@@ -131,6 +135,15 @@ def read_faces(folder: Path, scratch: Path) -> None:
     found = FaceSet.open(folder / "set")
     describe(found), [found.file(row) for row in range(min(50, len(found)))]
     load_pairs(found)
+    forget_one(folder, scratch)
+
+
+def forget_one(folder: Path, scratch: Path) -> None:
+    """Take the first person out of a copy of the set."""
+    copy = Path(shutil.copytree(folder / "set", scratch / "set", symlinks=True))
+    name = FaceSet.open(copy).names[0]
+    remove_people(copy, [name], Receipt(scratch / "receipt.json", "face set", "set", [name]))
+    FaceSet.open(copy)
 
 
 def ijb_set(folder: Path) -> None:
@@ -142,6 +155,7 @@ def ijb_set(folder: Path) -> None:
 def read_ijb_set(folder: Path, scratch: Path) -> None:
     found = FaceSet.open(folder / "set")
     load_templates(found), load_template_pairs(found), load_galleries(found)
+    forget_one(folder, scratch)
 
 
 def readings(folder: Path) -> None:
@@ -597,6 +611,7 @@ def run(folder: Path) -> None:
     write_run(folder / "one", clients=8, rounds=3)
     write_run(folder / "two", name="other", clients=8, rounds=3, stop_after=2, seed=1)
     np.save(folder / "one" / "samples.npy", np.stack([pixels(k, 16) for k in range(4)]))
+    write_json(folder / "one" / replay.FILE, replay.record(run_of(folder / "two"), ["client-3"], ["a note"]))
 
 
 def read_run(folder: Path, scratch: Path) -> None:

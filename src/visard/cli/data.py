@@ -233,9 +233,9 @@ def remove_people_of(
     from visard.data.removal import Receipt, receipt_path, remove_people
     from visard.runs.replay import forget_rows
 
-    folder = find_set(name)
+    folder = find_set(name).resolve()
     wanted = tuple(dict.fromkeys(people))
-    made = Receipt(receipt or receipt_path(folder), "face set", folder.resolve().name, wanted, case)
+    made = Receipt(receipt or receipt_path(folder), "face set", folder.name, wanted, case)
     with bar("writing the face set", 1) as shown:
         also = None if runs is None else lambda faces, rows: forget_rows(runs, faces, rows, made)
         remove_people(folder, wanted, made, also, shown.progress)

@@ -187,9 +187,12 @@ def _extras(
     left: dict[str, npt.NDArray[Any]] = {}  # templates of each split that still have a picture
     for name, values in arrays.items():
         if split := re.fullmatch(r"templates_(\d+)", name):
+            _check_table(faces, name, values, 4, 1)
+            if (scores := arrays.get(f"scores_{split[1]}")) is None or scores.shape != values.shape[:1]:
+                raise VisardError(f"{array_path(faces.path, f'scores_{split[1]}')} does not fit {name}.npy")
             there = keep[values[:, 0]]
             found[name] = np.column_stack([row_of[values[:, 0]], values[:, 1:]])[there].astype(values.dtype)
-            found[f"scores_{split[1]}"] = arrays[f"scores_{split[1]}"][there]
+            found[f"scores_{split[1]}"] = scores[there]
             left[split[1]] = np.unique(found[name][:, 1])
     for name, values in arrays.items():
         split = re.fullmatch(r"(template_pairs|gallery|probes|scores)_(\d+)(_\w+)?", name)
@@ -198,10 +201,12 @@ def _extras(
         if name == SKIPPED:
             found[name] = _renumbered(values[~_skips(faces, people, gone)[0]], gone)
         elif name == PAIRS:
+            _check_table(faces, name, values, 4, 2)
             rows = row_of[values[:, :2]]
             found[name] = np.column_stack([rows, values[:, 2:]])[(rows >= 0).all(1)].astype(values.dtype)
         elif split and split[2] in left:
             columns = 2 if split[1] == "template_pairs" else 1
+            _check_table(faces, name, values, columns, 0)
             found[name] = values[np.isin(values[:, :columns], left[split[2]]).all(1)]
         elif values.shape[:1] == keep.shape:
             found[name] = values[keep]
@@ -211,6 +216,13 @@ def _extras(
                 "remove the file first, or make it again afterwards"
             )
     return {name: (values, len(arrays[name]) - len(values)) for name, values in found.items()}
+
+
+def _check_table(faces: FaceSet, name: str, values: np.ndarray[Any, Any], columns: int, rows: int) -> None:
+    """Refuse what is no table of whole numbers with so many columns or more, of which the first are rows of the set."""
+    fits = values.ndim == 2 and values.shape[1] >= columns and values.dtype.kind == "i"
+    if not fits or not (values[:, :rows].min(initial=0) >= 0 and values[:, :rows].max(initial=0) < len(faces)):
+        raise VisardError(f"{array_path(faces.path, name)} is damaged: it is no table of this set")
 
 
 def _renumbered(table: npt.NDArray[np.int32], gone: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
