@@ -18,6 +18,7 @@ import argparse
 import http.client
 import os
 import re
+import shutil
 import signal
 import statistics
 import subprocess
@@ -185,6 +186,8 @@ def shots(folder: Path, words: Sequence[str], rounds: int, out: Path) -> list[Pa
         run.kill()
         run.wait()
         serving.close()
+    if len({path.read_bytes() for path in found}) < len(moments):
+        raise RuntimeError("the page did not change while the run went on")
     return found
 
 
@@ -206,6 +209,7 @@ def main() -> None:
         for repeat in range(chosen.repeats):
             order = ("bare", "watched") if repeat % 2 == 0 else ("watched", "bare")
             for way in order:
+                shutil.rmtree(folder)  # a page would show the run before this one first
                 taken = timed(words) if way == "bare" else watched(folder, words)
                 found[way].append(taken)
                 print(f"{way}: {taken.text}", flush=True)
@@ -214,6 +218,7 @@ def main() -> None:
             print(f"{what} watched / bare: {beside / bare:.4f}")
         print(f"serving: {statistics.median(t.percent for t in found['watched']):.2f} % of one core")
         if chosen.shots is not None:
+            shutil.rmtree(folder)
             for path in shots(folder, words, rounds, chosen.shots):
                 print(path)
 
