@@ -197,7 +197,10 @@ def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
         (tmp_path / "run" / "config.toml").write_text(f'[engine]\nserver = "{tmp_path}"\n')
         go_on(log, 0)
         go_on(log, 1)
-        browser.wait("document.querySelectorAll('.plot path').length >= 3")
+        log.write("evaluation", stage="federate", round=1, step=1, seconds=1.0, generic={"test": {"accuracy": 0.75}})
+        browser.wait("document.querySelectorAll('.plot path').length == 5")
+        drawn = "[...document.querySelectorAll('.plot')].map((p) => p.clientWidth / p.viewBox.baseVal.width)"
+        assert all(0.9 < stretched < 1.1 for stretched in browser.evaluate(drawn)), "the last one is alone in its row"
         browser.wait("document.querySelector('.value').textContent == '2 of 4 rounds'")
         assert browser.evaluate("document.querySelector('.pill.slow').textContent") == "slow"
         cells = "[...document.querySelectorAll('#siterows tr > *')].map((cell) => cell.textContent)"

@@ -88,9 +88,9 @@
     }));
     const place = find("plots");
     width = place.clientWidth;
-    const panel = (width > 820 ? (width - 15) / 2 : width) - 34;
+    const panel = (i) => (width > 820 && (i % 2 || i + 1 < found.size) ? (width - 15) / 2 : width) - 34; // a last one alone is wide
     find("nocurves").hidden = found.size > 0;
-    place.replaceChildren(...[...found].map(([label, one]) => plot(label, one.percent, one.lines, panel)));
+    place.replaceChildren(...[...found].map(([label, one], i) => plot(label, one.percent, one.lines, panel(i))));
   }
 
   function clients(runs) {
