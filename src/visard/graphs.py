@@ -130,7 +130,7 @@ class Graph:
         """End the process."""
         self._end()
 
-    def _answer(self, seconds: float) -> bytes:
+    def _answer(self, seconds: float) -> bytes | bytearray:
         """The next frame; one line if the process came to its limits."""
         self._child.channel.settimeout(60 + 20 * seconds)  # it may wait for other processes; the limit is its own time
         try:

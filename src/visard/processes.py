@@ -10,6 +10,7 @@ function needs.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -29,6 +30,9 @@ from typing import Any
 from visard.errors import VisardError, one_line
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+ARENAS = -8  # of mallopt(3)
+Data = bytes | bytearray | memoryview
+LONG = 1 << 20  # bytes: frames from here on are not copied
 _LENGTH = struct.Struct("<Q")
 _ERROR = 1 << 63  # in the length of a frame that says why its sender has ended
 
@@ -40,6 +44,14 @@ class ChildError(VisardError):
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def share_memory_of_threads() -> None:
+    """Have all threads allocate from one place, where the C library allows it: otherwise what each of them has freed
+    stays apart, and a process with many threads that handle megabytes holds much more than it uses."""
+    library = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if library is not None and hasattr(library, "gnu_get_libc_version"):
+        library.mallopt(ARENAS, 1)
 
 
 def resolve(name: str) -> Any:
@@ -60,13 +72,18 @@ class Recipe:
         return partial(resolve(self.factory), **self.arguments)
 
 
-def send(channel: socket.socket, frame: bytes, flag: int = 0) -> None:
+def send(channel: socket.socket, frame: Data, flag: int = 0) -> None:
     """Send one frame: its length, then so many bytes."""
-    channel.sendall(_LENGTH.pack(len(frame) | flag) + frame)
+    length = _LENGTH.pack(len(frame) | flag)
+    if len(frame) < LONG:
+        channel.sendall(b"".join((length, frame)))
+    else:  # without a copy
+        channel.sendall(length)
+        channel.sendall(frame)
 
 
-def receive(channel: socket.socket) -> bytes | None:
-    """The next frame, or None when the other side is gone; `ChildError` if it says why."""
+def receive(channel: socket.socket) -> bytes | bytearray | None:
+    """The next frame, or None when the other side is gone; `ChildError` if it says why. A long one is a bytearray."""
     head = _exactly(channel, _LENGTH.size)
     if head is None:
         return None
@@ -77,17 +94,17 @@ def receive(channel: socket.socket) -> bytes | None:
     return frame
 
 
-def _exactly(channel: socket.socket, count: int) -> bytes | None:
+def _exactly(channel: socket.socket, count: int) -> bytes | bytearray | None:
     parts = bytearray()
     while len(parts) < count:
         try:
-            part = channel.recv(min(count - len(parts), 1 << 20))
+            part = channel.recv(min(count - len(parts), LONG))
         except ConnectionError:
             return None
         if not part:
             return None
         parts += part
-    return bytes(parts)
+    return parts if count >= LONG else bytes(parts)
 
 
 class Child:
@@ -114,7 +131,7 @@ class Child:
         with suppress(OSError):  # it has ended already: noticed when its answer is read
             send(self.channel, json.dumps(arguments).encode())
 
-    def receive(self) -> bytes:
+    def receive(self) -> bytes | bytearray:
         """The next frame; `ChildError` if the process has ended."""
         frame = receive(self.channel)
         if frame is None:

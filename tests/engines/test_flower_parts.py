@@ -22,11 +22,12 @@ if find_spec("flwr") is None:
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from visard.crypto.signatures import ORDER, Signer, fingerprint
 from visard.deployment.door import Limits
-from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, driver, link, server, simulation, statement
+from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, driver, link, objects, server, simulation, statement
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
@@ -319,22 +320,22 @@ def fetcher(monkeypatch: pytest.MonkeyPatch, stalled: int) -> tuple[fetching.Fet
     """A fetcher of whose replies the first `stalled` wait for ever; and the names of those that still wait."""
     waiting: set[str] = set()
 
-    def pull(names: list[str], part: Any, **_: Any) -> dict[str, bytes]:
-        if int(names[0].removeprefix("reply-")) < stalled:
-            waiting.add(names[0])
-            try:
-                while True:
-                    part(names[0])  # as Flower does: again and again, until it raises
-                    time.sleep(0.01)
-            finally:
-                waiting.discard(names[0])
-        return {}
+    def part(name: str) -> bytes:
+        if int(name.removeprefix("reply-")) < stalled:
+            waiting.add(name)
+            raise ObjectUnavailableError(name)
+        return b"Message  0\0"
 
-    monkeypatch.setattr(link, "pull_objects", pull)
-    monkeypatch.setattr(link, "make_pull_object_fn_protobuf", lambda *_: lambda name: b"")
-    monkeypatch.setattr(link, "iterate_object_tree", lambda tree: [SimpleNamespace(object_id=tree)])
+    def fetched(number: str, tree: Any, pull: Any, shelf: Any) -> Message:
+        try:
+            pull(number)
+        finally:
+            waiting.discard(number)
+        return Message(record(b"h", b"p"), 1, "query")
+
+    monkeypatch.setattr(fetching, "make_pull_object_fn_protobuf", lambda *_: part)
+    monkeypatch.setattr(fetching, "fetched", fetched)
     monkeypatch.setattr(link, "ConfirmMessageReceivedRequest", lambda **_: None)
-    monkeypatch.setattr(link, "inflate_object_from_contents", lambda *_: Message(record(b"h", b"p"), 1, "query"))
     return fetching.Fetcher(Slow(), 1), waiting  # type: ignore[arg-type]
 
 
@@ -366,7 +367,8 @@ def test_stalled_uploads_hold_up_no_other_and_end_when_they_are_given_up(monkeyp
 def test_a_reply_of_too_many_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fetch, _ = fetcher(monkeypatch, 0)
     one = SimpleNamespace(object_id="reply-0")
-    monkeypatch.setattr(link, "iterate_object_tree", lambda _: [one] * (link.MOST_PARTS + 1))
+    monkeypatch.setattr(fetching, "fetched", objects.fetched)
+    monkeypatch.setattr(objects, "iterate_object_tree", lambda _: [one] * (objects.MOST_PARTS + 1))
     came: dict[str, Any] = {}
     until(lambda: came.update(fetch.replies(["0"], (), 1.0)) or came)
     assert came == {"0": "reply refused: it has 501 parts, more than 500"}

@@ -43,15 +43,15 @@ class Forger(front.Front):
             length = int.from_bytes(body[5:9], "little") + len(b'"face":1,')
             return answer[0], body[:5] + length.to_bytes(4, "little") + body[9:]
         if forge and forge.startswith("die uploading ") and not (mark := Path(forge[14:])).exists():
-            client.push_objects = lambda *given, **named: upload_one(mark, *given, **named)
+            client.push = lambda objects, names, put: upload_one(mark, objects, set(names), put)
         return answer
 
 
-def upload_one(mark: Path, objects: dict[str, Any], push_object_fn: Any, object_ids_to_push: set[str]) -> None:
+def upload_one(mark: Path, objects: dict[str, Any], names: set[str], put: Any) -> None:
     """Upload one of the parts of a reply, and die."""
-    assert len(object_ids_to_push) > 1
-    name = min(object_ids_to_push)
-    push_object_fn(name, objects[name].deflate())
+    assert len(names) > 1
+    name = min(names)
+    put(name, objects[name].deflate())
     mark.touch()
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -122,7 +122,8 @@ class Reduction:
                 continue
             self._flush(name)
             entries.append(self._entry(name, client, weight, value, getattr(message, name, None)))
-            self._last[name] = value
+            if self._store is None:
+                self._last[name] = value
         return rest
 
     def result(self) -> dict[str, Any]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     from visard.deployment.flower.client import Fleet
-    from visard.deployment.front import Front
+    from visard.deployment.front import Do, Front
     from visard.deployment.keys import PartyKeys
     from visard.deployment.sent import Sent
 
@@ -174,9 +174,7 @@ def _new_keys(
     return renewed
 
 
-def _answer(
-    fleet: Fleet, front: Front, do: Callable[[bytes, bytes], tuple[bytes, bytes]], poll: float, sent: Sent, tell: Tell
-) -> None:
+def _answer(fleet: Fleet, front: Front, do: Do, poll: float, sent: Sent, tell: Tell) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
             front.stop()

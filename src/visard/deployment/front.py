@@ -11,7 +11,7 @@ from typing import Any
 from visard.engines.request import DIED, LATE, Reply, Request, pack, unpack
 from visard.errors import VisardError
 from visard.files import PRIVATE, mapping, write_atomically
-from visard.processes import Child, ChildError, Recipe, send
+from visard.processes import Child, ChildError, Data, Recipe, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
@@ -19,7 +19,7 @@ STOPPED = "the party was stopped"
 NO_START = "the worker process did not start"
 REFUSED = "the party does not take part in this run"
 HOW = "allow it in a file (visard client policy) and start with --policy FILE, or start at a terminal to be asked"
-Do = Callable[[bytes, bytes], tuple[bytes, bytes]]
+Do = Callable[[bytes, Data], tuple[bytes, Data]]
 
 
 class Front:
@@ -70,7 +70,7 @@ class Front:
         if worker is not None:
             worker.kill()
 
-    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+    def do(self, header: bytes, payload: Data) -> tuple[bytes, Data]:
         """Header and payload of the reply to a request, from the worker or, if that fails, from here."""
         self.carried = b""
         request = unpack(header, Request)
@@ -84,8 +84,8 @@ class Front:
                 worker.channel.settimeout(None)
                 send(worker.channel, header)
                 send(worker.channel, payload)
-                answer = _receive(worker, deadline), _receive(worker, deadline)
-                self.carried = _receive(worker, deadline)
+                answer = bytes(_receive(worker, deadline)), _receive(worker, deadline)
+                self.carried = bytes(_receive(worker, deadline))
                 return answer
             except TimeoutError:
                 failure = LATE
@@ -103,7 +103,7 @@ class Front:
         return pack(request.reply(failure=STOPPED if self._stopped else failure)), b""
 
 
-def _receive(worker: Child, deadline: float) -> bytes:
+def _receive(worker: Child, deadline: float) -> Data:
     worker.channel.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST))
     return worker.receive()
 
@@ -123,12 +123,12 @@ class Consent:
         self._do, self._home, self._server, self._say, self._ask = do, home, server, say, ask
         self._refused: set[str] = set()
 
-    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+    def do(self, header: bytes, payload: Data) -> tuple[bytes, Data]:
         """The party's reply, once somebody here has agreed to the run."""
         answer = self._do(header, payload)
         if unpack(answer[0], Reply).failure is None or not answer[1]:
             return answer
-        request, asked = unpack(header, Request), mapping(json.loads(answer[1]))
+        request, asked = unpack(header, Request), mapping(json.loads(bytes(answer[1])))
         if "refused" in asked:  # it cannot begin, agreed to or not
             return pack(request.reply(failure=str(asked["refused"]))), b""
         if request.run not in self._refused:

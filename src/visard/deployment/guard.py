@@ -37,6 +37,7 @@ from visard.errors import PublicError
 from visard.files import PRIVATE, write_atomically
 
 LIGHT = 0.1  # of a client's own weight in a sum: who has less does not count as another party
+LARGE = 2**26  # bytes of networks that are not kept in memory between two requests, only on disk
 Seen = dict[str, Weights]  # by the field of a message: entries of the network
 
 
@@ -109,11 +110,16 @@ class Guard:
     def remember(self, request: Request, networks: Seen) -> None:
         """Keep the networks of a request, to measure the next ones by."""
         before = self.seen(request)
+        large = sum(v.nbytes for part in networks.values() for v in part.values()) > LARGE
         if any(_news(before.get(path, {}), part) for path, part in networks.items()):
             # entries that a request leaves out stay known: leaving them out is no way to send others next time
-            copies = {p: before.get(p, {}) | {k: v.clone() for k, v in part.items()} for p, part in networks.items()}
-            self._seen = (request.run, request.client), before | copies
-            write_atomically(self._path(request), encode(self._seen[1]), PRIVATE, parents=True)
+            known = before | {path: before.get(path, {}) | part for path, part in networks.items()}
+            write_atomically(self._path(request), encode(known), PRIVATE, parents=True)
+            if not large:
+                known = {path: {k: v.clone() for k, v in part.items()} for path, part in known.items()}
+                self._seen = (request.run, request.client), known
+        if large:
+            self._seen = None
 
     def _path(self, request: Request) -> Path:
         return self.memory.states / request.run / f"seen-{quote(request.client, safe='')}.bin"

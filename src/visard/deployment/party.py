@@ -45,7 +45,7 @@ from visard.files import (
 )
 from visard.methods.scoring import steps_of
 from visard.models.cut import digest_of
-from visard.processes import Recipe, receive, send
+from visard.processes import Data, Recipe, receive, send
 from visard.text import line, visible
 
 KEPT = "kept.json"  # a party's record of the states of a run
@@ -161,7 +161,7 @@ class Party:
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
     carried: dict[str, Any] = field(default_factory=dict)  # type and parts of the last step's reply, for the record
 
-    def do(self, header: bytes, payload: bytes) -> tuple[bytes, bytes]:
+    def do(self, header: bytes, payload: Data) -> tuple[bytes, bytes]:
         """Header and payload of the reply to a request."""
         request = unpack(header, Request)  # a malformed request has no place to reply to: it raises
         try:
@@ -205,13 +205,15 @@ class Party:
         return self.worlds[key]
 
     def step(
-        self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None
+        self, request: Request, world: World, method: Method[Any], payload: Data, watch: Watch | None
     ) -> tuple[bytes, bytes]:
         """Do a step and write the state that it leaves."""
         step = (steps_of(method) | SecureAggregation.steps()).get(request.step)
         if step is None:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
+        if isinstance(payload, bytearray):  # which was received for this step alone: it is not needed beside its copy
+            payload.clear()
         reply = perform(world, step, replace(request, message=message), self.states, sent=True, check=watch)
         if wrong := undeclared(step, message, reply.value, world.statistics):
             name, reason = wrong  # which may quote what must not leave
@@ -237,7 +239,7 @@ class Party:
             raise PublicError(LACKS)
         return held
 
-    def take_trunk(self, request: Request, world: World, payload: bytes) -> Reply:
+    def take_trunk(self, request: Request, world: World, payload: Data) -> Reply:
         """Keep the frozen part of the run's network, once: the next run with the same one finds it here."""
         if world.trunk is None or world.trunk.digest != request.trunk or self.trunks is None:
             raise PublicError("this run has no such frozen part")
@@ -251,7 +253,7 @@ class Party:
         write_atomically(self.trunks / f"{request.trunk}.bin", encode(Basis(sent)), PRIVATE)
         return request.reply()
 
-    def keep(self, request: Request, world: World, method: Method[Any], payload: bytes, watch: Watch | None) -> Reply:
+    def keep(self, request: Request, world: World, method: Method[Any], payload: Data, watch: Watch | None) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
         from visard.models.files import DESCRIBES, save_model
 
@@ -352,6 +354,7 @@ def serve(
     send(channel, b"{}")
     while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
         party.carried = {}
-        answer = party.do(header, payload)
+        answer = party.do(bytes(header), payload)
         for part in (*answer, json.dumps(party.carried).encode()):
             send(channel, part)
+        del answer, part, payload

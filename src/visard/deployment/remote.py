@@ -7,11 +7,13 @@ over a dictionary in a test. Order, time limits, and the check that a reply belo
 from __future__ import annotations
 
 import functools
+import mmap
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from visard.core import BoundStep, ClientId, Weights
@@ -25,8 +27,9 @@ from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, W
 from visard.engines.world import World
 from visard.errors import VisardError
 from visard.files import safe_name
+from visard.processes import Data
 
-Parts = tuple[bytes, bytes]  # header and payload
+Parts = tuple[bytes, Data]  # header and payload
 LAST_LOOK = 2.0  # seconds for replies that were given up, when a run ends
 MOST_ROLES = 1000  # of one party, on record
 REFUSED = "reply refused"
@@ -39,6 +42,7 @@ class Link(ABC):
     queue = 1  # requests that one worker at the other side may have in line
     poll = 0.05  # seconds between looks for replies
     recorded = False  # whether every reply is put on record: where the clients are other people's
+    folder: Path | None = None  # where long replies wait for their turn, in files without a name
 
     @functools.cached_property
     def late(self) -> dict[str, tuple[Request, type | None]]:
@@ -52,6 +56,12 @@ class Link(ABC):
     @abstractmethod
     def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
         """Send a request; returns its number, or None if the client cannot be reached now."""
+
+    def all_sent(self) -> None:  # noqa: B027 (most links hold nothing)
+        """No more requests for now: what is held of the last one can go."""
+
+    def forget(self, number: str) -> None:  # noqa: B027
+        """A request is over, answered or not: what is held of it can go."""
 
     @abstractmethod
     def receive(self, numbers: Collection[str]) -> dict[str, Parts | str]:
@@ -94,7 +104,7 @@ class RemoteNetwork(EngineNetwork):
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(world, states, ledger)
-        self.link = link
+        self.link, link.folder = link, states.folder
         self.run = self.place = run
         self.settings = dict(settings or {})
         self._have_trunk: set[ClientId] = set()
@@ -181,14 +191,21 @@ class RemoteNetwork(EngineNetwork):
                 else:
                     sent[number] = position, deadline
                 position += 1
+                if position == len(requests):
+                    last = (object(), b"")
+                    self.link.all_sent()
             now = time.monotonic()  # before looking: what comes while we look is not late
             for number, parts in self.link.receive([*sent, *self.link.late]).items():
                 if number in self.link.late:
                     self._late(number, parts)
                     continue
                 at = sent.pop(number)[0]
+                self.link.forget(number)
                 finished[at] = read(requests[at], parts, kind)
                 self._arrived(requests[at], parts, finished[at])
+                if at != given:
+                    set_aside(parts)
+                del parts
             for number in [n for n, (_, deadline) in sent.items() if now > deadline]:
                 at = sent.pop(number)[0]
                 finished[at] = requests[at].reply(failure=LATE)
@@ -211,6 +228,7 @@ class RemoteNetwork(EngineNetwork):
 
     def _give_up(self, number: str, request: Request, kind: type | None) -> None:
         """Go on without a reply; if it comes later it is put on record, and no more."""
+        self.link.forget(number)
         if self.received is not None:
             self.link.late[number] = replace(request, message=None), kind
             self.received.add("given up", place_of(request))
@@ -218,6 +236,12 @@ class RemoteNetwork(EngineNetwork):
     def _late(self, number: str, parts: Parts | str) -> None:
         request, kind = self.link.late.pop(number)
         self._arrived(request, parts, read(request, parts, kind), late=True)
+
+
+def set_aside(parts: Parts | str) -> None:
+    """A reply waits for its turn: if it is mapped from a file, its memory is not needed until then."""
+    if not isinstance(parts, str) and isinstance(parts[1], memoryview) and isinstance(parts[1].obj, mmap.mmap):
+        parts[1].obj.madvise(mmap.MADV_DONTNEED)
 
 
 def place_of(request: Request) -> Place:

@@ -16,6 +16,7 @@ from typing import Any
 
 from visard.engines.records import Records, digest_of
 from visard.engines.request import Reply, Request, WireError, unpack
+from visard.processes import Data
 
 NAME = "ledger"  # of the files
 DELIVERED, NOT_TAKEN, UNKNOWN = "delivered", "not taken", "unknown"
@@ -30,7 +31,7 @@ class Sent:
         self._before = UNKNOWN
         self._records.append("begin", time=_now(), server=server, node=node, before=self._before)
 
-    def record(self, request: bytes, header: bytes, payload: bytes) -> None:
+    def record(self, request: bytes, header: bytes, payload: Data) -> None:
         """Put the reply to a request on record, durably; it may leave when this returns."""
         try:
             asked = unpack(request, Request)

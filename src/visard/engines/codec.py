@@ -24,6 +24,7 @@ from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
 from visard.errors import PublicError
+from visard.processes import Data
 
 T = TypeVar("T")
 
@@ -40,11 +41,12 @@ NAMES = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
 }  # fmt: skip
 MAX_DIMENSIONS = 16
+ALIGNED = 16  # bytes: what the C library allocates begins at a multiple of these
 Shapes = list[tuple[torch.dtype, tuple[int, ...]]]  # of tensors, in the order in which a message names them
 KINDS = {name: kind for kind, name in NAMES.items()}
 
 
-def dump(tensors: Mapping[str, Tensor]) -> bytes:
+def dump(tensors: Mapping[str, Tensor], before: bytes = b"") -> bytes:
     """Tensors as safetensors: 8 bytes of header length, a JSON header padded to 8 bytes, then the numbers.
 
     Wide types come first, so all align. For the small states of many clients the library's own writer is slower than
@@ -63,7 +65,7 @@ def dump(tensors: Mapping[str, Tensor]) -> bytes:
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return b"".join([before, len(text).to_bytes(8, "little"), text, *parts])
 
 
 def parse(data: bytes, limit: int) -> dict[str, Tensor]:
@@ -77,6 +79,64 @@ def parse(data: bytes, limit: int) -> dict[str, Tensor]:
         return {name: _tensor_at(part) for name, part in deserialize(data)}  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ValueError(str(error)) from None
+
+
+def largest_at(data: Data) -> int:
+    """Where in an encoded message its largest tensor begins, as its first bytes say; 0 where they are none."""
+    try:
+        start = _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + 8
+        end = start + int.from_bytes(data[start - 8 : start], "little")
+        places = [
+            entry["data_offsets"] for entry in json.loads(bytes(data[start : min(end, start + MAX_HEADER)])).values()
+        ]
+        return int(end + max(places, key=lambda place: place[1] - place[0])[0])
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return 0
+
+
+def look_up(data: memoryview, limit: int, share: bool) -> dict[str, Tensor]:
+    """As `parse`, without a copy of all of it: tensors are copies one by one or, if they may `share` the memory and lie
+    in it as torch lays them, none at all."""
+    if (length := int.from_bytes(data[:8], "little")) > limit:
+        raise ValueError(f"a list of tensors of {length} bytes is over the limit of {limit}")
+    if length > len(data) - 8 or bytes(data[8:9]) != b"{":
+        raise ValueError("a list of tensors that is none")
+    listed = json.loads(bytes(data[8 : 8 + length]), object_pairs_hook=_once, parse_constant=_no_constant)
+    listed.pop("__metadata__", None)
+    found, data, places = {}, data[8 + length :], []
+    for name, entry in listed.items():
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise ValueError("a tensor that is not described as one")
+        kind, shape, ends = KINDS.get(str(entry["dtype"])), entry["shape"], entry["data_offsets"]
+        if kind is None:
+            raise ValueError(f"a tensor of {str(entry['dtype'])[:40]} cannot be read")
+        if not (isinstance(shape, list) and isinstance(ends, list) and len(ends) == 2):
+            raise ValueError("a tensor without a shape or a place")
+        if not all(type(n) is int and n >= 0 for n in (*shape, *ends)):
+            raise ValueError("a tensor whose shape or place is no number")
+        if ends[1] - ends[0] != math.prod(shape) * kind.itemsize or ends[1] > len(data):
+            raise ValueError("a tensor whose place is not as long as its shape says")
+        places.append(tuple(ends))
+        numbers = _in_place(data[slice(*ends)], share)
+        found[name] = _tensor_at({"dtype": entry["dtype"], "shape": shape, "data": numbers})
+    ends_of = [0, *(end for _, end in sorted(places))]
+    if [start for start, _ in sorted(places)] != ends_of[:-1] or ends_of[-1] != len(data):
+        raise ValueError("tensors that lie over one another, or leave a gap")
+    return found
+
+
+def _in_place(numbers: memoryview, share: bool) -> memoryview | bytearray:
+    """Numbers where they are, if memory of their own could begin there, or a copy."""
+    if share and len(numbers) and torch.frombuffer(numbers, dtype=torch.uint8).data_ptr() % ALIGNED == 0:
+        return numbers
+    return bytearray(numbers)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
 
 
 def _tensor_at(part: Mapping[str, Any]) -> Tensor:
@@ -107,13 +167,16 @@ def encode(value: object) -> bytes:
     tree = flatten(value, put)
     header = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     try:
-        return _PREFIX.pack(MAGIC, VERSION, len(header)) + header + dump(tensors)
+        return dump(tensors, _PREFIX.pack(MAGIC, VERSION, len(header)) + header)
     except TypeError as error:
         raise CodecError(str(error)) from None
 
 
-def decode(data: bytes, kind: type[T], limit: int = MAX_HEADER) -> T:
-    """The value of type `kind` in `data`; one clear CodecError on anything else."""
+def decode(data: Data, kind: type[T], limit: int = MAX_HEADER) -> T:
+    """The value of type `kind` in `data`; one clear CodecError on anything else.
+
+    Tensors are copies; of a memoryview they may share its memory.
+    """
     if len(data) < _PREFIX.size:
         raise CodecError(f"message of {len(data)} bytes is too short")
     if len(data) > MAX_BYTES:
@@ -129,8 +192,11 @@ def decode(data: bytes, kind: type[T], limit: int = MAX_HEADER) -> T:
         raise CodecError(f"message header of {length} bytes does not fit into the message")
     start = _PREFIX.size
     try:
-        tree = json.loads(data[start : start + length], parse_constant=_no_constant)
-        tensors = parse(data[start + length :], limit)
+        tree = json.loads(bytes(data[start : start + length]), parse_constant=_no_constant)
+        if isinstance(data, bytes):
+            tensors = parse(data[start + length :], limit)
+        else:
+            tensors = look_up(memoryview(data)[start + length :], limit, isinstance(data, memoryview))
     except (ValueError, RecursionError) as error:
         raise CodecError(f"message cannot be read: {_first_line(error)}") from None
     unused = Unused(tensors)

@@ -164,9 +164,11 @@ def _write(handle: int, data: bytes, size: int) -> None:
         raise
 
 
-def digest_of(header: bytes, payload: bytes) -> str:
+def digest_of(header: bytes, payload: bytes | bytearray | memoryview) -> str:
     """The digest of a reply as it went over the wire."""
-    return hashlib.sha256(len(header).to_bytes(8, "little") + header + payload).hexdigest()
+    digest = hashlib.sha256(len(header).to_bytes(8, "little") + header)
+    digest.update(payload)
+    return digest.hexdigest()
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

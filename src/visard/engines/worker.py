@@ -60,7 +60,7 @@ def pack_jobs(jobs: list[Job], bundle: Path, area: int) -> bytes:
     ).encode()
 
 
-def read_replies(step: BoundStep[Any, Any], job: Job, frame: bytes, tensors: Mapped) -> list[Reply]:
+def read_replies(step: BoundStep[Any, Any], job: Job, frame: bytes | bytearray, tensors: Mapped) -> list[Reply]:
     """What came back for a job, one reply for each of its requests."""
     tensors.forget()
     answer = json.loads(frame)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -44,11 +44,10 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    push_objects,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
@@ -57,18 +56,25 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.crypto.signatures import Signer
 from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
-from visard.deployment.flower.link import confirm, fetch, parts, record
+from visard.deployment.flower.link import confirm, parts, record
+from visard.deployment.flower.objects import Shelf, array, fetched, puller, push
 from visard.deployment.health import own_version
 from visard.deployment.hello import party_context
 from visard.deployment.sent import Sent
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
+from visard.processes import Data, share_memory_of_threads
 from visard.text import line
 
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
 UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
 KEY_LOOK = 2.0  # seconds between looks for a new key
-Do = Callable[[bytes, bytes], tuple[bytes, bytes]]
+PATIENCE = 120.0  # seconds without a connection in the middle of a message; after that it begins anew
+AGAIN = 0.2, 5.0  # seconds between attempts to go on with a message: at first, and at most
+TELL_EVERY = 10.0  # seconds between lines about that
+KEEP = 60.0  # seconds that the payload of the last message is kept: the next one often has the same, for another role
+T = TypeVar("T")
+Do = Callable[[bytes, Data], tuple[bytes, Data]]
 Say = Callable[[str], None]
 
 
@@ -107,12 +113,15 @@ class Fleet:
         renewed: Callable[[], ec.EllipticCurvePrivateKey | None] = lambda: None,
     ) -> None:
         logging.getLogger("flwr").setLevel(logging.ERROR)
+        share_memory_of_threads()
         self.server, self.say, self._ca, self._renewed = server, say, ca, renewed
         self._process = secrets.token_hex(16)
         self._client, self._public = self._open(key), key.public_key()
         self._coming: ec.EllipticCurvePrivateKey | None = None  # a new key, until the server takes it
         self._look = 0.0  # when to look for a new key, or try one, again
         self._sent: Sent | None = None
+        self._shelf, self._used = Shelf(), 0.0  # what is here of the last message, and since when
+        self._told = -1e9  # when it was last said that a connection broke
         self._node = Node()
         self._beat = BEAT
         self._stop = threading.Event()
@@ -266,6 +275,8 @@ class Fleet:
         """Take one message and answer it; False if there is none."""
         taken = self._client.PullMessages(PullMessagesRequest(node=self._node))
         if not taken.messages_list:
+            if time.monotonic() > self._used + KEEP:
+                self._shelf.keep(())
             return False
         run = taken.messages_list[0].metadata.run_id
         try:
@@ -286,9 +297,10 @@ class Fleet:
         if self._sent is not None:
             self._sent.record(header, *answer)
         try:
-            self._push(Message(record(*answer), reply_to=message), run, time.monotonic() - begun)
+            content = record(answer[0], array(answer[1]))
+            self._push(Message(content, reply_to=message), run, time.monotonic() - begun)
             # Only now: if this process dies before, the server still has the message for the next one.
-            confirm(self._client, self._node, run, message.metadata.message_id)
+            self._patiently(lambda: confirm(self._client, self._node, run, message.metadata.message_id))
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 404, 409):
                 raise
@@ -296,37 +308,64 @@ class Fleet:
         return True
 
     def _pull(self, number: str, tree: ObjectTree, run: int) -> Message:
-        message = fetch(self._client, self._node, run, number, tree, UPLOAD_SECONDS)
+        part = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
+        pull = puller(part, UPLOAD_SECONDS)
+        message = fetched(number, tree, lambda name: self._patiently(lambda: pull(name)), self._shelf)
         message.metadata.__dict__["_message_id"] = number
+        self._used = time.monotonic()
         return message
 
     def _push(self, reply: Message, run: int, seconds: float) -> None:
+        """Upload a reply; where the connection breaks, announce it again and go on with the parts that are missing."""
         with no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            objects = get_all_nested_objects(reply)
-            answer = self._announce(reply, seconds)
-            push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, answer.session_id)
-            push_objects(objects, push_object_fn=push, object_ids_to_push=set(answer.objects_to_push))
-        if answer.objects_to_push and self._sent is not None:
-            self._sent.after(taken=True)
+            objects, tree, attempts = get_all_nested_objects(reply), get_object_tree(reply), 0
 
-    def _announce(self, reply: Message, seconds: float) -> PushMessagesResponse:
+            def upload() -> None:
+                nonlocal attempts
+                attempts += 1
+                answer = self._announce(reply, tree, seconds)
+                if not answer.objects_to_push:
+                    if attempts == 1 and self._sent is not None:  # later: it is there, or not wanted any more
+                        self._sent.after(taken=False)
+                    return
+                put = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, answer.session_id)
+                push(objects, answer.objects_to_push, put)
+                if self._sent is not None:
+                    self._sent.after(taken=True)
+
+            self._patiently(upload)
+
+    def _announce(self, reply: Message, tree: ObjectTree, seconds: float) -> PushMessagesResponse:
         """Say that there is a reply; one that the server does not want stays here."""
         request = PushMessagesRequest(
             node=self._node,
             messages_list=[message_to_proto(remove_content_from_message(reply))],
-            message_object_trees=[get_object_tree(reply)],
+            message_object_trees=[tree],
             clientapp_runtime_list=[seconds],
         )
         try:
-            answer = self._client.PushMessages(request)
+            return self._client.PushMessages(request)
         except httpx.HTTPStatusError:
             if self._sent is not None:
                 self._sent.after(taken=False)
             raise
-        if not answer.objects_to_push and self._sent is not None:
-            self._sent.after(taken=False)
-        return answer
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        """Do a part of a message, again where the connection breaks: what is there by then stays there."""
+        begun, (wait, most) = time.monotonic(), AGAIN
+        while True:
+            try:
+                return act()
+            except (httpx.TransportError, ObjectPushError) as error:
+                if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                    raise
+                if time.monotonic() > max(begun, self._signing.heard) + PATIENCE or self._stop.wait(wait):
+                    raise
+                if time.monotonic() > self._told + TELL_EVERY:
+                    self._told = time.monotonic()
+                    self.say(f"the connection broke in a message ({type(error).__name__}); going on with the rest")
+                wait = min(2 * wait, most)
 
 
 def reason(answer: httpx.Response) -> str:

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
-from flwr.app import Message
+from flwr.app import Array, Message
+from flwr.app.message import remove_content_from_message
 from flwr.common.constant import SUPERLINK_NODE_ID, SubStatus
-from flwr.common.serde import run_from_proto
+from flwr.common.serde import message_to_proto, run_from_proto
 from flwr.proto.control_pb2 import StartRunRequest
 from flwr.proto.fab_pb2 import Fab
 from flwr.proto.message_pb2 import ObjectTree
@@ -27,12 +28,22 @@ from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
     PullTaskInputRequest,
+    PushAppMessagesRequest,
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -40,18 +51,21 @@ from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
 from visard.deployment.certificates import NAME
-from visard.deployment.flower.link import GridLink, confirm, fetch
+from visard.deployment.flower.link import TYPE, GridLink, confirm, record
+from visard.deployment.flower.objects import InFile, Shelf, array, fetched, puller, push
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import read_gone, read_parties
 from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
 from visard.engines.network import plain
 from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
+from visard.processes import share_memory_of_threads
 
 HELLO_SECONDS = 600.0  # a party may have to load its data first
 HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
 TELL_EVERY = 30.0
 C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
+AT_ONCE = 4  # parts of replies on their way from the server's process
 THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: a stalled one holds up no other
 
 
@@ -63,6 +77,8 @@ class Fetcher:
 
     def __init__(self, runtime: RuntimeHttpClient, run: int) -> None:
         self._runtime, self._run = runtime, run
+        self.folder: Path | None = None  # where long replies wait, in files without a name
+        self._turns = threading.BoundedSemaphore(AT_ONCE)
         self._node = Node(node_id=SUPERLINK_NODE_ID)
         self._threads = ThreadPoolExecutor(THREADS)
         self._coming: dict[str, tuple[Future[Message], threading.Event]] = {}  # and whether it was given up
@@ -85,9 +101,19 @@ class Fetcher:
         return {n: _result(self._coming.pop(n)[0]) for n in done}
 
     def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
-        message = fetch(self._runtime, self._node, self._run, number, tree, limit, over)
-        confirm(self._runtime, self._node, self._run, number)
+        part = make_pull_object_fn_protobuf(self._runtime.PullObject, self._node, self._run)
+
+        def in_turn(name: str) -> bytes:
+            with self._turns:
+                return part(name)
+
+        message = fetched(number, tree, puller(in_turn, limit, over.is_set), Shelf(lambda: InFile(self.folder)))
+        self.confirm(number)
         return message
+
+    def confirm(self, number: str) -> None:
+        """Let the server drop a message that was fetched, or one that is not wanted any more."""
+        confirm(self._runtime, self._node, self._run, number)
 
     def close(self) -> None:
         """Stop fetching."""
@@ -128,6 +154,7 @@ class DeploymentLink(GridLink, PartyLink):
 
     def __init__(self, server: Path, wait: float, say: Callable[[str], None]) -> None:
         super().__init__()
+        share_memory_of_threads()
         logging.getLogger("flwr").setLevel(logging.ERROR)
         self.where, self.wait, self.say = server, wait, say
         self._hello = Request()
@@ -139,6 +166,7 @@ class DeploymentLink(GridLink, PartyLink):
         self._beat: HeartbeatSender | None = None
         self._begun = False
         self._limit = 60.0  # seconds for a reply to come whole
+        self._last: tuple[bytes, Array] | None = None  # the payload that was last sent
         if not (server / SOCKET).is_socket():
             raise UsageError(f"no visard server runs with --state {server} (there is no {SOCKET})")
         with self._reporting():
@@ -303,7 +331,34 @@ class DeploymentLink(GridLink, PartyLink):
         with self._reporting():
             return super().send(client, header, payload, timeout)
 
+    def push(self, node: int, header: bytes, payload: bytes, timeout: float) -> str | None:
+        """Send to a node. Messages with the same payload share its parts, which are hashed and moved once."""
+        if self._last is None or self._last[0] is not payload:
+            self._last = payload, array(payload)
+        message = Message(record(header, self._last[1]), node, TYPE, ttl=timeout * self.queue + 60)
+        with no_object_id_recompute():
+            message.metadata.__dict__["_message_id"] = message.object_id
+            objects, tree = get_all_nested_objects(message), get_object_tree(message)
+        proto = message_to_proto(remove_content_from_message(message))
+        answer = self._runtime.PushMessages(PushAppMessagesRequest(messages_list=[proto], message_object_trees=[tree]))
+        number = next(iter(answer.message_ids), "")
+        if not number:
+            return None
+        run = self.grid.run.run_id
+        put = make_push_object_fn_protobuf(self._runtime.PushObject, self.grid.node, run, answer.session_id)
+        push(objects, answer.objects_to_push, put)
+        self._asked[number] = node
+        return str(number)
+
+    def all_sent(self) -> None:
+        self._last = None
+
+    def forget(self, number: str) -> None:
+        with contextlib.suppress(VisardError), self._reporting():
+            self._fetcher.confirm(number)
+
     def pull(self, numbers: Collection[str]) -> Mapping[str, Message | str]:
+        self._fetcher.folder = self.folder
         with self._reporting():
             return self._fetcher.replies(numbers, {*self._pending, *self.late}, self._limit)
 

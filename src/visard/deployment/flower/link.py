@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 
 from visard.core import ClientId
 from visard.deployment.remote import Link, Parts
 from visard.errors import PublicError, VisardError
 
 TYPE = "query"  # of all messages: what is asked stands in the header
-MOST_PARTS = 500  # of a message: more than the longest one has
 
 
-def record(header: bytes, payload: bytes) -> RecordDict:
+def record(header: bytes, payload: bytes | Array) -> RecordDict:
     """The content of a message; the payload travels as an array, which Flower cuts into chunks."""
-    array = Array("uint8", (len(payload),), "visard", payload)
-    return RecordDict({"header": ConfigRecord({"header": header}), "payload": ArrayRecord({"payload": array})})
+    if not isinstance(payload, Array):
+        payload = Array("uint8", (len(payload),), "visard", payload)
+    arrays = ArrayRecord()
+    arrays["payload"] = payload  # as it is; the constructor would make another one
+    return RecordDict({"header": ConfigRecord({"header": header}), "payload": arrays})
 
 
 def parts(message: Message) -> Parts:
@@ -36,35 +34,9 @@ def parts(message: Message) -> Parts:
         payload = message.content.array_records["payload"]["payload"].data
     except (KeyError, ValueError, AttributeError, TypeError):
         raise PublicError("a message without header and payload") from None
-    if not isinstance(header, bytes) or not isinstance(payload, bytes):
+    if not isinstance(header, bytes) or not isinstance(payload, bytes | bytearray | memoryview):
         raise PublicError("a message whose header or payload is not bytes")
     return header, payload
-
-
-def fetch(
-    service: Any, node: Node, run: int, number: str, tree: ObjectTree, limit: float, over: threading.Event | None = None
-) -> Message:
-    """A message whole, from a service of Flower, in at most `limit` seconds, unless it is `over` before.
-
-    Flower shows a message as soon as its sender begins to upload it, and keeps it until it is confirmed.
-    """
-    part = make_pull_object_fn_protobuf(service.PullObject, node, run)
-    names = [t.object_id for t in iterate_object_tree(tree)]
-    if len(names) > MOST_PARTS:
-        raise VisardError(f"it has {len(names)} parts, more than {MOST_PARTS}")
-
-    def pull(name: str) -> bytes:
-        if over is not None and over.is_set():
-            raise VisardError("it was given up")
-        return part(name)
-
-    contents = pull_objects(
-        names, pull, max_time=limit, max_tries_per_object=None, initial_backoff=0.05, backoff_cap=1.0
-    )
-    message = inflate_object_from_contents(number, contents)
-    if not isinstance(message, Message):
-        raise VisardError("it is not a message")
-    return message
 
 
 def confirm(service: Any, node: Node, run: int, number: str) -> None:

@@ -39,10 +39,12 @@ from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.door import Door, Limits, Visitor
 from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
 from visard.deployment.flower.register import Register, tls_context
+from visard.deployment.flower.store import Store
 from visard.deployment.health import Health
 from visard.deployment.hello import Proofs
 from visard.deployment.keys import ServerKeys
 from visard.errors import PublicError, UsageError, VisardError
+from visard.processes import share_memory_of_threads
 from visard.text import line
 
 SOCKET = "control.sock"
@@ -239,11 +241,13 @@ def serve(
     health: str = "",
 ) -> None:
     """Serve until SIGINT or SIGTERM; `ready` is called once parties can connect. `health` is [HOST:]PORT."""
+    share_memory_of_threads()
     limits = limits or Limits()
     os.environ.pop("FLWR_DATABASE", None)  # in memory: no update of a client touches the server's disk
     app = create_app()
     app.state.enable_supernode_auth = True
     link = app.state.linkstate_factory.state()
+    store = link._object_store = Store(state)
     _outlive_kills(link)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
@@ -260,6 +264,7 @@ def serve(
         asyncio.run(_serve(uvicorn.Server(uvicorn.Config(app, **quiet)), inside, fleet, register, ready))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
+        store.close()
         if watched is not None:
             watched.close()
 

@@ -1,0 +1,286 @@
+"""Messages in parts, which Flower calls objects: a part is hashed once, moved once, and never held beside a copy.
+
+Flower cuts the payload of a message into chunks of 5 MB, each of which has the digest of its content as its name, and
+moves them one by one. So what is there already, from another message or from before the connection broke, need not
+be moved again. Flower's own functions hold a message up to four times while they put it together or take it apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from flwr.app import Array, Message
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import (
+    InflatableObject,
+    get_object_head_values_from_object_content,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
+
+from visard.engines.codec import ALIGNED, MAX_BYTES, largest_at
+from visard.errors import VisardError
+from visard.processes import Data
+
+AT_ONCE = 2  # parts of one message on their way
+SHORT = 2**22  # bytes of a payload that stays in memory
+MOST_PARTS = 500  # of a message: more than the longest one has
+SOON, LATER = 0.05, 1.0  # seconds before a part that is not there yet is asked for again: at first, and at most
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Piece(ArrayChunk):
+    """A chunk that knows its name: Flower hashes a copy of its chunks each time it needs their names."""
+
+    def __init__(self, data: memoryview) -> None:
+        super().__init__(data)
+        digest = hashlib.sha256(b"ArrayChunk  %d" % len(data) + HEAD_BODY_DIVIDER)
+        digest.update(data)
+        self._name = digest.hexdigest()
+
+    @property
+    def object_id(self) -> str:
+        return self._name
+
+
+Piece.__qualname__ = ArrayChunk.__qualname__  # which Flower writes into the content
+
+
+def array(payload: Data) -> Array:
+    """Bytes as an array of Flower, cut into chunks that are hashed here and never again."""
+    made, view = Array("uint8", (len(payload),), "visard", b""), memoryview(payload)
+    made.data = payload
+    pieces = [Piece(view[start : start + CHUNK]) for start in range(0, len(view), CHUNK)]
+    made.__dict__["_chunks"] = [(piece.object_id, piece) for piece in pieces]
+    return made
+
+
+class Buffer(Protocol):
+    """Where the chunks of a payload go, in their order."""
+
+    def add(self, data: memoryview) -> None:
+        """The next bytes."""
+
+    def again(self, start: int, count: int) -> None:
+        """Bytes that were added before, once more."""
+
+    def done(self) -> Any:
+        """All of them as one object with the interface of a buffer."""
+
+
+class InMemory:
+    """A payload in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def add(self, data: memoryview) -> None:
+        self.data += data
+
+    def again(self, start: int, count: int) -> None:
+        self.data += self.data[start : start + count]
+
+    def done(self) -> bytearray:
+        return self.data
+
+
+class InFile:
+    """A payload in memory or, if it is long, in a file without a name, which is mapped into memory where it is read.
+
+    In the file it lies so that decoded tensors need no copy. What is mapped can be let go and is read again.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder, self._short, self._size, self._pad = folder, bytearray(), 0, 0
+        self._file: Any = None
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()  # a payload that never came whole; what is mapped stays
+
+    def add(self, data: memoryview) -> None:
+        self._size += len(data)
+        if self._file is None:
+            self._short += data
+            if self._size <= SHORT:
+                return
+            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+            self._pad = -largest_at(self._short) % ALIGNED
+            data, self._short = memoryview(bytes(self._pad) + self._short), bytearray()
+        while data:
+            data = data[self._file.write(data) :]
+
+    def again(self, start: int, count: int) -> None:
+        if self._file is None:
+            self.add(memoryview(self._short[start : start + count]))
+        else:
+            self.add(memoryview(os.pread(self._file.fileno(), count, self._pad + start)))
+
+    def done(self) -> bytes | memoryview:
+        if self._file is None:
+            return bytes(self._short)
+        mapped = mmap.mmap(self._file.fileno(), self._pad + self._size, access=mmap.ACCESS_COPY)
+        return memoryview(mapped)[self._pad :]
+
+
+@dataclass
+class Coming:
+    """A payload that is on its way."""
+
+    buffer: Buffer
+    size: int = 0
+    parts: int = 0  # that are here
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)  # of parts, by name
+
+
+@dataclass
+class Shelf:
+    """What a receiver has of payloads: whole ones and others that have begun to come, by the name of their array.
+
+    It holds on to those of the message that it was last used for.
+    """
+
+    new: Callable[[], Buffer] = InMemory
+    whole: dict[str, Any] = field(default_factory=dict)
+    coming: dict[str, Coming] = field(default_factory=dict)
+
+    def keep(self, names: Collection[str]) -> None:
+        """Let go of everything that is not part of a message."""
+        self.whole = {name: payload for name, payload in self.whole.items() if name in names}
+        self.coming = {name: coming for name, coming in self.coming.items() if name in names}
+
+
+def fetched(number: str, tree: ObjectTree, pull: Callable[[str], bytes], shelf: Shelf) -> Message:
+    """A message, of which `pull` gives the parts by name; those on the shelf are not pulled."""
+    nodes = list(iterate_object_tree(tree))
+    if len(nodes) > MOST_PARTS:
+        raise VisardError(f"it has {len(nodes)} parts, more than {MOST_PARTS}")
+    shelf.keep([node.object_id for node in nodes])
+    contents: dict[str, bytes] = {}
+    arrays: dict[str, InflatableObject] = {}
+
+    def visit(node: ObjectTree) -> None:
+        name = node.object_id
+        if name in contents or name in arrays:
+            return
+        if name in shelf.whole:
+            arrays[name] = Array(name, (0,), "visard", b"")  # its bytes follow: Flower would make copies
+            return
+        content = pull(name)
+        kind, children, _ = get_object_head_values_from_object_content(content)
+        if kind == Array.__qualname__:
+            shelf.whole[name] = _payload(name, content, children, pull, shelf)
+            return visit(node)
+        contents[name] = content
+        for child in node.children:
+            visit(child)
+
+    visit(tree)
+    message = inflate_object_from_contents(number, contents, objects=arrays)
+    if not isinstance(message, Message):
+        raise VisardError("it is not a message")
+    if message.has_content():
+        for made in (made for found in message.content.array_records.values() for made in found.values()):
+            made.data = shelf.whole[made.dtype]
+    return message
+
+
+def _payload(name: str, content: bytes, children: list[str], pull: Callable[[str], bytes], shelf: Shelf) -> Any:
+    """The bytes of an array; as far as they come they stay on the shelf."""
+    body = json.loads(content[content.find(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :])
+    names = [children[int(place)] for place in body["arraychunk_ids"]]
+    coming = shelf.coming.setdefault(name, Coming(shelf.new()))
+    new = list(dict.fromkeys(n for n in names[coming.parts :] if n not in coming.places))
+    parts = in_order(lambda part: _bare(pull(part)), new)
+    try:
+        for part in names[coming.parts :]:
+            if part in coming.places:
+                start, count = coming.places[part]
+                _check_size(coming.size + count)
+                coming.buffer.again(start, count)
+            else:
+                count = len(data := next(parts))
+                _check_size(coming.size + count)
+                coming.buffer.add(data)
+                coming.places[part] = coming.size, count
+            coming.size, coming.parts = coming.size + count, coming.parts + 1
+    finally:
+        parts.close()
+    del shelf.coming[name]
+    return coming.buffer.done()
+
+
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
+        raise VisardError(f"its payload is longer than {MAX_BYTES} bytes")
+
+
+def _bare(content: bytes) -> memoryview:
+    """The bytes in a chunk."""
+    at = content.find(HEAD_BODY_DIVIDER, 0, 200)
+    kind = get_object_head_values_from_object_content(content[: at + 1])[0] if at >= 0 else ""
+    if kind != ArrayChunk.__qualname__:
+        raise VisardError("it has a payload whose parts are none")
+    return memoryview(content)[at + len(HEAD_BODY_DIVIDER) :]
+
+
+def in_order(do: Callable[[A], B], items: Collection[A], at_once: int = AT_ONCE) -> Generator[B]:
+    """`do` of every item, in order, some of them at once, and no more ahead than that."""
+    threads = ThreadPoolExecutor(at_once)
+    begun: deque[Future[B]] = deque()
+    try:
+        for item in items:
+            if len(begun) >= at_once:
+                yield begun.popleft().result()
+            begun.append(threads.submit(do, item))
+        while begun:
+            yield begun.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+def puller(
+    part: Callable[[str], bytes], limit: float, over: Callable[[], bool] = lambda: False
+) -> Callable[[str], bytes]:
+    """`part` gives a part of a message; here it is waited for, until `limit` seconds from now, unless it is `over`.
+
+    Flower shows a message as soon as its sender begins to upload it, and keeps it until it is confirmed.
+    """
+    end = time.monotonic() + limit
+
+    def pull(name: str) -> bytes:
+        wait = SOON
+        while True:
+            if over():
+                raise VisardError("it was given up")
+            try:
+                return part(name)
+            except ObjectUnavailableError:
+                if time.monotonic() > end:
+                    raise VisardError(f"it did not come whole within {limit:g} s") from None
+                time.sleep(wait)
+                wait = min(2 * wait, LATER)
+
+    return pull
+
+
+def push(objects: dict[str, InflatableObject], names: Collection[str], put: Callable[[str, bytes], None]) -> None:
+    """Send those of the objects that are asked for."""
+    wanted = set(names)
+    for _ in in_order(lambda name: put(name, objects[name].deflate()), [n for n in objects if n in wanted]):
+        pass

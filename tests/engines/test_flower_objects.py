@@ -1,0 +1,233 @@
+"""Messages in parts: each is moved once, also when the connection breaks; the memory of the server has a bound."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+if find_spec("flwr") is None:
+    pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
+
+import httpx
+from flwr.app import Array, Message
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+
+from visard.deployment.flower import client, objects
+from visard.deployment.flower.client import Fleet
+from visard.deployment.flower.link import parts, record
+from visard.deployment.flower.objects import CHUNK, InFile, Shelf, array, fetched, in_order
+from visard.deployment.flower.store import Store
+from visard.deployment.remote import set_aside
+from visard.engines.codec import decode, encode
+from visard.errors import VisardError
+
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
+
+RANDOM = os.urandom(2 * CHUNK + 1000)
+ZEROS = bytes(3 * CHUNK + 5)
+
+
+@pytest.fixture(autouse=True)
+def identified(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.supercore.task_identity import TaskIdentity
+
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+class Sent:
+    """A message as its sender has it; which parts were pulled."""
+
+    def __init__(self, payload: bytes, header: bytes = b"header", parts: Callable[[bytes], Any] = array) -> None:
+        self.message = Message(record(header, parts(payload)), 1, "query")
+        with no_object_id_recompute():
+            self.message.metadata.__dict__["_message_id"] = self.message.object_id
+            self.objects, self.tree = get_all_nested_objects(self.message), get_object_tree(self.message)
+        self.number, self.pulled = self.message.object_id, list[str]()
+
+    def pull(self, name: str) -> bytes:
+        self.pulled.append(name)
+        return self.objects[name].deflate()
+
+    @property
+    def chunks(self) -> list[str]:
+        return [name for name, found in self.objects.items() if isinstance(found, ArrayChunk)]
+
+
+@pytest.mark.parametrize("payload", [b"", b"short", RANDOM, ZEROS], ids=["empty", "short", "random", "zeros"])
+def test_parts_are_those_of_flower_and_are_moved_once(payload: bytes) -> None:
+    sent, theirs = Sent(payload), Sent(payload, parts=lambda data: Array("uint8", (len(data),), "visard", data))
+    names = [node for node in sent.objects if node not in theirs.objects]
+    assert all(isinstance(sent.objects[name], Message) for name in names), "but for the time of the message"
+    assert sent.chunks == theirs.chunks
+    shelf = Shelf()
+    assert parts(fetched(sent.number, sent.tree, sent.pull, shelf)) == (b"header", payload)
+    assert sorted(sent.pulled) == sorted(sent.objects), "every part once"
+    contents = {name: found.deflate() for name, found in sent.objects.items()}
+    again = inflate_object_from_contents(sent.number, contents)
+    assert isinstance(again, Message)
+    assert parts(again) == (b"header", payload), "Flower puts it together as we do"
+
+
+def test_a_payload_that_is_here_is_not_moved_again() -> None:
+    one, other, shelf = Sent(RANDOM, b"for one"), Sent(RANDOM, b"for another"), Shelf()
+    fetched(one.number, one.tree, one.pull, shelf)
+    assert parts(fetched(other.number, other.tree, other.pull, shelf)) == (b"for another", RANDOM)
+    assert len(other.pulled) == 4, "message, contents, header and list of arrays"
+    third = Sent(b"another payload")
+    fetched(third.number, third.tree, third.pull, shelf)
+    assert list(shelf.whole.values()) == [b"another payload"], "what is not part of the last message is let go"
+
+
+@pytest.mark.parametrize("where", [InFile, objects.InMemory])
+def test_what_came_before_the_connection_broke_is_not_moved_again(where: Any) -> None:
+    sent, shelf = Sent(RANDOM), Shelf(where)
+
+    def broken(name: str) -> bytes:
+        if name == sent.chunks[-1]:
+            raise httpx.ReadError("reset")
+        return sent.pull(name)
+
+    with pytest.raises(httpx.ReadError):
+        fetched(sent.number, sent.tree, broken, shelf)
+    assert {*sent.pulled} >= {*sent.chunks[:-1]}
+    sent.pulled = []
+    assert parts(fetched(sent.number, sent.tree, sent.pull, shelf)) == (b"header", RANDOM)
+    assert [name for name in sent.pulled if name in sent.chunks] == sent.chunks[-1:]
+
+
+def test_an_array_that_repeats_a_part_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = Sent(ZEROS)
+    monkeypatch.setattr(objects, "MAX_BYTES", 2 * CHUNK)
+    with pytest.raises(VisardError, match="its payload is longer than"):
+        fetched(sent.number, sent.tree, sent.pull, Shelf())
+
+
+def test_no_more_parts_are_held_than_are_on_their_way() -> None:
+    begun: list[int] = []
+    found = in_order(lambda n: begun.append(n) or n, range(100), at_once=2)  # type: ignore[func-returns-value]
+    assert next(found) == 0
+    assert max(begun) <= 2
+    assert list(found) == list(range(1, 100))
+
+
+# Replies that wait in a file
+
+
+def test_a_long_reply_waits_in_a_file_and_is_decoded_without_a_copy(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(1_500_000), "b": torch.arange(7), "c": torch.randn(3)}
+    data = encode(weights)
+    buffer = InFile(tmp_path)
+    for start in range(0, len(data), 999_999):
+        buffer.add(memoryview(data)[start : start + 999_999])
+    payload = buffer.done()
+    assert isinstance(payload, memoryview)
+    assert payload == data
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+    found = decode(payload, dict)
+    assert all(torch.equal(found[name], value) for name, value in weights.items())
+    place = torch.frombuffer(payload, dtype=torch.uint8).data_ptr()
+    assert place <= found["a"].data_ptr() < place + len(payload), "in the file"
+    set_aside((b"", payload))
+    assert torch.equal(found["a"], weights["a"]), "it is read again where its memory was let go"
+
+
+def test_a_short_reply_stays_in_memory(tmp_path: Path) -> None:
+    buffer = InFile(tmp_path)
+    buffer.add(memoryview(b"abc"))
+    buffer.again(1, 2)
+    assert buffer.done() == b"abcbc"
+
+
+# What the server holds
+
+
+def test_the_memory_of_the_server_has_a_bound(tmp_path: Path) -> None:
+    store, sent = Store(tmp_path, most=CHUNK + 100_000), Sent(RANDOM)
+    store.preregister(1, sent.tree)
+    for name, found in sent.objects.items():
+        store.put(name, found.deflate())
+    assert CHUNK < store.held <= CHUNK + 100_000
+    assert store.in_file >= len(RANDOM) - CHUNK - 100_000
+    assert list(tmp_path.iterdir()) == []
+    assert parts(fetched(sent.number, sent.tree, lambda n: store.get(n) or b"", Shelf())) == (b"header", RANDOM)
+    other = Sent(os.urandom(2 * CHUNK))
+    store.preregister(1, other.tree)
+    for name, found in other.objects.items():
+        store.put(name, found.deflate())
+    store.delete(sent.number)
+    assert (
+        parts(fetched(other.number, other.tree, lambda n: store.get(n) or b"", Shelf()))[1]
+        == other.message.content["payload"]["payload"].data
+    )  # type: ignore[index,union-attr]
+    store.delete(other.number)
+    assert (store.held, store.in_file, len(store)) == (0, 0, 0)
+    assert store._file is not None
+    assert os.fstat(store._file.fileno()).st_size == 0
+    store.close()
+
+
+# A party whose connection breaks
+
+
+class Shaky(Fleet):
+    """A party with a server that keeps parts, over a connection that breaks when the test says so."""
+
+    def __init__(self, breaks: Callable[[str, int], bool]) -> None:
+        self.said: list[str] = []
+        self.say, self._stop, self._node, self._sent = self.said.append, threading.Event(), Node(), None  # type: ignore[assignment]
+        self._signing, self._told, self._shelf = SimpleNamespace(heard=0.0), -1e9, Shelf()  # type: ignore[assignment]
+        self.breaks, self.calls, self.moved = breaks, 0, dict[str, int]()
+        self.there: set[str] = set()
+        self.wanted: list[str] = []
+        self._client = SimpleNamespace(PushMessages=self.push_messages, PushObject=self.push_object)  # type: ignore[assignment]
+
+    def push_messages(self, request: Any) -> Any:
+        names = [node.object_id for node in objects.iterate_object_tree(request.message_object_trees[0])]
+        self.wanted = [name for name in names if name not in self.there]
+        return SimpleNamespace(objects_to_push=self.wanted, session_id="session")
+
+    def push_object(self, request: Any) -> Any:
+        self.calls += 1
+        self.moved[request.object_id] = self.moved.get(request.object_id, 0) + 1
+        if self.breaks("before", self.calls):
+            raise httpx.WriteError("reset")
+        stored = request.object_id not in self.there
+        self.there.add(request.object_id)
+        if self.breaks("after", self.calls):
+            raise httpx.ReadError("reset")
+        return SimpleNamespace(stored=stored)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_upload_goes_on_with_the_parts_that_are_missing(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "AGAIN", (0.001, 0.01))
+    party = Shaky(lambda which, call: which == when and call in (2, 4, 5))
+    sent = Sent(os.urandom(4 * CHUNK), parts=array)
+    party._push(sent.message, 1, 1.0)
+    assert party.there == {*sent.objects}
+    extra = sum(party.moved.values()) - len(sent.objects)
+    assert extra == (3 if when == "before" else 0), "a part whose answer was lost is there and is not sent again"
+    assert len(party.said) == 1, "said once"
+
+
+def test_a_party_that_is_stopped_waits_for_no_connection() -> None:
+    party = Shaky(lambda which, _: which == "before")
+    party._stop.set()
+    with pytest.raises(httpx.WriteError):
+        party._push(Sent(b"payload").message, 1, 1.0)
