@@ -64,7 +64,7 @@ Piece.__qualname__ = ArrayChunk.__qualname__  # which Flower writes into the con
 def array(payload: Data) -> Array:
     """Bytes as an array of Flower, cut into chunks that are hashed here and never again."""
     made, view = Array("uint8", (len(payload),), "visard", b""), memoryview(payload)
-    made.data = payload
+    made.data = payload  # type: ignore[assignment]
     pieces = [Piece(view[start : start + CHUNK]) for start in range(0, len(view), CHUNK)]
     made.__dict__["_chunks"] = [(piece.object_id, piece) for piece in pieces]
     return made
