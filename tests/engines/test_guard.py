@@ -446,3 +446,22 @@ def test_a_budget_that_cannot_be_read_is_no_budget(server: Make) -> None:
     one.home.mkdir(parents=True, exist_ok=True)
     (one.home / "spent.json").write_text('{"house-1": "nothing"}')
     assert "record of what it has spent is damaged" in one.train(noise=2.0)
+
+
+# What is kept of large networks
+
+
+def test_the_same_networks_of_several_clients_are_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visard.deployment.guard.LARGE", 0)
+    guard, (one, other) = Guard(tmp_path, None), (Request(run=RUN, client=name) for name in ("one", "other"))
+    networks = {"theta": {"a": torch.randn(5), "b": torch.arange(3)}}
+    guard.remember(one, networks)
+    guard.remember(other, networks)
+    assert guard._path(one).samefile(guard._path(other))
+    moved = {"theta": {"a": networks["theta"]["a"] + 1}}
+    guard.remember(other, moved)
+    assert not guard._path(one).samefile(guard._path(other)), "one of them goes its own way"
+    assert guard._seen is None, "nothing large is kept in memory"
+    assert torch.equal(guard.seen(one)["theta"]["a"], networks["theta"]["a"])
+    assert torch.equal(guard.seen(other)["theta"]["a"], moved["theta"]["a"])
+    assert torch.equal(guard.seen(other)["theta"]["b"], networks["theta"]["b"]), "what a request leaves out stays known"

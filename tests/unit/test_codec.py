@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ def craft(tree: object, tensors: dict[str, Tensor] | None = None, version: int =
     return struct.pack("<4sBI", magic, version, len(header)) + header + save(tensors or {})
 
 
+FORMS = [bytes, bytearray, lambda data: memoryview(bytearray(data))]  # in which a message can be in memory
 W = {"0": torch.zeros(2)}
 GOOD = {"m": {"w": {"t": "0"}, "n": 3}}
 
@@ -68,9 +70,61 @@ def test_a_state_from_before_a_field_has_its_default() -> None:
         (craft({"m": {"w": {"t": "0"}, "n": 1e400}}, W), "cannot be read|n is not"),
     ],
 )
-def test_refuses(data: bytes, says: str) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_refuses(data: bytes, says: str, form: Any) -> None:
     with pytest.raises(CodecError, match=says):
-        decode(data, Reply)
+        decode(form(data), Reply)
+
+
+SOME = encode({"a": torch.randn(40), "b": torch.arange(3), "c": torch.zeros(0, 4), "d": torch.tensor([True, False])})
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_message_is_the_same_in_every_form(form: Any) -> None:
+    found, expected = decode(form(SOME), dict), decode(SOME, dict)
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[k], v) and found[k].dtype == v.dtype for k, v in expected.items())
+
+
+def entry(begin: int, end: int, shape: object = None, dtype: object = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": [(end - begin) // 4] if shape is None else shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"0": entry(0, 8), "1": entry(4, 12)}),  # one over the other
+        json.dumps({"0": entry(0, 4), "1": entry(8, 12)}),  # a gap
+        json.dumps({"0": entry(0, 8)}),  # and bytes that belong to none
+        json.dumps({"0": entry(0, 16)}),  # beyond the end
+        json.dumps({"0": entry(0, 12, [2])}),
+        json.dumps({"0": entry(0, 12, [-3])}),
+        json.dumps({"0": entry(0, 12, [3.0])}),
+        json.dumps({"0": entry(0, 12, 3)}),
+        json.dumps({"0": entry(0, 12, [True, 3])}),
+        json.dumps({"0": entry(0, 12, dtype=7)}),
+        json.dumps({"0": [0, 12]}),
+        json.dumps({"0": {"shape": [3], "data_offsets": [0, 12]}}),
+        json.dumps({"0": {**entry(0, 12), "data_offsets": [0, 6, 12]}}),
+        json.dumps({"0": {**entry(0, 12), "data_offsets": [12, 0]}}),
+        json.dumps([entry(0, 12)]),
+        "{",
+    ],
+)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_list_of_tensors_that_is_wrong_is_refused_in_every_form(text: str, form: Any) -> None:
+    listing = text.encode()
+    data = headed({"d": {"w": {"t": "0"}}}, len(listing).to_bytes(8, "little") + listing + bytes(12))
+    with pytest.raises(CodecError):
+        decode(form(data), dict)
+
+
+def test_a_name_that_stands_there_twice_is_refused_where_bytes_are_shared() -> None:
+    one = json.dumps(entry(0, 12))
+    listing = f'{{"0": {one}, "0": {one}}}'.encode()
+    data = headed({"d": {"w": {"t": "0"}}}, len(listing).to_bytes(8, "little") + listing + bytes(12))
+    with pytest.raises(CodecError, match="twice"):
+        decode(bytearray(data), dict)
 
 
 def test_deep_nesting_is_refused_both_ways() -> None:
@@ -127,9 +181,10 @@ def headed(tree: object, tensors: bytes) -> bytes:
     ("dtype", "size"),
     [("F8_E4M3", 1), ("F8_E5M2", 1), ("F8_E8M0", 1), ("U16", 2), ("U32", 4), ("U64", 8), ("F4", 1), ("X", 1)],
 )
-def test_only_types_that_are_written_are_read(dtype: str, size: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_only_types_that_are_written_are_read(dtype: str, size: int, form: Any) -> None:
     with pytest.raises(CodecError, match="cannot be read"):
-        decode(headed(GOOD, listed(dtype, [2], 2 * size)), Reply)
+        decode(form(headed(GOOD, listed(dtype, [2], 2 * size))), Reply)
 
 
 @pytest.mark.parametrize(("dtype", "shape", "size"), [("BF16", [2], 4), ("F32", [1], 4), ("U8", [2, 2], 4)])
@@ -138,15 +193,17 @@ def test_bytes_are_a_row_of_bytes(dtype: str, shape: list[int], size: int) -> No
         decode(headed({"m": {"raw": {"b": "0"}}}, listed(dtype, shape, size)), Raw)
 
 
-def test_a_truth_value_is_0_or_1() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_a_truth_value_is_0_or_1(form: Any) -> None:
     with pytest.raises(CodecError, match="neither 0 nor 1"):
-        decode(headed(GOOD, listed("BOOL", [2], 2)[:-1] + b"\x02"), Reply)
+        decode(form(headed(GOOD, listed("BOOL", [2], 2)[:-1] + b"\x02")), Reply)
 
 
-def test_shapes_beyond_counting_are_refused() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_shapes_beyond_counting_are_refused(form: Any) -> None:
     for shape in ([0, 2**62, 2**62], [2**64, 0], [2**63, 0], [0] * 17):
         with pytest.raises(CodecError, match="cannot be read"):
-            decode(headed(GOOD, listed("F32", shape, 0)), Reply)
+            decode(form(headed(GOOD, listed("F32", shape, 0))), Reply)
 
 
 def test_a_tensor_serves_one_place_whatever_was_tried_before() -> None:

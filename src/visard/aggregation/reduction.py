@@ -197,10 +197,18 @@ class Reduction:
             order = sorted(range(len(entries)), key=lambda i: entries[i].name)
             held = _Held(self._store, [entries[i] for i in order], [weights[i] for i in order], self._first[name])
             return self.rule.combine(held)
-        if self._store is not None:
-            for entry, weight in zip(entries, weights, strict=True):
+        if self._store is None or not self.rule.by_entries:
+            for entry, weight in zip(entries, weights, strict=True) if self._store is not None else ():
                 self._gathered[name].add(self._store.get(entry.place, entry.layout), weight)
-        return self._gathered[name].result()
+            return self._gathered[name].result()
+        found: Weights = {}
+        places = [_places(entry) for entry in entries]
+        for key, dtype, shape in entries[0].layout:  # one after the other: never more than one of them in memory
+            gathered = self.rule.begin(None)
+            for there, weight in zip(places, weights, strict=True):
+                gathered.add(self._store.get(there[key], ((key, dtype, shape),)), weight)
+            found |= gathered.result()
+        return found
 
     def _shorten(self, name: str, entries: list[_Entry], store: _Store) -> None:
         """Bring updates within `bound`: a longer one is held in its shorter form from here on."""

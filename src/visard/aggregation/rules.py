@@ -58,6 +58,7 @@ class Rule(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line that describes it
+    by_entries: ClassVar[bool] = False  # whether an entry of the result follows from that entry of the values alone
     of_groups: ClassVar[bool] = False  # whether the mean of a group, with its weight, may stand for its members
 
     # largest norm of an update as a multiple of the median, and largest share of one reply; None: no limit in a
@@ -144,6 +145,7 @@ class Mean(Rule):
 
     name = "mean"
     title = "the mean, each client by its weight"
+    by_entries = True
     of_groups = True
 
     OF_SECURE: ClassVar = ("secure", "signed", "fewest", "threshold", "neighbours", "range")

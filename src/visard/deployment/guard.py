@@ -12,7 +12,9 @@ import fnmatch
 import hashlib
 import json
 import math
+import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -33,8 +35,8 @@ from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.refusal import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
-from visard.errors import PublicError
-from visard.files import PRIVATE, write_atomically
+from visard.errors import PublicError, VisardError
+from visard.files import PRIVATE, replacing, write_atomically
 
 LIGHT = 0.1  # of a client's own weight in a sum: who has less does not count as another party
 LARGE = 2**26  # bytes of networks that are not kept in memory between two requests, only on disk
@@ -55,6 +57,7 @@ class Guard:
         """`policy` None: those in the folder `consents`, each for one run. `server` is the fingerprint of its CA."""
         self.policy, self.server, self.memory = policy, server, Memory(home)
         self._seen: tuple[tuple[str, str], Seen] | None = None
+        self._written: tuple[tuple[str, dict[str, str]], Path] | None = None  # what was last written, and where
         self.expire()
 
     def policy_of(self, request: Request) -> Policy:
@@ -114,12 +117,24 @@ class Guard:
         if any(_news(before.get(path, {}), part) for path, part in networks.items()):
             # entries that a request leaves out stay known: leaving them out is no way to send others next time
             known = before | {path: before.get(path, {}) | part for path, part in networks.items()}
-            write_atomically(self._path(request), encode(known), PRIVATE, parents=True)
+            self._write(request, known)
             if not large:
                 known = {path: {k: v.clone() for k, v in part.items()} for path, part in known.items()}
                 self._seen = (request.run, request.client), known
         if large:
             self._seen = None
+
+    def _write(self, request: Request, known: Seen) -> None:
+        """Keep networks on disk; those of several clients of this party that are the same are one file."""
+        path = self._path(request)
+        what = (request.run, {field: digest_of(part) for field, part in known.items()})
+        if self._written is not None and self._written[0] == what and self._written[1] != path:
+            with suppress(VisardError), replacing(path, parents=True) as beside:  # else it is written as any other
+                beside.unlink()
+                os.link(self._written[1], beside)
+                return
+        write_atomically(path, encode(known), PRIVATE, parents=True)
+        self._written = what, path
 
     def _path(self, request: Request) -> Path:
         return self.memory.states / request.run / f"seen-{quote(request.client, safe='')}.bin"

@@ -32,6 +32,7 @@ from visard.processes import Data
 Parts = tuple[bytes, Data]  # header and payload
 LAST_LOOK = 2.0  # seconds for replies that were given up, when a run ends
 MOST_ROLES = 1000  # of one party, on record
+QUIET, LONGEST_POLL = 0.03, 1.0  # seconds between looks for replies for each second without one, and at most
 REFUSED = "reply refused"
 
 
@@ -178,6 +179,7 @@ class RemoteNetwork(EngineNetwork):
         self, requests: Sequence[Request], kind: type | None, sent: dict[str, tuple[int, float]]
     ) -> Iterator[Reply]:
         finished: dict[int, Reply] = {}
+        heard = time.monotonic()  # when something last came
         given, position, last = 0, 0, (object(), b"")
         while given < len(requests):
             while len(sent) + len(finished) < self.link.window and position < len(requests):
@@ -201,6 +203,7 @@ class RemoteNetwork(EngineNetwork):
                     continue
                 at = sent.pop(number)[0]
                 self.link.forget(number)
+                heard = time.monotonic()
                 finished[at] = read(requests[at], parts, kind)
                 self._arrived(requests[at], parts, finished[at])
                 if at != given:
@@ -213,7 +216,8 @@ class RemoteNetwork(EngineNetwork):
             if self.received is not None:
                 self.received.flush()
             if given not in finished and sent:
-                time.sleep(self.link.poll)
+                quiet = time.monotonic() - heard  # after a long time a look more or less does not matter
+                time.sleep(min(max(self.link.poll, QUIET * quiet), LONGEST_POLL))
             while given in finished:
                 yield finished.pop(given)
                 given += 1
