@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -48,11 +49,12 @@ MB = 1e6
 
 
 def network(megabytes: float) -> nn.Module:
-    """As many layers of a perceptron as make so many megabytes."""
-    inputs = 3 * SIZE * SIZE
-    layers = max(1, round((megabytes * MB / 4 - WIDTH * (inputs + 64)) / WIDTH**2))
-    middle = [part for _ in range(layers) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, WIDTH), nn.ReLU(), *middle, nn.Linear(WIDTH, 32))
+    """As many layers of a perceptron as make so many megabytes; a small one is narrower."""
+    inputs, numbers = 3 * SIZE * SIZE, megabytes * MB / 4
+    width = min(WIDTH, max(8, round(numbers / (inputs + 64))))
+    layers = max(0, round((numbers - width * (inputs + 64)) / width**2)) if width == WIDTH else 0
+    middle = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), *middle, nn.Linear(width, 32))
 
 
 def world_of(folder: str, roles: int, megabytes: float) -> tuple[World, Method[Any]]:
@@ -306,16 +308,19 @@ def measure(megabytes: float, parties: int, roles: int, rounds: int, check: bool
         for number in range(parties):
             command = [sys.executable, "-m", "benchmarks.large_network", "bare_party", str(bare_port), str(ca)]
             running.append(start([*command, str(size)], folder, f"bare-{number}", PYTHONPATH=path))
+        plain = [process.pid for process in running[-parties - 1 :]]
         sides = {"server": [running[0].pid], "run": [run.process.pid], "party": [p.pid for p in here]}
         sampler = Sampler(sides)
         before_run = memory(run.process.pid)
         run.ask()  # all are connected
         idle = sampler.now() | {"run": before_run}
         idle["both"] = idle["server"] + idle["run"]
-        found: dict[str, Any] = {"bare": [], "round": [], "cpu": [], "moved": []}
+        found: dict[str, Any] = {"bare": [], "bare_cpu": [], "round": [], "cpu": [], "moved": []}
         with sampler:
             for r in range(rounds + 1):
+                before = sum(map(cpu, plain))
                 found["bare"].append(bare.ask()["seconds"])
+                found["bare_cpu"].append(sum(map(cpu, plain)) - before)
                 used, moved = {n: sum(map(cpu, pids)) for n, pids in sides.items()}, loopback()
                 said = run.ask()
                 if said["replied"] != roles or (r == 0 and check and not said["same_as_local"]):
@@ -337,7 +342,7 @@ def show(found: dict[str, Any]) -> None:
     print(f"  a round       {taken:7.2f} s ({', '.join(f'{s:.2f}' for s in found['round'])})")
     print(f"  bare TLS      {bare:7.2f} s ({', '.join(f'{s:.2f}' for s in found['bare'])}): {taken / bare:.2f} times")
     cores = ", ".join(f"{n} {statistics.median(c[n] for c in found['cpu']):.1f} s" for n in found["cpu"][0])
-    print(f"  cores         {cores}")
+    print(f"  cores         {cores}, bare {statistics.median(found['bare_cpu']):.1f} s")
     print(
         f"  moved         {statistics.median(found['moved']) / 1e9:.2f} GB, messages {found['messages'] / 1e9:.2f} GB"
     )
@@ -351,7 +356,7 @@ def main() -> None:
         {"party": party, "run": run, "bare_server": bare_server, "bare_party": bare_party}[sys.argv[1]](*sys.argv[2:])
         return
     options = argparse.ArgumentParser()
-    options.add_argument("--megabytes", type=float, default=250.0)
+    options.add_argument("--megabytes", type=float, nargs="+", default=[250.0])
     options.add_argument("--parties", type=int, default=4)
     options.add_argument("--roles", type=int, nargs="+", default=[4, 20])
     options.add_argument("--rounds", type=int, default=1, help="after a first one that counts too")
@@ -360,9 +365,9 @@ def main() -> None:
     )
     chosen = options.parse_args()
     torch.set_num_threads(1)
-    for roles in chosen.roles:
+    for megabytes, roles in itertools.product(chosen.megabytes, chosen.roles):
         with tempfile.TemporaryDirectory() as scratch:
-            show(measure(chosen.megabytes, chosen.parties, roles, chosen.rounds, chosen.check, Path(scratch)))
+            show(measure(megabytes, chosen.parties, roles, chosen.rounds, chosen.check, Path(scratch)))
 
 
 if __name__ == "__main__":

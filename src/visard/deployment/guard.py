@@ -107,7 +107,7 @@ class Guard:
         """The networks in the last requests to this client in this run; empty before the first."""
         key, path = (request.run, request.client), self._path(request)
         if self._seen is None or self._seen[0] != key:
-            self._seen = key, decode(path.read_bytes(), dict, MAX_HEADER_OF_FILES) if path.exists() else {}
+            self._seen = key, decode(_content(path), dict, MAX_HEADER_OF_FILES) if path.exists() else {}
         return self._seen[1]
 
     def remember(self, request: Request, networks: Seen) -> None:
@@ -398,6 +398,14 @@ class Watch:
                     norm = {k: v for k, v in value.items() if k.rpartition(".")[0] in layers}
                     if changed(message, norm):
                         raise PublicError("the reply holds batch norm, which this party keeps at home (protect)")
+
+
+def _content(path: Path) -> bytearray:
+    """Of a file; unlike bytes it is decoded without another copy of all of it."""
+    data = bytearray(path.stat().st_size)
+    with path.open("rb") as file:
+        del data[file.readinto(data) :]
+    return data
 
 
 def fingerprint_of(client: Client) -> str:

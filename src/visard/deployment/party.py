@@ -220,6 +220,7 @@ class Party:
             print(line(f"{request.client}: {name or 'reply'} {reason}"), file=sys.stderr, flush=True)
             what = f"{step.types[1].__name__}{name and '.' + name}"
             raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
+        del message  # as long as the network: not beside the bytes of the reply
         self.carried = {"message": type(reply.value).__name__, "parts": parts_of(reply.value, world.statistics)}
         return pack(reply), encode(reply.value)
 
