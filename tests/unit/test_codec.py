@@ -115,7 +115,7 @@ def entry(begin: int, end: int, shape: object = None, dtype: object = "F32") -> 
 def test_a_list_of_tensors_that_is_wrong_is_refused_in_every_form(text: str, form: Any) -> None:
     listing = text.encode()
     data = headed({"d": {"w": {"t": "0"}}}, len(listing).to_bytes(8, "little") + listing + bytes(12))
-    with pytest.raises(CodecError):
+    with pytest.raises(CodecError, match="cannot be read"):
         decode(form(data), dict)
 
 

@@ -197,8 +197,10 @@ class Reduction:
             order = sorted(range(len(entries)), key=lambda i: entries[i].name)
             held = _Held(self._store, [entries[i] for i in order], [weights[i] for i in order], self._first[name])
             return self.rule.combine(held)
-        if self._store is None or not self.rule.by_entries:
-            for entry, weight in zip(entries, weights, strict=True) if self._store is not None else ():
+        if self._store is None:
+            return self._gathered[name].result()
+        if not self.rule.by_entries:
+            for entry, weight in zip(entries, weights, strict=True):
                 self._gathered[name].add(self._store.get(entry.place, entry.layout), weight)
             return self._gathered[name].result()
         found: Weights = {}
