@@ -51,8 +51,9 @@ MB = 1e6
 def network(megabytes: float) -> nn.Module:
     """As many layers of a perceptron as make so many megabytes; a small one is narrower."""
     inputs, numbers = 3 * SIZE * SIZE, megabytes * MB / 4
-    width = min(WIDTH, max(8, round(numbers / (inputs + 64))))
-    layers = max(0, round((numbers - width * (inputs + 64)) / width**2)) if width == WIDTH else 0
+    widest = 4 * WIDTH if megabytes >= 100 else WIDTH  # few layers, so that all of them learn
+    width = min(widest, max(8, round(numbers / (inputs + 64))))
+    layers = max(0, round((numbers - width * (inputs + 64)) / width**2)) if width == widest else 0
     middle = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.ReLU(), *middle, nn.Linear(width, 32))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -126,6 +128,18 @@ def test_no_more_parts_are_held_than_are_on_their_way() -> None:
     time.sleep(0.1)
     assert max(begun) <= 2
     assert list(found) == list(range(1, 100))
+
+
+def test_nothing_holds_on_to_a_payload_that_is_done_with() -> None:
+    sent, shelf = Sent(RANDOM), Shelf()
+    held = weakref.ref(shelf)
+    gc.disable()
+    try:
+        fetched(sent.number, sent.tree, sent.pull, shelf)
+        del shelf
+        assert held() is None, "only the collector of garbage would find it"
+    finally:
+        gc.enable()
 
 
 # Replies that wait in a file

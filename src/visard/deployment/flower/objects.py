@@ -174,23 +174,21 @@ def fetched(number: str, tree: ObjectTree, pull: Callable[[str], bytes], shelf: 
     contents: dict[str, bytes] = {}
     arrays: dict[str, InflatableObject] = {}
 
-    def visit(node: ObjectTree) -> None:
+    pending = [tree]  # and no function that calls itself: such a one would hold the payload until it is collected
+    while pending:
+        node = pending.pop()
         name = node.object_id
         if name in contents or name in arrays:
-            return
-        if name in shelf.whole:
-            arrays[name] = Array(name, (0,), "visard", b"")  # its bytes follow: Flower would make copies
-            return
-        content = pull(name)
-        kind, children, _ = get_object_head_values_from_object_content(content)
-        if kind == Array.__qualname__:
+            continue
+        if name not in shelf.whole:
+            content = pull(name)
+            kind, children, _ = get_object_head_values_from_object_content(content)
+            if kind != Array.__qualname__:
+                contents[name] = content
+                pending += node.children
+                continue
             shelf.whole[name] = _payload(name, content, children, pull, shelf)
-            return visit(node)
-        contents[name] = content
-        for child in node.children:
-            visit(child)
-
-    visit(tree)
+        arrays[name] = Array(name, (0,), "visard", b"")  # its bytes follow: Flower would make copies
     message = inflate_object_from_contents(number, contents, objects=arrays)
     if not isinstance(message, Message):
         raise VisardError("it is not a message")
