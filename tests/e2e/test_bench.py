@@ -63,6 +63,14 @@ def test_baselines_from_nothing_to_a_report(here: Path, capsys: pytest.CaptureFi
     assert visard(*shared) == 0
     assert "1/1 fedavg, seed 0: kept" in capsys.readouterr().out
     assert 'href="../b/runs/fedavg/seed-0/report.html"' in Path("c/report.html").read_text()
+    parts = json.loads(Path("c/results.json").read_text())["tables"][0]["cells"]
+    assert list(parts) == ["local", "fedavg", "central"], "other rows that are there already, of the same seed"
+    assert list(parts["central"]["AUC"]["values"]) == ["0"]
+    config = Path("b/runs/local/seed-0/config.toml")
+    config.write_text(config.read_text().replace("rounds = ", "rounds = 1"))
+    assert visard(*shared) == 0
+    parts = json.loads(Path("c/results.json").read_text())["tables"][0]["cells"]
+    assert list(parts) == ["fedavg", "central"], "a run with other settings is not of this table"
 
 
 def test_list_shows_commands_that_work(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -119,7 +119,7 @@ def bench(
     if name is None:
         table("Benches", ("name", "what"), benches.BENCHES.items(), text=2)
         return
-    from visard.studies.execute import execute, jobs_of
+    from visard.studies.execute import execute, jobs_of, made_before
     from visard.studies.results import collect
 
     if plugin:
@@ -135,6 +135,7 @@ def bench(
         return
     with Bars(len(todo)) as bars:
         outcomes = execute(todo, side_by_side=jobs, overwrite=overwrite, show=bars)
+    outcomes += made_before(plan, todo)
     words = ["visard", "bench", name, "--scale", scale, "--seeds", seeds]
     words += ["--model", model.name] if model is not None else []
     words += [part for row in only or () for part in ("--only", row)] + [p for s in sets or () for p in ("--set", s)]

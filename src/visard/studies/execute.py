@@ -134,6 +134,19 @@ def jobs_of(
     return [Job(row, seed, runs, tuple(sets)) for seed in seeds for row in rows]
 
 
+def made_before(plan: Plan, jobs: Sequence[Job]) -> list[Outcome]:
+    """Finished runs of other rows in the same folder, with the same seeds and settings: tables are made in parts."""
+    found = []
+    for first in {job.seed: job for job in jobs}.values():
+        asked = {job.row.name for job in jobs if job.seed == first.seed}
+        for row in (row for row in in_order(plan) if row.name not in asked):
+            job = replace(first, row=row)
+            with suppress(UsageError):  # another run is there
+                if job.standing() == "finished":
+                    found.append(Outcome(job, "finished", reused=True))
+    return found
+
+
 def _moved(value: Any, places: dict[str, str]) -> Any:
     """The settings with the run folders where they are now: a bench folder may be moved."""
     if isinstance(value, dict):
