@@ -11,8 +11,9 @@ import pytest
 from tests.unit.pictures import pixels, png
 
 from visard.data.faces import FaceSet
-from visard.data.sources import parquet
+from visard.data.sources import parquet, parquet_pages
 from visard.data.sources.importing import import_faces
+from visard.data.sources.parquet_pages import Compact, check_pages
 from visard.errors import UsageError, VisardError
 
 pa = pytest.importorskip("pyarrow")
@@ -210,3 +211,76 @@ def test_pyarrow_is_loaded_only_when_needed() -> None:
     program = "import sys, visard.data.sources.importing; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
     assert parquet.BATCH <= 256
+
+
+def page_header(unpacked: int, packed: int) -> bytes:
+    """As Thrift's compact protocol has it: type, sizes, a check sum, a struct with text, list, map and truth."""
+
+    def number(value: int) -> bytes:
+        value, found = (value << 1) ^ (value >> 63), b""
+        while value > 127:
+            found, value = found + bytes([value & 127 | 128]), value >> 7
+        return found + bytes([value])
+
+    inside = (
+        b"\x18\x03abc"
+        + b"\x19\x25"
+        + number(-3)
+        + number(700)
+        + b"\x1b\x01\x58\x04\x02xy"
+        + b"\x11"
+        + b"\x17"
+        + bytes(8)
+        + b"\x00"
+    )
+    sizes = b"\x15" + number(unpacked) + b"\x15" + number(packed)
+    return b"\x15\x00" + sizes + b"\x15" + number(-5) + b"\x1c" + inside + b"\x00"
+
+
+def test_headers_of_pages_are_read_to_their_end() -> None:
+    header = page_header(70_000, 12)
+    reader = Compact(b"??" + header + b"page", 2)
+    assert reader.struct() == {1: 0, 2: 70_000, 3: 12, 4: -5}
+    assert reader.at == 2 + len(header)
+    for cut in range(len(header)):
+        with pytest.raises(ValueError, match="cut off|unknown kind|too long"):
+            Compact(header[:cut], 0).struct()
+
+
+@pytest.mark.parametrize("unpacked", [2**28, 2**28 + 1, 2**31 - 1])
+def test_a_page_that_is_said_to_be_large_is_refused_before_it_takes_memory(tmp_path: Path, unpacked: int) -> None:
+    """The size in the header of the first page of labels is another; the reader would allocate that much."""
+    path = tmp_path / "a.parquet"
+    table = pa.table({"image": [png(pixels(k, 8)) for k in range(40)], "label": [k % 4 for k in range(40)]})
+    pq.write_table(table, path, compression="gzip", use_dictionary=False)
+    chunk = pq.read_metadata(path).row_group(0).column(1)
+    data, at = path.read_bytes(), chunk.data_page_offset
+    known = Compact(data, at)
+    sizes = known.struct()
+    old = page_header(sizes[2], sizes[3])[2 : 2 + 1 + len(_varint(sizes[2]))]
+    assert data[at + 2 : at + 2 + len(old)] == old, "type, then the unpacked size"
+    check_pages(path, pq.read_metadata(path), "label")
+    changed = data[:at] + data[at : at + 2] + b"\x15" + _varint(unpacked) + data[at + 2 + len(old) :]
+    moved = tmp_path / "b.parquet"
+    moved.write_bytes(changed)
+    if unpacked == 2**28:
+        check_pages(moved, pq.read_metadata(path), "label")
+        return
+    with pytest.raises(ValueError, match=f"is said to become {unpacked}"):
+        check_pages(moved, pq.read_metadata(path), "label")
+
+
+def _varint(value: int) -> bytes:
+    value, found = value << 1, b""
+    while value > 127:
+        found, value = found + bytes([value & 127 | 128]), value >> 7
+    return found + bytes([value])
+
+
+def test_too_many_pages_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": list(range(5000))}), path, data_page_size=64, write_batch_size=8)
+    check_pages(path, pq.read_metadata(path), "label")
+    monkeypatch.setattr(parquet_pages, "PAGES", 3)
+    with pytest.raises(ValueError, match="more than 3 pages"):
+        check_pages(path, pq.read_metadata(path), "label")

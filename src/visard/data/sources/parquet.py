@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.listing import Listing, Names, Stream
+from visard.data.sources.parquet_pages import check_pages
 from visard.errors import UsageError, did_you_mean
 
 IMAGES, LABELS = ("image", "img", "picture", "jpg"), ("label", "identity", "labels", "id", "person", "class")
@@ -83,6 +84,7 @@ def _batches(path: Path, column: str) -> Iterator[Any]:
                 array = _valid(batch.column(column))
                 yield from (array[at : at + BATCH] for at in range(0, len(array), BATCH))
         else:
+            check_pages(path, file.metadata, column)
             for batch in file.iter_batches(BATCH, columns=[column], use_threads=False):
                 yield _valid(batch.column(0))
 
