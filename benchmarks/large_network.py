@@ -145,6 +145,7 @@ def bare_server(port: str, keys: str, parties: str, roles: str, size: str) -> No
     listener = socket.create_server(("127.0.0.1", int(port)))
     say(ready=True)
     connections = [context.wrap_socket(listener.accept()[0], server_side=True) for _ in range(int(parties))]
+    say(connected=len(connections))  # all of them have started: what follows is moving alone
     piece = os.urandom(PIECE)
     for _ in sys.stdin:
         begun = time.perf_counter()
@@ -309,6 +310,7 @@ def measure(megabytes: float, parties: int, roles: int, rounds: int, check: bool
         for number in range(parties):
             command = [sys.executable, "-m", "benchmarks.large_network", "bare_party", str(bare_port), str(ca)]
             running.append(start([*command, str(size)], folder, f"bare-{number}", PYTHONPATH=path))
+        bare.hear()
         plain = [process.pid for process in running[-parties - 1 :]]
         sides = {"server": [running[0].pid], "run": [run.process.pid], "party": [p.pid for p in here]}
         sampler = Sampler(sides)
