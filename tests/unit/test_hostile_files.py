@@ -280,6 +280,17 @@ def test_tensors_of_a_torch_file_are_no_larger_than_the_file(tmp_path: Path, wri
     refused(lambda: read_weights(tmp_path / "w.pth"), "w.pth")
 
 
+def test_a_tar_file_that_ends_as_a_zip_file_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch looks at the beginning alone, and would make a folder to unpack it to."""
+    buffer = io.BytesIO()
+    torch.save({"a": torch.zeros(10)}, buffer)
+    (tmp_path / "w.pth").write_bytes(bytes(10240) + buffer.getvalue())
+    assert zipfile.is_zipfile(tmp_path / "w.pth")
+    monkeypatch.setattr("tempfile.mkdtemp", lambda *_: pytest.fail("a folder was made"))
+    with pytest.raises(VisardError, match="a tar file of a very old torch"):
+        read_weights(tmp_path / "w.pth")
+
+
 @pytest.mark.parametrize("legacy", [False, True])
 def test_good_torch_files_still_open(tmp_path: Path, legacy: bool) -> None:
     weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(())}

@@ -45,6 +45,7 @@ CHECK = 8  # random pictures on which a converted file is compared with onnxrunt
 NORMALISATION = {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5"}
 WEIGHTS = (".pth", ".pt")
 ENDINGS = (".safetensors", *WEIGHTS, ".onnx")
+ZIP = b"PK\x03\x04"  # how a file of torch begins
 WRAPPERS = ("state_dict_backbone", "state_dict", "model")  # where larger checkpoints hold the backbone's weights
 NUMBERS = {torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32}  # types of weights
 MAX_SIDE = 4096  # pixels
@@ -312,7 +313,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _checked(path: Path) -> Path | io.BytesIO:
     """A file of torch, if its parts are no larger than it: torch makes room for what they say."""
     there = path.stat().st_size
-    if zipfile.is_zipfile(path):
+    with path.open("rb") as opened:
+        begins = opened.read(len(ZIP))
+    if begins == ZIP and zipfile.is_zipfile(path):  # the former alone decides for torch, the latter looks at the end
         with zipfile.ZipFile(path) as file:
             parts = file.infolist()
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts) or sum(p.file_size for p in parts) > there:
