@@ -203,7 +203,7 @@ class Victim:
         settings = load(method, [*own, *changes]).to_dict()
         told = {k: v for k, v in settings.items() if k not in ("name", "engine", "data")}
         spec = {"model": "tiny", "embedding": SIDE**2, "size": SIZE}
-        run = {"settings": told | {"data": {}}, "partition": "", "own": True, "spec": spec}
+        run = {"settings": told | {"data": {}}, "partition": "", "own": True, "spec": spec, "pictures": SIZE}
         self.count += 1
         home = self.folder / f"home-{self.count}"
         make = partial(world_of_party, data=str(faces), file=None, clients=[client])

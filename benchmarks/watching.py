@@ -19,7 +19,6 @@ import http.client
 import os
 import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -93,7 +92,7 @@ class Serving:
         return float(times.user + times.system)
 
     def close(self) -> None:
-        self.process.send_signal(signal.SIGINT)
+        self.process.terminate()  # in the background of a shell it would not hear SIGINT
         self.process.communicate(timeout=10)
 
 
