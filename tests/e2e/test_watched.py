@@ -16,7 +16,8 @@ ROUNDS = 8
 @pytest.mark.skipif(find() is None, reason="no Chromium here")
 def test_pictures_of_a_run_that_goes_on_and_no_error_in_the_console(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    found = shots(folder, command(folder, ROUNDS, 2, 2), ROUNDS, tmp_path / "shots")
+    words = command(folder, ROUNDS, 2, 40)  # a second or more for each round: the page asks every two
+    found = shots(folder, words, ROUNDS, tmp_path / "shots")
     assert [path.name for path in found] == ["start.png", "middle.png", "end.png"]
     start, middle, end = (np.asarray(Image.open(path).convert("L")) for path in found)
     assert start.shape[1] == middle.shape[1] == end.shape[1] == 1280
