@@ -947,7 +947,7 @@ MUTANTS = (
     Mutant("dp-party-noise", "0. sums without noise",
            "if not 0 < request.noise < math.inf:", "if not 0 <= request.noise:", DP_PARTY),
     Mutant("dp-party-kept", "0. what was spent is kept",
-           "self.guard.memory.spend(request.client, total, asked)", "pass", DP_PARTY),
+           "self.guard.folder.spend(request.client, total, asked)", "pass", DP_PARTY),
     Mutant("people-bound", "0. each person is bounded", "self.grid.update(message, reply), self.clip)",
            "self.grid.update(message, reply), 1e6)", PEOPLE),
     Mutant("people-memory", "0. each person remembers its own", "kept[str(label)] = person.state", "pass", PEOPLE),

@@ -20,7 +20,7 @@ from tests.e2e.smoke import smoke
 from tests.engines.deployed import VISARD, Deployment, until
 
 import visard
-from visard.deployment.ledgers import compare
+from visard.deployment.ledger_check import compare
 from visard.runs.run import run_id
 
 METHOD = "fedavg"

@@ -20,11 +20,11 @@ if find_spec("flwr") is None:
 from benchmarks.large_network import world_of
 from tests.engines.deployed import Deployment
 
-from visard.deployment.door import RESET
 from visard.deployment.flower import objects
 from visard.deployment.flower.driver import DeploymentLink
 from visard.deployment.flower.objects import AT_ONCE
-from visard.deployment.ledgers import compare
+from visard.deployment.ledger_check import compare
+from visard.deployment.listener import RESET
 from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger

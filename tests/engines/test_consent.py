@@ -9,11 +9,11 @@ from tests.engines.test_guard import HOUSE, RUN, Server
 from tests.toys import noise_faces
 
 from visard.cli.client import agree
-from visard.deployment.front import Consent
+from visard.deployment.consent import Consent
+from visard.deployment.consent_question import text
 from visard.deployment.guard import Guard
 from visard.deployment.party import Basis
 from visard.deployment.policy import Policy
-from visard.deployment.question import text
 from visard.engines.codec import encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.methods import METHODS, fedavg

@@ -27,8 +27,8 @@ from visard.aggregation.dp_shares import Shared
 from visard.aggregation.rules import Mean
 from visard.aggregation.secure import Opening
 from visard.core import ClientId
-from visard.deployment.memory import Memory
 from visard.deployment.policy import Protect
+from visard.deployment.state_folder import StateFolder
 from visard.engines.request import Reply
 from visard.errors import PublicError, UsageError, VisardError
 
@@ -222,7 +222,7 @@ def test_parties_stop_at_their_own_budget(go: Go, tmp_path: Path, secure: str) -
     folder, _, _ = go(*noisy, policy=policy)
     figures = json.loads((folder / "metrics.json").read_text())["training"]
     assert figures["noise"] == 2.0
-    spent = [Memory(tmp_path / role).spent()[role][0] for role in HOUSES]
+    spent = [StateFolder(tmp_path / role).spent()[role][0] for role in HOUSES]
     assert spent == [0.5, 0.5], "two sums each, on disk"
     with pytest.raises(VisardError, match=r"this party's budget is 2.3 \(protect.dp_epsilon\)"):
         go(*noisy, "method.rounds=4", policy=policy, name="more")

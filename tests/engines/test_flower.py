@@ -42,7 +42,7 @@ from visard import models
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.flower.driver import DeploymentLink
 from visard.deployment.keys import PartyKeys, make_keys
-from visard.deployment.ledgers import compare
+from visard.deployment.ledger_check import compare
 from visard.deployment.remote import RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger

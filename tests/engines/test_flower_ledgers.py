@@ -20,7 +20,7 @@ from tests.e2e.smoke import SMOKE
 from tests.engines.deployed import VISARD, Deployment, until
 
 import visard
-from visard.deployment.ledgers import Comparison, compare, verify
+from visard.deployment.ledger_check import Comparison, compare, verify
 from visard.engines.records import read_records
 from visard.runs.run import run_id
 

@@ -26,15 +26,15 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from visard.crypto.signatures import ORDER, Signer, fingerprint
-from visard.deployment.door import Limits
 from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, driver, link, objects, server, simulation, statement
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.server import FleetOnly, serve
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
+from visard.deployment.listener import Limits
+from visard.deployment.party_ledger import PartyLedger
 from visard.deployment.remote import Link, Parts
-from visard.deployment.sent import Sent
 from visard.engines.ledger import Received
 from visard.engines.records import digest_of, files_of, read_records
 from visard.engines.request import Reply, Request, pack, unpack
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::Deprecatio
 
 RUN = "ab" * 16
 
-# The door
+# The port for parties
 
 
 OWN, OTHER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -56,15 +56,15 @@ class Caller:
 
     def __init__(self, path: str, headers: dict[str, str], parts: list[bytes]) -> None:
         pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
-        self.visitor = SimpleNamespace(due=None)
-        self.scope = {"type": "http", "path": path, "headers": pairs, "state": {"visitor": self.visitor}}
+        self.connection = SimpleNamespace(due=None)
+        self.scope = {"type": "http", "path": path, "headers": pairs, "state": {"connection": self.connection}}
         self.parts, self.taken = parts, 0
         self.heard: list[Any] = []
         self.through: bytes | None = None
         self.proven: list[str] = []
 
     async def receive(self) -> dict[str, Any]:
-        assert self.visitor.due is not None, "a body has a time limit"
+        assert self.connection.due is not None, "a body has a time limit"
         self.taken += 1
         return {"type": "http.request", "body": self.parts[self.taken - 1], "more_body": self.taken < len(self.parts)}
 
@@ -447,7 +447,7 @@ def on_disk(folder: Path) -> list[str]:
 @pytest.mark.usefixtures("identified")
 def test_a_reply_is_on_the_partys_disk_before_it_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = Turn(pack(Request(RUN, {})))
-    turn._sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    turn._sent = PartyLedger(tmp_path, "server:1", "1", lambda: b"")
     durable, fsync = list[list[str]](), os.fsync
 
     def synced(handle: int) -> None:
@@ -469,7 +469,7 @@ def test_a_reply_that_cannot_be_put_on_record_does_not_leave(tmp_path: Path, mon
         raise OSError(28, "No space left on device")
 
     turn = Turn(pack(Request(RUN, {})))
-    turn._sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    turn._sent = PartyLedger(tmp_path, "server:1", "1", lambda: b"")
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(VisardError, match="No space left"):
         turn._turn(lambda *_: (pack(Reply(RUN)), b"payload"))

@@ -17,9 +17,9 @@ from visard.config import load, parse
 from visard.core import Disclosure, client_step
 from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
-from visard.deployment.memory import Memory
 from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.policy import Between, Bounds, Policy, Protect, Retention, Start, digest_of
+from visard.deployment.state_folder import StateFolder
 from visard.engines.codec import decode, encode
 from visard.engines.local import perform
 from visard.engines.request import Reply, Request, pack, unpack
@@ -325,7 +325,7 @@ def test_policies_for_some_runs_and_servers_alone(server: Make) -> None:
 def test_forgotten_runs_do_not_come_back(server: Make) -> None:
     one = server()
     assert one.train() == ""
-    memory = Memory(one.home)
+    memory = StateFolder(one.home)
     assert memory.find("abab") == RUN
     assert memory.forget(RUN) == {"states": 1, "weights": 1, "agreements": 0, "models": 0}
     assert not memory.runs()
@@ -427,16 +427,16 @@ def test_a_party_counts_what_it_spends_and_stops_at_its_budget(server: Make) -> 
     assert "sends nothing into sums without noise" in one.train(noise=float("inf"))
     assert one.train(noise=2.0) == ""
     assert [one.train(noise=2.0), one.train(noise=2.0)] == ["", ""]
-    total, _ = Memory(one.home).spent()[HOUSE]
+    total, _ = StateFolder(one.home).spent()[HOUSE]
     assert total == 0.25
     assert one.train(noise=2.0, lr=0.2) == "", "another request for the same place is another reply"
-    assert Memory(one.home).spent()[HOUSE][0] == 0.5
+    assert StateFolder(one.home).spent()[HOUSE][0] == 0.5
     one.restart(one.party.guard.policy)  # type: ignore[union-attr]
-    Memory(one.home).forget(RUN)
+    StateFolder(one.home).forget(RUN)
     refused = one.train(run="cd" * 16, noise=1.0)
     assert "this round would make epsilon 4" in refused
     assert "this party's budget is 2.5 (protect.dp_epsilon)" in refused
-    assert Memory(one.home).spent()[HOUSE][0] == 0.5, "what was refused was not spent"
+    assert StateFolder(one.home).spent()[HOUSE][0] == 0.5, "what was refused was not spent"
     assert one.train(run="cd" * 16, noise=8.0) == ""
     assert not one.ask(scoring.ScoreRequest(one.theta), step="score", run="cd" * 16)[0], "tests are no sums"
 

@@ -22,7 +22,7 @@ from tests.engines.deployed import Deployment, until
 from tests.engines.test_flower import TOYS, toy_problems, toy_rounds
 from tests.toys import Toy, toy_engine, toy_world
 
-from visard.deployment import signing
+from visard.deployment import key_lifecycle
 from visard.deployment.certificates import Asked, Ca
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.health import own_version
@@ -42,7 +42,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         deployed.wait_server()
         toy_world(deployed.folder)
         for number, roles in ((1, (TOYS[0],)), (2, (TOYS[1], TOYS[2]))):
-            sign(deployed, signing.request(home(deployed, number), str(number), roles), number)
+            sign(deployed, key_lifecycle.request(home(deployed, number), str(number), roles), number)
         until(lambda: deployed.log("server").count("may connect with the key") == 2, "the entries")
         deployed.start_toy(1, f'["{TOYS[0]}"]')
         deployed.start_toy(2, f'["{TOYS[1]}", "{TOYS[2]}"]')
@@ -58,7 +58,9 @@ def home(there: Deployment, number: int) -> Path:
 
 def sign(there: Deployment, asked: Asked, number: int, days: float = 90.0) -> None:
     keys = there.folder / "keys"
-    signing.sign(asked, signing.load_ca(keys / "ca"), ServerKeys.load(keys), home(there, number), None, days)
+    key_lifecycle.sign(
+        asked, key_lifecycle.load_ca(keys / "ca"), ServerKeys.load(keys), home(there, number), None, days
+    )
 
 
 def sites(there: Deployment) -> dict[str, Any]:
@@ -76,12 +78,12 @@ def test_a_key_and_the_certificate_are_renewed_in_the_middle_of_a_run(tmp_path: 
     processes = {name: process.pid for name, process in there.processes.items()}
 
     def renew() -> None:
-        sign(there, signing.renew_party(home(there, 2), "2"), 2)
-        signing.renew_server(keys, signing.load_ca(keys / "ca"), [], new_key=True)
+        sign(there, key_lifecycle.renew_party(home(there, 2), "2"), 2)
+        key_lifecycle.renew_server(keys, key_lifecycle.load_ca(keys / "ca"), [], new_key=True)
         until(lambda: "this node's new key is in use" in there.log("node-2"), there.log("node-2"), 30)
         until(lambda: certificate(there) != before, "the new certificate", 30)
         old = next(e for e in ServerKeys.load(keys).entries if e.party == "node-2")
-        signing.revoke(keys, "node-2", old.fingerprint, "renewed")
+        key_lifecycle.revoke(keys, "node-2", old.fingerprint, "renewed")
         until(lambda: "the key of node-2 was revoked" in there.log("server"), there.log("server"), 30)
 
     server, problems = toy_problems(there, tmp_path, {}, {}, rounds=3, between=lambda: done or done.append(renew()))
@@ -99,7 +101,7 @@ done: list[None] = []  # what is done between the first two rounds alone
 
 
 def test_an_entry_that_ends_is_named_and_a_new_one_is_taken(there: Deployment) -> None:
-    asked, said = signing.request(home(there, 3), "3", ["client-003"]), list[str]()
+    asked, said = key_lifecycle.request(home(there, 3), "3", ["client-003"]), list[str]()
     sign(there, asked, 3, 6 / 86400)
     until(lambda: "node-3 may connect" in there.log("server"), "the entry", 30)
     own = PartyKeys.load(home(there, 3), "3")
@@ -129,7 +131,7 @@ def test_a_revoked_key_is_out_within_the_round(tmp_path: Path, there: Deployment
 
     def revoke() -> None:
         until(mark.exists, "the step")
-        signing.revoke(there.folder / "keys", "node-1", "", "the laptop was stolen")
+        key_lifecycle.revoke(there.folder / "keys", "node-1", "", "the laptop was stolen")
         revoked.append(time.monotonic())
 
     revoking = threading.Thread(target=revoke)

@@ -14,10 +14,10 @@ from tests.toys import Toy, ToyServer, toy_engine, toy_world
 from typer.testing import CliRunner
 
 from visard.cli.ledger import app
-from visard.deployment.ledgers import Comparison, compare, verify
+from visard.deployment.ledger_check import Comparison, compare, verify
 from visard.deployment.party import Party
+from visard.deployment.party_ledger import PartyLedger
 from visard.deployment.remote import Parts, RemoteNetwork
-from visard.deployment.sent import Sent
 from visard.engines.records import Records, files_of, read_records
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError, VisardError
@@ -33,7 +33,7 @@ class Posted(DictLink):
     def __init__(self, folder: Path, forge: Forge | None = None, lost: Callable[[Request], str] = lambda _: "") -> None:
         super().__init__({c: party(folder, c) for c in CLIENTS}, forge)
         self.lost, self.held = lost, dict[str, Parts]()
-        self.sent = {c: Sent(folder / "at" / c, "server:1", c, lambda c=c: carried(self.at[c])) for c in CLIENTS}
+        self.sent = {c: PartyLedger(folder / "at" / c, "server:1", c, lambda c=c: carried(self.at[c])) for c in CLIENTS}
 
     def send(self, client: str, header: bytes, payload: bytes, timeout: float) -> str | None:
         self.count += 1
@@ -356,7 +356,7 @@ def test_simulated_clients_leave_a_record_only_of_what_was_refused(tmp_path: Pat
 
 
 def test_a_request_that_could_not_be_read_is_answered_on_record(tmp_path: Path) -> None:
-    sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    sent = PartyLedger(tmp_path, "server:1", "1", lambda: b"")
     sent.record(b"\xff", pack(Reply(failure="request refused: malformed request")), b"")
     sent.close()
     (row,) = [line.record for line in read_records(files_of(tmp_path, "ledger")) if line.record["event"] == "reply"]
@@ -364,7 +364,7 @@ def test_a_request_that_could_not_be_read_is_answered_on_record(tmp_path: Path) 
 
 
 def test_a_server_cannot_fill_the_record_of_a_party_with_long_names(tmp_path: Path) -> None:
-    sent = Sent(tmp_path, "server:1", "1", lambda: b"")
+    sent = PartyLedger(tmp_path, "server:1", "1", lambda: b"")
     long = "\0" * 20_000
     sent.record(pack(Request(run=long, client=long, stage=long, session=long)), pack(Reply(failure=long)), b"")
     sent.close()

@@ -16,15 +16,15 @@ require()
 from tests.policies import ANYTHING  # noqa: E402
 
 from visard.cli.deploy import take_part  # noqa: E402
-from visard.deployment import front  # noqa: E402
+from visard.deployment import supervisor  # noqa: E402
 from visard.deployment.flower import client  # noqa: E402
 from visard.engines.codec import decode, encode  # noqa: E402
 from visard.engines.request import Request, unpack  # noqa: E402
 from visard.processes import Recipe  # noqa: E402
 
 
-class Forger(front.Front):
-    """As `Front`, but `settings["forge"]` names what it does to answers."""
+class Forger(supervisor.Supervisor):
+    """As `Supervisor`, but `settings["forge"]` names what it does to answers."""
 
     kept: tuple[bytes, bytes] | None = None
 
@@ -58,7 +58,7 @@ def upload_one(mark: Path, objects: dict[str, Any], names: set[str], put: Any) -
 
 if __name__ == "__main__":
     server, keys, number, state, folder, roles = sys.argv[1:]
-    front.Front = Forger  # type: ignore[misc]
+    supervisor.Supervisor = Forger  # type: ignore[misc]
     client.BEAT = 10.0  # on a busy machine a restart takes its time: the server is to wait for a minute
     recipe = Recipe("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)})
     take_part(server, Path(keys), number, recipe, Path(state), 0.5, ANYTHING.model_dump(mode="json"))

@@ -42,10 +42,10 @@ from visard.data.sensors import write_readings
 from visard.data.sources.catalog import export, open_set
 from visard.data.sources.importing import import_faces
 from visard.deployment.certificates import read_request
+from visard.deployment.key_lifecycle import load_ca, request, sign
 from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, bytes_of, make_keys, read_parties, write_parties
 from visard.deployment.party import OwnStates
 from visard.deployment.policy import Policy
-from visard.deployment.signing import load_ca, request, sign
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import decode
 from visard.engines.codec import encode as to_bytes

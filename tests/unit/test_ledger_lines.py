@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from visard.deployment import ledgers
+from visard.deployment import ledger_check
 from visard.errors import VisardError
 
 REPLY = {"client": "a", "stage": "s", "round": 1, "ask": 0}
@@ -15,10 +15,10 @@ REPLY = {"client": "a", "stage": "s", "round": 1, "ask": 0}
 @pytest.mark.parametrize("change", [{"round": float("inf")}, {"ask": "x"}, {"header": float("nan")}, {"parts": [[1]]}])
 def test_a_reply_that_makes_no_sense_is_one_line(change: dict[str, Any]) -> None:
     line: Any = SimpleNamespace(path=Path("sent.rows"), place=3, record=REPLY)
-    assert ledgers._entry(line).round == 1
+    assert ledger_check._entry(line).round == 1
     line.record = REPLY | change
     with pytest.raises(VisardError, match="line 3: is not the record of a reply"):
-        ledgers._entry(line)
+        ledger_check._entry(line)
     line.record = {"open": [["a", "s", float("inf"), 0]]}
     with pytest.raises(VisardError, match="line 3: is not the record of an end"):
-        ledgers._places(line, "x")
+        ledger_check._places(line, "x")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from visard.deployment.ledgers import chain_of, verify
+from visard.deployment.ledger_check import chain_of, verify
 from visard.engines.records import Records, files_of, read_records
 from visard.errors import UsageError, VisardError
 
@@ -159,5 +159,7 @@ def test_what_is_no_record(tmp_path: Path) -> None:
 
 
 def test_records_need_no_torch() -> None:
-    code = "import sys, visard.deployment.sent, visard.deployment.ledgers; assert 'torch' not in sys.modules"
+    code = (
+        "import sys, visard.deployment.party_ledger, visard.deployment.ledger_check; assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

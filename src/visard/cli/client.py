@@ -89,7 +89,7 @@ def serve(
     home = own_folder(state)
     ask = agree if sys.stdin.isatty() and sys.stdout.isatty() else None
     if allowed is None and ask is None and not any((home / "consents").glob("*.toml")):
-        from visard.deployment.front import HOW
+        from visard.deployment.consent import HOW
 
         raise UsageError(f"there is no policy and no terminal to ask at: {HOW}")
     if trunk is not None and not trunk.is_file():
@@ -250,15 +250,15 @@ def runs(state: State) -> None:
 
     Example: visard client runs --state mine
     """
-    from visard.deployment.memory import Memory
+    from visard.deployment.state_folder import StateFolder
 
-    memory = Memory(_existing(state))
+    folder = StateFolder(_existing(state))
     table(
         "Runs of this party",
         ("run", "method", "began", "last asked", "requests", "models"),
         [
-            (run, record.method, _day(record.begun), _day(record.used), record.requests, len(memory.models_of(run)))
-            for run, record in memory.runs().items()
+            (run, record.method, _day(record.begun), _day(record.used), record.requests, len(folder.models_of(run)))
+            for run, record in folder.runs().items()
         ],
         2,
     )
@@ -274,14 +274,14 @@ def forget(
 
     Example: visard client forget 3f9a --state mine
     """
-    from visard.deployment.memory import Memory
+    from visard.deployment.state_folder import StateFolder
 
     home = _existing(state)
     with only_user(home):
-        memory = Memory(home)
-        found = memory.find(run)
-        kept = memory.models_of(found)
-        counts = memory.forget(found, models)
+        folder = StateFolder(home)
+        found = folder.find(run)
+        kept = folder.models_of(found)
+        counts = folder.forget(found, models)
     removed = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count) or "no files"
     say(f"forgot run {found}: removed {removed}")
     if kept and not models:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     from visard.deployment.flower.client import Fleet
-    from visard.deployment.front import Do, Front
     from visard.deployment.keys import PartyKeys
-    from visard.deployment.sent import Sent
+    from visard.deployment.party_ledger import PartyLedger
+    from visard.deployment.supervisor import Do, Supervisor
 
 
 class Log(StrEnum):
@@ -75,9 +75,9 @@ def server(
       visard server --keys keys/server --port 9443 --state server-state --health 9080 --log json
     """
     need_flower()
-    from visard.deployment.door import Limits
     from visard.deployment.flower.server import serve
     from visard.deployment.keys import ServerKeys
+    from visard.deployment.listener import Limits
 
     tell = teller(log)
     limits = Limits(
@@ -118,11 +118,12 @@ def take_part(
     States are encrypted if a key is named.
     """
     from visard.at_rest import Key
+    from visard.deployment.consent import Consent
     from visard.deployment.flower.client import Fleet
-    from visard.deployment.front import Consent, Front
     from visard.deployment.health import Health
     from visard.deployment.keys import SOON, PartyKeys, day
-    from visard.deployment.sent import Sent
+    from visard.deployment.party_ledger import PartyLedger
+    from visard.deployment.supervisor import Supervisor
 
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
@@ -132,22 +133,22 @@ def take_part(
     if own.ends - time.time() < SOON:
         tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
-        front = Front(recipe, state, tell, policy, own.fingerprint, key.path if key else None, own.file)
-        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, front, tell))
-        sent = Sent(state, server, node, lambda: front.carried)
-        do = front.do
+        supervisor = Supervisor(recipe, state, tell, policy, own.fingerprint, key.path if key else None, own.file)
+        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, supervisor, tell))
+        ledger = PartyLedger(state, server, node, lambda: supervisor.carried)
+        do = supervisor.do
         if policy is None:
-            do = Consent(front.do, state, f"{server}, CA fingerprint {own.fingerprint}", tell, ask).do
+            do = Consent(supervisor.do, state, f"{server}, CA fingerprint {own.fingerprint}", tell, ask).do
         watched = Health(health, fleet.health) if health else None
         try:
-            _answer(fleet, front, do, poll, sent, tell)
+            _answer(fleet, supervisor, do, poll, ledger, tell)
         finally:
             if watched is not None:
                 watched.close()
 
 
 def _new_keys(
-    folder: Path, node: str, own: PartyKeys, front: Front, tell: Tell
+    folder: Path, node: str, own: PartyKeys, supervisor: Supervisor, tell: Tell
 ) -> Callable[[], ec.EllipticCurvePrivateKey | None]:
     """Looks whether a new key of the party has got its entry; the worker, which signs with it too, is started anew."""
     from visard.deployment.keys import PartyKeys
@@ -168,16 +169,16 @@ def _new_keys(
         before, held, seen, said = held, found, found.stamp(), ""
         if found.private.public_key() == before.private.public_key():
             return None
-        front.close()
+        supervisor.close()
         return found.private
 
     return renewed
 
 
-def _answer(fleet: Fleet, front: Front, do: Do, poll: float, sent: Sent, tell: Tell) -> None:
+def _answer(fleet: Fleet, supervisor: Supervisor, do: Do, poll: float, ledger: PartyLedger, tell: Tell) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
-            front.stop()
+            supervisor.stop()
         else:
             tell("stopping after the step at hand (Ctrl-C again stops at once)")
         fleet.stop()
@@ -185,10 +186,10 @@ def _answer(fleet: Fleet, front: Front, do: Do, poll: float, sent: Sent, tell: T
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        fleet.serve(do, poll, sent)
+        fleet.serve(do, poll, ledger)
     finally:
-        front.close()
-        sent.close()
+        supervisor.close()
+        ledger.close()
     tell("stopped")
 
 

@@ -121,7 +121,7 @@ def ask(
 
     Example: visard keys request --out node-1 --node 1 --role house-1
     """
-    from visard.deployment.signing import request
+    from visard.deployment.key_lifecycle import request
 
     asked = request(out, node, role or [])
     say(f"made {out / f'{asked.party}.key'}, which stays here, and {out / f'{asked.party}.csr'} for the operator")
@@ -144,12 +144,12 @@ def sign(
 
     Example: visard keys sign node-1.csr --ca keys/ca --keys keys/server --out for-party-1 --fingerprint 1f0c...
     """
-    from visard.deployment import signing
+    from visard.deployment import key_lifecycle
     from visard.deployment.certificates import read_request
     from visard.deployment.keys import ServerKeys, bytes_of, day
 
     asked, held = read_request(bytes_of(request), request), ServerKeys.load(keys)
-    renewal = signing.check_request(asked, held)
+    renewal = key_lifecycle.check_request(asked, held)
     clients = asked.clients if role is None else tuple(role)
     say(f"{asked.party} asks for {', '.join(clients) or 'no role'} with the key {asked.fingerprint}")
     if fingerprint is not None and fingerprint.replace(":", "").lower() != asked.fingerprint:
@@ -160,7 +160,7 @@ def sign(
             raise UsageError("there is no terminal to ask at: give the --fingerprint that you have from the party")
         if not agree("Did you get this fingerprint from the party itself, and may it take part? (yes or no) "):
             raise VisardError(f"{request} is refused: nothing was signed")
-    entry = signing.sign(asked, signing.load_ca(ca), held, out, clients, days)
+    entry = key_lifecycle.sign(asked, key_lifecycle.load_ca(ca), held, out, clients, days)
     say(f"signed until {day(entry.ends)}; send {out}/ca.crt and {out}/{asked.party}.crt to the party")
 
 
@@ -185,17 +185,16 @@ def renew(
 
       visard keys renew --keys keys/server --ca keys/ca
     """
-    from visard.deployment import signing
+    from visard.deployment import key_lifecycle
     from visard.deployment.keys import day
 
     if (node is None) == (ca is None):
         raise UsageError("give --node to renew a party's key, or --ca to renew the server's certificate")
     if ca is not None:
-        say(
-            f"the server's certificate ends {day(signing.renew_server(keys, signing.load_ca(ca), host or [], new_key))}"
-        )
+        ends = key_lifecycle.renew_server(keys, key_lifecycle.load_ca(ca), host or [], new_key)
+        say(f"the server's certificate ends {day(ends)}")
         return
-    asked = signing.renew_party(keys, str(node))
+    asked = key_lifecycle.renew_party(keys, str(node))
     say(f"made a new key, which stays here, and {asked.party}.csr for the operator")
     say(f"its fingerprint, for policies that name it: {asked.fingerprint}")
 
@@ -211,9 +210,9 @@ def revoke(
 
     Example: visard keys revoke --keys keys/server --node 1 --reason "the laptop was stolen"
     """
-    from visard.deployment import signing
+    from visard.deployment import key_lifecycle
 
-    for entry in signing.revoke(keys, f"node-{node}", key, reason):
+    for entry in key_lifecycle.revoke(keys, f"node-{node}", key, reason):
         say(f"revoked {entry.fingerprint} of {entry.party}")
 
 

@@ -34,7 +34,7 @@ def verify(
 
     Examples: visard ledger verify runs/ours, visard ledger verify mine
     """
-    from visard.deployment.ledgers import verify as follow
+    from visard.deployment.ledger_check import verify as follow
 
     if not record.exists():
         raise UsageError(f"{record} does not exist")
@@ -56,7 +56,7 @@ def compare(
 
     Example: visard ledger compare runs/ours party-1 party-2
     """
-    from visard.deployment.ledgers import compare as check
+    from visard.deployment.ledger_check import compare as check
 
     for path in (run, *ledgers):
         if not path.exists():

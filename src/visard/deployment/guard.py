@@ -28,8 +28,8 @@ from visard.aggregation.secure import Circle, Listed, Opening, Plan, of_keys, of
 from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
 from visard.crypto.secure_sum import Keys
 from visard.crypto.signatures import signed_by
-from visard.deployment.memory import Memory, Record
 from visard.deployment.policy import Policy, digest_of
+from visard.deployment.state_folder import RunRecord, StateFolder
 from visard.disclosure import carried_kinds, pieces
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.refusal import MODEL
@@ -55,7 +55,7 @@ class Guard:
 
     def __init__(self, home: Path, policy: Policy | None, server: str = "") -> None:
         """`policy` None: those in the folder `consents`, each for one run. `server` is the fingerprint of its CA."""
-        self.policy, self.server, self.memory = policy, server, Memory(home)
+        self.policy, self.server, self.folder = policy, server, StateFolder(home)
         self._seen: tuple[tuple[str, str], Seen] | None = None
         self._written: tuple[tuple[str, dict[str, str]], Path] | None = None  # what was last written, and where
         self.expire()
@@ -72,18 +72,18 @@ class Guard:
         return policy
 
     def _agreed(self, run: str) -> Policy | None:
-        path = self.memory.consents / f"{run}.toml"
+        path = self.folder.consents / f"{run}.toml"
         return Policy.load(path) if path.exists() else None
 
     def expire(self) -> None:
         """Forget runs that have been quiet for as long as their policy says."""
-        for run in self.memory.runs():
+        for run in self.folder.runs():
             policy = self.policy or self._agreed(run)
             days = policy.retention.days if policy else None
-            if days is not None and run in self.memory.quiet_for(days):
-                self.memory.forget(run)
+            if days is not None and run in self.folder.quiet_for(days):
+                self.folder.forget(run)
 
-    def admit(self, request: Request, policy: Policy, world: World, method: Method[Any]) -> Watch:
+    def admit(self, request: Request, policy: Policy, world: World, method: Method[Any]) -> RequestCheck:
         """Hold what the run says of itself against the policy, and count the request."""
         bounds = policy.bounds
         kinds = leaving(method, world)
@@ -99,9 +99,9 @@ class Guard:
             if len(world.clients[client].train) < bounds.pictures:
                 raise PublicError("this party has fewer training pictures than its policy asks for (bounds.pictures)")
         self.expire()
-        record = self.memory.admit(request.run, method.name, request.settings, bounds.requests, bounds.runs)
+        record = self.folder.admit(request.run, method.name, request.settings, bounds.requests, bounds.runs)
         still = frozenset() if Disclosure.statistic in kinds and not world.frozen_norm else world.statistics
-        return Watch(self, policy, request, world, record, still)
+        return RequestCheck(self, policy, request, world, record, still)
 
     def seen(self, request: Request) -> Seen:
         """The networks in the last requests to this client in this run; empty before the first."""
@@ -137,18 +137,18 @@ class Guard:
         self._written = what, path
 
     def _path(self, request: Request) -> Path:
-        return self.memory.states / request.run / f"seen-{quote(request.client, safe='')}.bin"
+        return self.folder.states / request.run / f"seen-{quote(request.client, safe='')}.bin"
 
 
 @dataclass
-class Watch:
+class RequestCheck:
     """The policy over one request."""
 
     guard: Guard
     policy: Policy
     request: Request
     world: World
-    record: Record
+    record: RunRecord
     still: frozenset[str]  # statistics of batch norm that no client sends, so that the run cannot have new ones
 
     def before(self, step: BoundStep[Any, Any], client: Client, message: Any) -> None:
@@ -197,7 +197,7 @@ class Watch:
             raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
         place = [request.run, request.stage, request.round, request.ask, request.noise]
         asked = digest_of_text(json.dumps(place) + hashlib.sha256(encode(message)).hexdigest())
-        spent = self.guard.memory.spent()
+        spent = self.guard.folder.spent()
         total, last = spent.get(request.client, (0.0, ""))
         if last == asked:
             return
@@ -207,7 +207,7 @@ class Watch:
                 f"this round would make epsilon {epsilon:.3g} at delta {protect.dp_delta:g}, this party's budget is "
                 f"{protect.dp_epsilon:g} (protect.dp_epsilon)"
             )
-        self.guard.memory.spend(request.client, total, asked)
+        self.guard.folder.spend(request.client, total, asked)
 
     def look(self, message: Any) -> None:
         """Refuse class vectors and weights that the policy does not allow."""
@@ -339,7 +339,7 @@ class Watch:
             raise PublicError(refusal)
         if what not in known:
             known[what] = digest
-            self.guard.memory.write(self.request.run, self.record)
+            self.guard.folder.write(self.request.run, self.record)
 
     def _pinned(self, networks: Seen) -> None:
         """The first weights of a run are those that the policy names, in one field of the message or in several.
@@ -365,7 +365,7 @@ class Watch:
                 raise PublicError(f"{name} does not train in this run, and has changed")
         if digests.keys() - known.keys():
             known |= digests
-            self.guard.memory.write(self.request.run, self.record)
+            self.guard.folder.write(self.request.run, self.record)
 
     def _near(self, path: str, weights: Weights, before: Seen) -> None:
         """Later weights are near those before: entry by entry, of the same field or else of another."""

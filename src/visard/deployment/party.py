@@ -21,10 +21,10 @@ from visard.aggregation.secure import SecureAggregation
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.crypto.signatures import Signer
-from visard.deployment.guard import Guard, NoPolicy, Watch
+from visard.deployment.consent_question import ANY, anything_of, question
+from visard.deployment.guard import Guard, NoPolicy, RequestCheck
 from visard.deployment.keys import private_key
 from visard.deployment.policy import Policy
-from visard.deployment.question import ANY, anything_of, question
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
 from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
@@ -184,7 +184,7 @@ class Party:
             return pack(failed(request, error, self.all_local)), b""
 
     def question(self, request: Request) -> bytes:
-        """What the front asks the people here before the run may begin; nothing where it cannot begin at all."""
+        """The question to ask at this party before the run may begin, or why it cannot begin."""
         assert self.guard is not None
         try:
             policy = anything_of(request.settings)
@@ -205,7 +205,7 @@ class Party:
         return self.worlds[key]
 
     def step(
-        self, request: Request, world: World, method: Method[Any], payload: Data, watch: Watch | None
+        self, request: Request, world: World, method: Method[Any], payload: Data, watch: RequestCheck | None
     ) -> tuple[bytes, bytes]:
         """Do a step and write the state that it leaves."""
         step = (steps_of(method) | SecureAggregation.steps()).get(request.step)
@@ -254,7 +254,9 @@ class Party:
         write_atomically(self.trunks / f"{request.trunk}.bin", encode(Basis(sent)), PRIVATE)
         return request.reply()
 
-    def keep(self, request: Request, world: World, method: Method[Any], payload: Data, watch: Watch | None) -> Reply:
+    def keep(
+        self, request: Request, world: World, method: Method[Any], payload: Data, watch: RequestCheck | None
+    ) -> Reply:
         """Save the client's own model at the party; only the fact leaves."""
         from visard.models.files import DESCRIBES, save_model
 
@@ -338,7 +340,7 @@ def serve(
 ) -> None:
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
-    It answers until its front is gone. A request is two frames, header and payload, and so is the reply;
+    It answers until its main process is gone. A request is two frames, header and payload, and so is the reply;
     a third frame says what is in it, for the party's own record, and does not leave the machine. Without a
     `policy` it does nothing that was not agreed to before; `server` is the fingerprint of the server's CA, `key` the
     file of the party's own key.

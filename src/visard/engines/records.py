@@ -4,7 +4,7 @@
 
 A line that was changed, removed or put in between breaks the chain there. What a chain alone cannot show is that lines
 are missing at its end, or that all of it was written anew: a comparison with the record of the other side shows that.
-No torch here: the front of a party has none.
+No torch here: a party's main process has none.
 """
 
 from __future__ import annotations

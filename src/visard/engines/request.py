@@ -2,7 +2,7 @@
 
 Over a network both are a small JSON header, and the codec bytes of the message or of the value go beside it. A request
 says where the run stands, so that a party that was restarted, and a run that was resumed, continue from the right
-state; a reply repeats it, so that an old one is never taken for new. No torch here: the front of a party has none.
+state; a reply repeats it, so that an old one is never taken for new. No torch here: a party's main process has none.
 """
 
 from __future__ import annotations

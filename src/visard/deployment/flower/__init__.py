@@ -1,7 +1,7 @@
 """Flower as the way to the clients: the only package that imports flwr, which is pinned because parts are private API.
 
-`link` carries requests over a Flower grid, `simulation` runs the clients on Flower's Ray backend, `superlink` and
-`driver` are the server's side of a deployment, `fleet` is a party's side.
+`link` carries requests over a Flower grid, `simulation` runs the clients on Flower's Ray backend, `server` and
+`driver` are the server's side of a deployment, `client` is a party's side.
 """
 
 from __future__ import annotations

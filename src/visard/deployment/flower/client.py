@@ -1,4 +1,4 @@
-"""A party's side of Flower's fleet protocol: take messages, hand them to the front, send its replies.
+"""A party's side of Flower's fleet protocol: take messages, hand them to the supervisor, send its replies.
 
 It stands where Flower's SuperNode stands, with two differences: it runs no code that comes from the server, and it
 starts no process for a message.
@@ -55,12 +55,12 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.crypto.signatures import Signer
+from visard.deployment.client_hello import party_context
 from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
 from visard.deployment.flower.link import confirm, parts, record
 from visard.deployment.flower.objects import Shelf, array, fetched, puller, push
 from visard.deployment.health import own_version
-from visard.deployment.hello import party_context
-from visard.deployment.sent import Sent
+from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
 from visard.processes import Data, share_memory_of_threads
@@ -102,7 +102,7 @@ class SigningInterceptor:
 
 
 class Fleet:
-    """A connection to the server's outside door. `renewed` gives a new key of the party, once, when there is one."""
+    """A connection to the server. `renewed` gives a new key of the party, once, when there is one."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class Fleet:
         self._client, self._public = self._open(key), key.public_key()
         self._coming: ec.EllipticCurvePrivateKey | None = None  # a new key, until the server takes it
         self._look = 0.0  # when to look for a new key, or try one, again
-        self._sent: Sent | None = None
+        self._sent: PartyLedger | None = None
         self._shelf, self._used = Shelf(), 0.0  # what is here of the last message, and since when
         self._told = -1e9  # when it was last said that a connection broke
         self._node = Node()
@@ -154,7 +154,7 @@ class Fleet:
         """Leave after the message at hand."""
         self._stop.set()
 
-    def serve(self, do: Do, poll: float, sent: Sent | None = None) -> None:
+    def serve(self, do: Do, poll: float, sent: PartyLedger | None = None) -> None:
         """Answer messages until stopped, waiting for a server that goes away; idle, look every `poll` seconds.
 
         Every reply is put on record in `sent` before it leaves.

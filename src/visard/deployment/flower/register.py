@@ -1,4 +1,4 @@
-"""Who may connect to a running server: what its key folder says now, for the doors, for Flower and for runs."""
+"""Who may connect to a running server: what its key folder says now, for the listener, for Flower and for runs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkStat
 from flwr.supercore.constant import NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from visard.deployment.door import Door
 from visard.deployment.keys import SITES, SOON, ServerKeys, day, read_gone, write_parties
+from visard.deployment.listener import Listener
 from visard.errors import UsageError, VisardError
 from visard.files import write_json
 
@@ -27,7 +27,7 @@ Admit = Callable[[Iterable[tuple[str, ec.EllipticCurvePublicKey]], Mapping[str, 
 
 
 class Register:
-    """Keeps the doors, Flower and the runs on this machine in step with the key folder, while the server runs.
+    """Keeps the listener, Flower and the runs on this machine in step with the key folder, while the server runs.
 
     A party is one node of Flower whatever its keys, so one that comes with a renewed key goes on where it was, like a
     process that was started again. One without a key that is taken is offline: runs go on without it at once.
@@ -39,12 +39,12 @@ class Register:
         state: Path,
         link: InMemoryLinkState,
         admit: Admit,
-        door: Door,
+        listener: Listener,
         say: Callable[[str], None],
         heard: Mapping[str, tuple[float, str]],
     ) -> None:
         """`heard` says when each party last called, and its version."""
-        self.keys, self.state, self.link, self.admit, self.door, self.say = keys, state, link, admit, door, say
+        self.keys, self.state, self.link, self.admit, self.listener, self.say = keys, state, link, admit, listener, say
         self._heard, self._looked, self._told_sites = heard, time.monotonic(), 0.0
         self._stamp, self._applied = keys.stamp(), keys
         self._numbers: dict[str, int] = {}  # party -> Flower's number of its node
@@ -63,7 +63,7 @@ class Register:
             try:
                 self.keys = ServerKeys.load(self.keys.folder)
                 self._apply()
-                self.door.context = tls_context(self.keys)  # for connections from now on
+                self.listener.context = tls_context(self.keys)  # for connections from now on
             except VisardError as error:  # half of a change, or a damaged file: what it is about stays as it was
                 self._tell(f"a change in the key folder is not taken: {error}")
         self._apply()
@@ -107,7 +107,7 @@ class Register:
                 del self._taken[own]
                 with self.link.lock:
                     self.link.node_public_key_to_node_id.pop(key, None)
-                self.door.expel(party)
+                self.listener.expel(party)
                 self.say(f"{why.get(own, f'the key {own[:16]}... of {party} is no longer in the folder')}")
         for own, entry in live.items():
             if own not in self._taken:
@@ -123,7 +123,7 @@ class Register:
         for party in self._numbers.keys() - {entry.party for entry in live.values()}:
             self.link.deactivate_node(self._numbers[party])
         pairs = [(entry.party, entry.key) for entry in live.values()]
-        self.door.proofs.admit(pairs)
+        self.listener.proofs.admit(pairs)
         self.admit([*pairs, *((e.party, e.key) for e in self.keys.entries if e.fingerprint in why)], why)
         gone = {e.party: why[e.fingerprint] for e in self.keys.entries if e.fingerprint in why}
         gone = {party: text for party, text in gone.items() if party not in {entry.party for entry in live.values()}}

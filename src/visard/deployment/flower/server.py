@@ -1,6 +1,6 @@
-"""Flower's SuperLink inside `visard server`: one application behind two doors.
+"""Flower's SuperLink inside `visard server`: one application behind two sockets.
 
-The outside door speaks TLS and serves nothing but the fleet paths, which ask every caller for the signature of a
+The outside one speaks TLS and serves nothing but the fleet paths, which ask every caller for the signature of a
 registered node key. The control and runtime paths, which Flower leaves without authentication, are behind a Unix
 socket that only the account of the server can open. No application code is ever run here or sent to a node.
 """
@@ -36,13 +36,13 @@ from flwr.superlink.main import create_app
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from visard.crypto.signatures import fingerprint, signed_by
-from visard.deployment.door import Door, Limits, Visitor
+from visard.deployment.client_hello import Proofs
 from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
 from visard.deployment.flower.register import Register, tls_context
 from visard.deployment.flower.store import Store
 from visard.deployment.health import Health
-from visard.deployment.hello import Proofs
 from visard.deployment.keys import ServerKeys
+from visard.deployment.listener import Connection, Limits, Listener
 from visard.errors import PublicError, UsageError, VisardError
 from visard.processes import share_memory_of_threads
 from visard.text import line
@@ -81,7 +81,7 @@ class FleetOnly:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.app, self.limits, self._say = app, limits, say
-        self.prove: Callable[[Visitor, str], None] = lambda visitor, party: (
+        self.prove: Callable[[Connection, str], None] = lambda connection, party: (
             None
         )  # called for whoever brings a signature
         self._processes: dict[str, bytes] = {}  # party -> its process
@@ -103,14 +103,14 @@ class FleetOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        visitor = scope["state"]["visitor"]
-        visitor.due = time.monotonic() + self.limits.request_seconds
+        connection = scope["state"]["connection"]
+        connection.due = time.monotonic() + self.limits.request_seconds
         try:
-            await self._answer(scope, receive, send, visitor)
+            await self._answer(scope, receive, send, connection)
         finally:
-            visitor.due = None
+            connection.due = None
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, visitor: Visitor) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, connection: Connection) -> None:
         path, headers = scope["path"], dict(scope["headers"])
         if not path.startswith(FLEET) or path in CLOSED:
             return await _turn_away(send, 404)
@@ -120,7 +120,7 @@ class FleetOnly:
         if why := self._refusals.get(own):
             self._tell(f"refused: {why}")
             return await _turn_away(send, 403 if " was revoked " in why else 401, why)
-        self.prove(visitor, party)
+        self.prove(connection, party)
         process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
         if not activates and self._processes.get(party, process) != process:
             return await _turn_away(send, 409)
@@ -204,19 +204,19 @@ async def _turn_away(send: Send, status: int, why: str = "") -> None:
 
 
 class Http(H11Protocol):
-    """HTTP with a visitor that the door has let in. h11 bounds the bytes of a header, the door its time."""
+    """HTTP over an admitted connection. h11 bounds the bytes of a header, the listener its time."""
 
-    def __init__(self, server: uvicorn.Server, door: Door, visitor: Visitor) -> None:
-        super().__init__(server.config, server.server_state, {"visitor": visitor}, asyncio.get_running_loop())
-        self.door, self.visitor = door, visitor
+    def __init__(self, server: uvicorn.Server, listener: Listener, connection: Connection) -> None:
+        super().__init__(server.config, server.server_state, {"connection": connection}, asyncio.get_running_loop())
+        self.listener, self.connection = listener, connection
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self.door.entered(self.visitor, transport)
+        self.listener.entered(self.connection, transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.visitor.due is None:  # the next request begins
-            self.visitor.due = time.monotonic() + self.door.limits.header_seconds
+        if self.connection.due is None:  # the next request begins
+            self.connection.due = time.monotonic() + self.listener.limits.header_seconds
         super().data_received(data)
 
     def send_400_response(self, msg: str) -> None:
@@ -227,7 +227,7 @@ class Http(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.door.drop(self.visitor)
+        self.listener.drop(self.connection)
 
 
 def serve(
@@ -256,9 +256,9 @@ def serve(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
-    door = Door(outside, context, Proofs([]), limits, lambda visitor: Http(fleet, door, visitor), say)
-    guarded.prove = door.prove
-    register = Register(keys, state, link, guarded.admit, door, say, guarded.heard)
+    listener = Listener(outside, context, Proofs([]), limits, lambda connection: Http(fleet, listener, connection), say)
+    guarded.prove = listener.prove
+    register = Register(keys, state, link, guarded.admit, listener, say, guarded.heard)
     watched = Health(health, register.health) if health else None
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
@@ -320,7 +320,7 @@ def _outlive_kills(link: InMemoryLinkState) -> None:
 async def _serve(
     control: uvicorn.Server, inside: socket.socket, fleet: uvicorn.Server, register: Register, ready: Callable[[], None]
 ) -> None:
-    door = register.door
+    listener = register.listener
     loop = asyncio.get_running_loop()
     servers = (control, fleet)
 
@@ -338,12 +338,12 @@ async def _serve(
         while not all(server.started for server in servers) and not any(t.done() for t in tasks):
             await asyncio.sleep(0.02)
         if not any(t.done() for t in tasks):
-            door.open()
+            listener.open()
             ready()
             while not any(server.should_exit for server in servers) and not any(t.done() for t in tasks):
                 register.look()
                 await asyncio.sleep(0.1)
-            door.close()
+            listener.close()
         stop()
         await asyncio.gather(*tasks)
 
@@ -352,17 +352,17 @@ def _inside_socket(path: Path) -> socket.socket:
     """The Unix socket of the control and runtime paths; only this account can open it."""
     if len(str(path)) > 100:
         raise UsageError(f"--state {path.parent}: the path is too long for a Unix socket")
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         if path.exists() and probe.connect_ex(str(path)) == 0:
             raise UsageError(f"a server is already running with --state {path.parent}")
     path.unlink(missing_ok=True)
     before = os.umask(0o177)
     try:
-        door.bind(str(path))
+        inside.bind(str(path))
     finally:
         os.umask(before)
-    return door
+    return inside
 
 
 def _outside_socket(host: str, port: int) -> socket.socket:

@@ -17,8 +17,8 @@ if find_spec("cryptography") is None:
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from visard.deployment import hello as module
-from visard.deployment.hello import MARK, Proofs, party_context, proof, protocols, wanted
+from visard.deployment import client_hello as module
+from visard.deployment.client_hello import MARK, Proofs, alpn_names, bytes_needed, party_context, proof
 from visard.deployment.keys import make_keys
 
 pytestmark = pytest.mark.flower  # run by make flower, which installs the package
@@ -43,30 +43,30 @@ def proofs() -> Proofs:
 
 
 def test_protocols_are_read_as_openssl_writes_them() -> None:
-    assert protocols(hello("http/1.1", "h2", "x" * 255)) == [b"http/1.1", b"h2", b"x" * 255]
-    assert protocols(hello()) == []
+    assert alpn_names(hello("http/1.1", "h2", "x" * 255)) == [b"http/1.1", b"h2", b"x" * 255]
+    assert alpn_names(hello()) == []
 
 
 def test_a_hello_is_awaited_whole_and_no_longer() -> None:
     whole = hello("http/1.1")
-    assert wanted(b"") == wanted(whole[:1]) == wanted(whole[:4]) == 5
-    assert wanted(whole[:5]) == wanted(whole) == len(whole)
+    assert bytes_needed(b"") == bytes_needed(whole[:1]) == bytes_needed(whole[:4]) == 5
+    assert bytes_needed(whole[:5]) == bytes_needed(whole) == len(whole)
     for other in (b"G", b"GET / HTTP/1.1", b"\x16\x02\x00\x00\x10", b"\x16\x03\x01\x00\x00", b"\x16\x03\x01\xff\xff"):
-        assert wanted(other) is None
+        assert bytes_needed(other) is None
 
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 255))
 def test_no_bytes_can_break_the_reader(junk: bytes, at: int, byte: int) -> None:
-    assert isinstance(protocols(junk), list)
+    assert isinstance(alpn_names(junk), list)
     broken = bytearray(hello("http/1.1", proof(KEY, NOW)))
     broken[at % len(broken)] = byte
-    assert isinstance(protocols(bytes(broken[: at + 1])), list)
+    assert isinstance(alpn_names(bytes(broken[: at + 1])), list)
     proofs().party(bytes(broken), NOW)
 
 
 @given(st.lists(st.text("abcXYZ019", min_size=1, max_size=255), min_size=1, max_size=20))
 def test_every_list_of_protocols_comes_back(names: list[str]) -> None:
-    assert protocols(hello(*names)) == [name.encode() for name in names]
+    assert alpn_names(hello(*names)) == [name.encode() for name in names]
 
 
 @pytest.mark.parametrize("curve", [ec.SECP256R1(), ec.SECP384R1(), ec.SECP521R1()])

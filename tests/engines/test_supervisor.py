@@ -1,4 +1,4 @@
-"""The front of a party: what a worker that dies, hangs or is stopped costs."""
+"""The supervisor of a party: what a worker that dies, hangs or is stopped costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.toys import ToyDown, ToyUp, toy_world
 
 from visard.at_rest import MAGIC, Key
 from visard.config import load
-from visard.deployment.front import Front
+from visard.deployment.supervisor import Supervisor
 from visard.engines.codec import decode, encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import UsageError, VisardError
@@ -26,17 +26,17 @@ MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 
 
 @contextmanager
-def front(folder: Path, key: Path | None = None) -> Iterator[Front]:
+def supervisor(folder: Path, key: Path | None = None) -> Iterator[Supervisor]:
     toy_world(folder)
     recipe = Recipe("tests.toys:party_world", {"folder": str(folder), "roles": [CLIENT]})
-    made = Front(recipe, folder / "state", lambda _: None, ANYTHING.model_dump(mode="json"), "", key)
+    made = Supervisor(recipe, folder / "state", lambda _: None, ANYTHING.model_dump(mode="json"), "", key)
     try:
         yield made
     finally:
         made.close()
 
 
-def ask(of: Front, fault: str = "", timeout: float = 60.0) -> tuple[Reply, bytes]:
+def ask(of: Supervisor, fault: str = "", timeout: float = 60.0) -> tuple[Reply, bytes]:
     told = {"method": "toy", "clients": 3, "faults": {CLIENT: fault} if fault else {}}
     name = "clients/client-000-000001-1.bin"
     run = f"{hash(fault) % 2**63:032x}"  # with other settings it is another run
@@ -47,7 +47,7 @@ def ask(of: Front, fault: str = "", timeout: float = 60.0) -> tuple[Reply, bytes
 
 def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISARD_TOY_MARK", str(tmp_path / "died"))
-    with front(tmp_path) as f:
+    with supervisor(tmp_path) as f:
         good, payload = ask(f)
         expected = decode(payload, ToyUp).w
         assert good.failure is None
@@ -59,19 +59,19 @@ def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         begun = time.monotonic()
         assert ask(f, "hang", timeout=2.0)[0].failure == "no reply before the time limit"
         assert time.monotonic() - begun < 10
-        assert ask(f)[0].failure is None, "the front hires a new worker"
+        assert ask(f)[0].failure is None, "the supervisor hires a new worker"
 
 
 def test_states_are_encrypted_with_the_key_of_the_party(tmp_path: Path) -> None:
     key = Key.make(tmp_path / "my.key").path
-    with front(tmp_path, key) as f:
+    with supervisor(tmp_path, key) as f:
         assert ask(f)[0].failure is None
     (state,) = (tmp_path / "state" / "states").rglob("*.bin")
     assert state.read_bytes().startswith(MAGIC)
 
 
 def test_any_time_limit_can_be_asked_for(tmp_path: Path) -> None:
-    with front(tmp_path) as f:
+    with supervisor(tmp_path) as f:
         for limit in (float("inf"), 1e10, 1e300):
             assert ask(f, timeout=limit)[0].failure is None
 
@@ -83,7 +83,7 @@ def test_a_run_has_a_time_limit_that_sockets_can_count(limit: str) -> None:
 
 
 def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
-    with front(tmp_path) as f:
+    with supervisor(tmp_path) as f:
         threading.Timer(1.0, f.stop).start()
         begun = time.monotonic()
         assert ask(f, "hang")[0].failure == "the party was stopped"
@@ -92,4 +92,4 @@ def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
 
 def test_a_worker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(VisardError, match="the worker process did not start"):
-        Front(Recipe("tests.toys:no_such_function", {}), tmp_path, lambda _: None, None)
+        Supervisor(Recipe("tests.toys:no_such_function", {}), tmp_path, lambda _: None, None)

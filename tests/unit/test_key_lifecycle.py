@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from visard.cli import main
-from visard.deployment import signing
+from visard.deployment import key_lifecycle
 from visard.deployment.certificates import Asked, Ca, make_request, read_entry, read_request
 from visard.deployment.keys import Assignment, PartyKeys, ServerKeys, make_keys
 from visard.errors import UsageError, VisardError
@@ -26,13 +26,13 @@ def keys(tmp_path: Path) -> Path:
 
 def signed(keys: Path, home: Path, node: str = "1", days: float = 90.0, roles: tuple[str, ...] = ("house-1",)) -> Asked:
     """A party's key with its entry, in its own folder."""
-    asked = signing.request(home, node, roles)
+    asked = key_lifecycle.request(home, node, roles)
     accept(keys, home, asked, days)
     return asked
 
 
 def accept(keys: Path, home: Path, asked: Asked, days: float = 90.0) -> None:
-    signing.sign(asked, signing.load_ca(keys / "ca"), ServerKeys.load(keys), home, None, days)
+    key_lifecycle.sign(asked, key_lifecycle.load_ca(keys / "ca"), ServerKeys.load(keys), home, None, days)
 
 
 def test_a_key_stays_where_it_was_made(keys: Path, tmp_path: Path) -> None:
@@ -56,12 +56,12 @@ def test_a_key_stays_where_it_was_made(keys: Path, tmp_path: Path) -> None:
         assert secret not in data
     assert asked.fingerprint in [e.fingerprint for e in server.entries]
     with pytest.raises(UsageError, match="exists already: a key is never overwritten"):
-        signing.request(home, "1", [])
+        key_lifecycle.request(home, "1", [])
 
 
 def test_an_entry_is_no_certificate_of_a_server_and_the_other_way_round(keys: Path, tmp_path: Path) -> None:
     signed(keys, tmp_path / "party")
-    ca = signing.load_ca(keys / "ca")
+    ca = key_lifecycle.load_ca(keys / "ca")
     with pytest.raises(UsageError, match="is no entry of a party"):
         read_entry((keys / "server" / "server.crt").read_bytes(), "it", ca.certificate)
     entry = x509.load_pem_x509_certificate((tmp_path / "party" / "node-1.crt").read_bytes())
@@ -75,7 +75,7 @@ def test_what_another_ca_or_nobody_has_signed_is_refused_and_named(keys: Path, t
     other = Ca.make()
     nodes = keys / "server" / "nodes"
     (nodes / "node-2.crt").write_bytes(other.entry("node-2", ["house-2"], asked.key, 9))
-    genuine = signing.load_ca(keys / "ca")
+    genuine = key_lifecycle.load_ca(keys / "ca")
     posing = Ca(genuine.certificate, other.key)  # the right names, the wrong key
     forged = posing.entry("node-3", ["house-3"], asked.key, 9)
     (nodes / "node-3.crt").write_bytes(forged)
@@ -101,7 +101,7 @@ def test_what_another_ca_or_nobody_has_signed_is_refused_and_named(keys: Path, t
 
 def test_a_forged_signature_with_the_names_of_the_ca_is_refused(keys: Path) -> None:
     """As the one before, but the forger also copies the key identifier of the CA."""
-    genuine, key = signing.load_ca(keys / "ca"), ec.generate_private_key(ec.SECP384R1())
+    genuine, key = key_lifecycle.load_ca(keys / "ca"), ec.generate_private_key(ec.SECP384R1())
     model = x509.load_pem_x509_certificate(genuine.entry("node-9", [], key.public_key(), 9))
     builder = x509.CertificateBuilder(
         model.issuer, model.subject, key.public_key(), model.serial_number, model.not_valid_before_utc,
@@ -154,7 +154,7 @@ def test_a_role_has_one_key(keys: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the role house-1 belongs to node-1 and to node-2"):
         signed(keys, tmp_path / "two", "2")
     assert not (tmp_path / "two" / "node-2.crt").exists()
-    ca = signing.load_ca(keys / "ca")
+    ca = key_lifecycle.load_ca(keys / "ca")
     late = ca.entry("node-3", ["house-1"], ec.generate_private_key(ec.SECP384R1()).public_key(), 9)
     (keys / "server" / "nodes" / "node-3.crt").write_bytes(late)
     server = ServerKeys.load(keys)
@@ -165,10 +165,10 @@ def test_a_role_has_one_key(keys: Path, tmp_path: Path) -> None:
 def test_a_renewed_key_takes_the_place_of_the_old_one_when_its_entry_has_come(keys: Path, tmp_path: Path) -> None:
     home = tmp_path / "party"
     first = signed(keys, home)
-    asked = signing.renew_party(home, "1")
+    asked = key_lifecycle.renew_party(home, "1")
     assert (asked.party, asked.clients, asked.renews) == ("node-1", ("house-1",), first.fingerprint)
     assert PartyKeys.load(home, "1").private.public_key() == first.key, "not yet"
-    assert signing.check_request(asked, ServerKeys.load(keys)), "no questions: its present key asks"
+    assert key_lifecycle.check_request(asked, ServerKeys.load(keys)), "no questions: its present key asks"
     before = PartyKeys.load(home, "1").stamp()
     accept(keys, home, asked)
     own = PartyKeys.load(home, "1")
@@ -177,7 +177,7 @@ def test_a_renewed_key_takes_the_place_of_the_old_one_when_its_entry_has_come(ke
     assert not (home / "node-1.next.key").exists()
     server = ServerKeys.load(keys)
     assert {e.fingerprint for e in server.live(time.time())} == {first.fingerprint, asked.fingerprint}, "for a while"
-    signing.revoke(keys, "node-1", first.fingerprint[:12], "")
+    key_lifecycle.revoke(keys, "node-1", first.fingerprint[:12], "")
     assert [e.fingerprint for e in ServerKeys.load(keys).live(time.time())] == [asked.fingerprint]
 
 
@@ -185,8 +185,8 @@ def test_a_revoked_key_never_counts_again(keys: Path, tmp_path: Path) -> None:
     home = tmp_path / "party"
     asked = signed(keys, home)
     copy = next((keys / "server" / "nodes").glob("*.crt")).read_bytes()
-    late = signing.renew_party(home, "1")
-    signing.revoke(keys, "node-1", "", "stolen")
+    late = key_lifecycle.renew_party(home, "1")
+    key_lifecycle.revoke(keys, "node-1", "", "stolen")
     (keys / "server" / "nodes" / "node-1.again.crt").write_bytes(copy)
     server = ServerKeys.load(keys)
     assert server.parties == {}
@@ -194,23 +194,23 @@ def test_a_revoked_key_never_counts_again(keys: Path, tmp_path: Path) -> None:
     for request, says in ((asked, "its key was revoked on"), (late, "is not one that node-1 has now")):
         with pytest.raises(UsageError, match=says):
             accept(keys, home, request)
-    fresh = signing.request(tmp_path / "new", "1", ["house-1"])
+    fresh = key_lifecycle.request(tmp_path / "new", "1", ["house-1"])
     accept(keys, tmp_path / "new", fresh)
     assert ServerKeys.load(keys).parties == {"node-1": fresh.key}, "a new key of the same party does"
     with pytest.raises(UsageError, match="there is no key of node-7 in"):
-        signing.revoke(keys, "node-7", "", "")
+        key_lifecycle.revoke(keys, "node-7", "", "")
 
 
 def test_keys_of_a_trial_are_revoked_too(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2, ["localhost"], Assignment({"node-1": ("house-1",)}))
-    signing.revoke(tmp_path / "keys", "node-1", "", "")
+    key_lifecycle.revoke(tmp_path / "keys", "node-1", "", "")
     assert list(ServerKeys.load(tmp_path / "keys").parties) == ["node-2"]
 
 
 def test_the_servers_certificate_is_renewed_for_the_same_names(keys: Path, tmp_path: Path) -> None:
     before = x509.load_pem_x509_certificate((keys / "server" / "server.crt").read_bytes())
     stamp, key = ServerKeys.load(keys).stamp(), (keys / "server" / "server.key").read_bytes()
-    signing.renew_server(keys, signing.load_ca(keys / "ca"), [], new_key=False)
+    key_lifecycle.renew_server(keys, key_lifecycle.load_ca(keys / "ca"), [], new_key=False)
     after = x509.load_pem_x509_certificate((keys / "server" / "server.crt").read_bytes())
     kind = x509.SubjectAlternativeName
     assert after.serial_number != before.serial_number
@@ -219,11 +219,11 @@ def test_the_servers_certificate_is_renewed_for_the_same_names(keys: Path, tmp_p
     }
     assert ServerKeys.load(keys).stamp() != stamp
     assert (keys / "server" / "server.key").read_bytes() == key
-    signing.renew_server(keys, signing.load_ca(keys / "ca"), ["other.example"], new_key=True)
+    key_lifecycle.renew_server(keys, key_lifecycle.load_ca(keys / "ca"), ["other.example"], new_key=True)
     assert (keys / "server" / "server.key").read_bytes() != key
     make_keys(tmp_path / "other", 0, ["a"])
     with pytest.raises(UsageError, match="it is of another deployment"):
-        signing.renew_server(keys, signing.load_ca(tmp_path / "other" / "ca"), [], new_key=False)
+        key_lifecycle.renew_server(keys, key_lifecycle.load_ca(tmp_path / "other" / "ca"), [], new_key=False)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -267,7 +267,7 @@ def test_the_commands(
 
 
 def test_an_operator_at_a_terminal_can_refuse(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    signing.request(tmp_path, "1", ["house-1"])
+    key_lifecycle.request(tmp_path, "1", ["house-1"])
     words = [str(tmp_path / "node-1.csr"), "--ca", str(keys / "ca"), "--keys", str(keys / "server")]
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     answers = iter(["perhaps", "no", "yes"])

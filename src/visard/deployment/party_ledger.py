@@ -23,7 +23,7 @@ DELIVERED, NOT_TAKEN, UNKNOWN = "delivered", "not taken", "unknown"
 LONGEST = 300  # characters of what a request says, and of a reason: a server must not fill the party's disk with them
 
 
-class Sent:
+class PartyLedger:
     """Writes the record; `carried` gives what the worker process said of the reply at hand: its type and its parts."""
 
     def __init__(self, state: Path, server: str, node: str, carried: Callable[[], bytes]) -> None:

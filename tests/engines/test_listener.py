@@ -1,4 +1,4 @@
-"""The door of a server: strangers that come in numbers, slowly or without end, and parties among them."""
+"""The listener of a server: unknown connections that come in numbers, slowly or without end, and parties among them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import pytest
 if find_spec("cryptography") is None:
     pytest.skip("needs the package cryptography: pip install 'visard[flower]'", allow_module_level=True)
 
-from tests.unit.test_hello import hello
+from tests.unit.test_client_hello import hello
 
-from visard.deployment import door as module
-from visard.deployment.door import Door, Limits, Visitor, place
-from visard.deployment.hello import Proofs, party_context
+from visard.deployment import listener as module
+from visard.deployment.client_hello import Proofs, party_context
 from visard.deployment.keys import PartyKeys, ServerKeys, make_keys
+from visard.deployment.listener import Connection, Limits, Listener, network_of
 
 pytestmark = pytest.mark.flower  # run by make flower, which installs the package
 
@@ -38,38 +38,40 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Echo(asyncio.Protocol):
     """Sends back what it gets; the word `signed` proves the key of node-1."""
 
-    def __init__(self, there: There, visitor: Visitor) -> None:
-        self.there, self.visitor = there, visitor
+    def __init__(self, there: There, connection: Connection) -> None:
+        self.there, self.connection = there, connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        self.there.door.entered(self.visitor, transport)
+        self.there.listener.entered(self.connection, transport)
 
     def data_received(self, data: bytes) -> None:
         if data == b"signed":
-            self.visitor.due = None
-            self.there.door.prove(self.visitor, "node-1")
+            self.connection.due = None
+            self.there.listener.prove(self.connection, "node-1")
         self.transport.write(data)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.there.door.drop(self.visitor)
+        self.there.listener.drop(self.connection)
 
 
 class There:
-    """A door on loopback, and ways to come to it."""
+    """A listener on loopback, and ways to come to it."""
 
     def __init__(self, keys: Path, limits: Limits) -> None:
         self.own, server = PartyKeys.load(keys, "1"), ServerKeys.load(keys)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(server.certificate, server.key)
         self.stranger = ssl.create_default_context(cafile=str(server.ca))
-        listener = socket.create_server(("127.0.0.1", 0), backlog=100)
-        self.port: int = listener.getsockname()[1]
+        listening = socket.create_server(("127.0.0.1", 0), backlog=100)
+        self.port: int = listening.getsockname()[1]
         self.said: list[str] = []
         self.ends: list[Callable[[], None]] = []  # close what was opened
         proofs = Proofs(server.parties.items())
-        self.door = Door(listener, context, proofs, limits, lambda visitor: Echo(self, visitor), self.said.append)
+        self.listener = Listener(
+            listening, context, proofs, limits, lambda connection: Echo(self, connection), self.said.append
+        )
 
     async def raw(self, data: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
         """A connection that sends something and waits."""
@@ -107,20 +109,20 @@ async def closed(sock: socket.socket, seconds: float = 0.2) -> bool:
         return True
 
 
-def at_the_door(keys: Path, limits: Limits, act: Callable[[There], Awaitable[None]]) -> There:
+def with_listener(keys: Path, limits: Limits, act: Callable[[There], Awaitable[None]]) -> There:
     there = There(keys, limits)
 
     @contextlib.asynccontextmanager
     async def opened() -> AsyncIterator[None]:
-        there.door.open()
+        there.listener.open()
         try:
             yield
         finally:
             for end in there.ends:
                 end()
-            there.door.close()
-            for visitor in [v for line in there.door.parties.values() for v in line]:
-                there.door.drop(visitor)
+            there.listener.close()
+            for connection in [v for line in there.listener.parties.values() for v in line]:
+                there.listener.drop(connection)
             await asyncio.sleep(0.05)
 
     async def run() -> None:
@@ -134,33 +136,33 @@ def at_the_door(keys: Path, limits: Limits, act: Callable[[There], Awaitable[Non
 def test_who_came_first_has_to_go_and_a_party_gets_in(keys: Path) -> None:
     async def act(there: There) -> None:
         first = await there.raw()
-        await asyncio.sleep(module.SLICE)
+        await asyncio.sleep(module.MIN_SECONDS)
         rest = [await there.raw(hello()[:9], f"127.0.0.{i}") for i in range(2, 9)]
         assert await closed(first)
         assert not any([await closed(sock, 0.01) for sock in rest])
-        assert len(there.door.outside) == 7
-        await asyncio.sleep(module.SLICE)
+        assert len(there.listener.waiting) == 7
+        await asyncio.sleep(module.MIN_SECONDS)
         begun = time.monotonic()
         await there.tls(party=True, says=b"hello")
         assert time.monotonic() - begun < 2
-        assert list(there.door.parties) == ["node-1"]
+        assert list(there.listener.parties) == ["node-1"]
 
-    at_the_door(keys, Limits(connections=7), act)
+    with_listener(keys, Limits(connections=7), act)
 
 
 def test_a_newcomer_has_a_short_time_however_many_come(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SLICE", 1.0)
+    monkeypatch.setattr(module, "MIN_SECONDS", 1.0)
 
     async def act(there: There) -> None:
         begun = time.monotonic()
         came = [await there.raw() for _ in range(12)]
-        assert len(there.door.outside) == 4, "the kernel holds the rest"
+        assert len(there.listener.waiting) == 4, "the kernel holds the rest"
         assert not await closed(came[0], 0.01)
         while not await closed(came[3], 0.05):
             pass
         assert time.monotonic() - begun >= 1.0
 
-    at_the_door(keys, Limits(connections=4), act)
+    with_listener(keys, Limits(connections=4), act)
 
 
 def test_one_address_does_not_take_the_places_of_others(keys: Path) -> None:
@@ -170,8 +172,8 @@ def test_one_address_does_not_take_the_places_of_others(keys: Path) -> None:
         assert [await closed(sock, 0.02) for sock in many] == [True, True, True, False, False, False]
         assert not await closed(other, 0.01)
 
-    there = at_the_door(keys, Limits(address_connections=3), act)
-    assert not there.door._by_address, "nothing is kept of who has gone"
+    there = with_listener(keys, Limits(address_connections=3), act)
+    assert not there.listener._by_address, "nothing is kept of who has gone"
 
 
 @pytest.mark.parametrize("data", [b"", b"\x16", hello()[:-1], b"GET / HTTP/1.1\r\n\r\n" + bytes(50_000)])
@@ -182,19 +184,19 @@ def test_what_does_not_become_a_connection_is_closed_in_time(keys: Path, data: b
         assert await closed(sock, 2.0)
         sock.close()
 
-    there = at_the_door(keys, Limits(handshake_seconds=0.6), act)
+    there = with_listener(keys, Limits(handshake_seconds=0.6), act)
     assert there.said == ["1 connections without a key were closed, 0 wait; parties still get in"]
 
 
 def test_bytes_that_come_one_by_one_do_not_wake_the_server(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[Visitor] = []
-    look = Door._read
+    looks: list[Connection] = []
+    look = Listener._read
 
-    def counted(self: Door, visitor: Visitor) -> None:
-        looks.append(visitor)
-        look(self, visitor)
+    def counted(self: Listener, connection: Connection) -> None:
+        looks.append(connection)
+        look(self, connection)
 
-    monkeypatch.setattr(Door, "_read", counted)
+    monkeypatch.setattr(Listener, "_read", counted)
 
     async def act(there: There) -> None:
         first = hello()
@@ -211,9 +213,9 @@ def test_bytes_that_come_one_by_one_do_not_wake_the_server(keys: Path, monkeypat
         gone.close()
         await asyncio.sleep(0.1)
         assert len(looks) < 6, "one that has gone is not looked at for ever"
-        assert not there.door.outside
+        assert not there.listener.waiting
 
-    at_the_door(keys, Limits(), act)
+    with_listener(keys, Limits(), act)
 
 
 def test_a_connection_with_half_a_request_is_closed_in_time(keys: Path) -> None:
@@ -224,18 +226,18 @@ def test_a_connection_with_half_a_request_is_closed_in_time(keys: Path) -> None:
             assert await asyncio.wait_for(reader.read(1), 5) == b""
             assert 0.2 < time.monotonic() - begun < 3
 
-    there = at_the_door(keys, Limits(header_seconds=0.6), act)
-    assert not there.door.parties
+    there = with_listener(keys, Limits(header_seconds=0.6), act)
+    assert not there.listener.parties
 
 
 def test_strangers_have_few_places_inside_and_few_handshakes(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INSIDE", 3)
+    monkeypatch.setattr(module, "MAX_UNKNOWN", 3)
 
     async def act(there: There) -> None:
         begun = time.monotonic()
         opened = [await there.tls(party=False, says=b"?") for _ in range(13)]
         assert time.monotonic() - begun > 0.4, "ten of them at twenty a second"
-        assert len(there.door.inside) == 3
+        assert len(there.listener.admitted) == 3
         assert [reader.at_eof() for reader, _ in opened] == [True] * 10 + [False] * 3
         for _ in range(20):
             await there.raw(hello())
@@ -244,40 +246,40 @@ def test_strangers_have_few_places_inside_and_few_handshakes(keys: Path, monkeyp
         assert time.monotonic() - begun < 0.4, "a party does not stand in this line"
 
     monkeypatch.setattr(module, "HANDSHAKES", 20.0)
-    at_the_door(keys, Limits(), act)
+    with_listener(keys, Limits(), act)
 
 
 def test_who_signs_its_call_is_no_stranger_any_more(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "INSIDE", 2)
+    monkeypatch.setattr(module, "MAX_UNKNOWN", 2)
 
     async def act(there: There) -> None:
         old = await there.tls(party=False, says=b"signed")  # a version of visard that has no proof
-        assert (len(there.door.inside), len(there.door.parties["node-1"])) == (0, 1)
+        assert (len(there.listener.admitted), len(there.listener.parties["node-1"])) == (0, 1)
         for _ in range(4):
             await there.tls(party=False, says=b"?")
         await asyncio.sleep(0.8)
         assert not old[0].at_eof(), "it is idle, as between two requests"
 
-    at_the_door(keys, Limits(header_seconds=0.5), act)
+    with_listener(keys, Limits(header_seconds=0.5), act)
 
 
 def test_one_key_has_so_many_connections_and_idle_ones_go_first(keys: Path) -> None:
     async def act(there: There) -> None:
         busy = await there.tls(party=True, says=b"?")
         idle = await there.tls(party=True, says=b"signed")
-        next(v for i, v in enumerate(there.door.parties["node-1"]) if i == 1).due = None
+        next(v for i, v in enumerate(there.listener.parties["node-1"]) if i == 1).due = None
         more = await there.tls(party=True, says=b"?")
         assert [r.at_eof() for r, _ in (busy, idle, more)] == [False, True, False]
-        assert len(there.door.parties["node-1"]) == 2
+        assert len(there.listener.parties["node-1"]) == 2
 
-    at_the_door(keys, Limits(party_connections=2), act)
+    with_listener(keys, Limits(party_connections=2), act)
 
 
 def test_without_descriptors_the_first_stranger_has_to_go(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def act(there: There) -> None:
         came = [await there.raw() for _ in range(3)]
-        await asyncio.sleep(module.SLICE)
-        real, failed = there.door.listener, [OSError(24, "Too many open files")]
+        await asyncio.sleep(module.MIN_SECONDS)
+        real, failed = there.listener.socket, [OSError(24, "Too many open files")]
 
         class Full:
             def accept(self) -> object:
@@ -291,19 +293,19 @@ def test_without_descriptors_the_first_stranger_has_to_go(keys: Path, monkeypatc
             def close(self) -> None:
                 real.close()
 
-        there.door.listener = Full()  # type: ignore[assignment]
+        there.listener.socket = Full()  # type: ignore[assignment]
         await there.raw()
         assert await closed(came[0])
         await there.tls(party=True, says=b"hello")
 
-    at_the_door(keys, Limits(), act)
+    with_listener(keys, Limits(), act)
 
 
 @pytest.mark.parametrize(
     ("soft", "hard", "gives"), [(300, 300, 164), (300, 4000, 1000), (100, 100, 16), (2000, 4000, 1864)]
 )
 def test_descriptors_are_raised_as_far_as_needed_and_allowed(soft: int, hard: int, gives: int) -> None:
-    code = "from visard.deployment.door import descriptors; print(descriptors(1000, 1))"
+    code = "from visard.deployment.listener import allowed_connections; print(allowed_connections(1000, 1))"
     shell = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$0" -c "$1"'
     done = subprocess.run(["sh", "-c", shell, sys.executable, code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == gives
@@ -320,4 +322,4 @@ def test_descriptors_are_raised_as_far_as_needed_and_allowed(soft: int, hard: in
     ],
 )
 def test_what_counts_as_one_address(address: str, counts_as: str) -> None:
-    assert place(address) == counts_as
+    assert network_of(address) == counts_as

@@ -66,7 +66,7 @@ class Proofs:
 
     def party(self, hello: bytes, now: float) -> str | None:
         """Whose proof a ClientHello holds, or None."""
-        named = next((name for name in protocols(hello) if name.startswith(MARK)), None)
+        named = next((name for name in alpn_names(hello) if name.startswith(MARK)), None)
         if named is None:
             return None
         try:
@@ -95,7 +95,7 @@ def _short(key: ec.EllipticCurvePublicKey) -> bytes:
     return hashlib.sha256(der).digest()[:8]
 
 
-def wanted(data: bytes) -> int | None:
+def bytes_needed(data: bytes) -> int | None:
     """How many bytes it takes to read a ClientHello that begins with `data`; None if it does not begin like one."""
     if len(data) < HEADER:
         return HEADER if b"\x16\x03".startswith(data[:2]) else None
@@ -103,7 +103,7 @@ def wanted(data: bytes) -> int | None:
     return HEADER + length if data[:2] == b"\x16\x03" and 4 <= length <= 2**14 else None
 
 
-def protocols(hello: bytes) -> list[bytes]:
+def alpn_names(hello: bytes) -> list[bytes]:
     """The names in the list of protocols of a ClientHello; none if it has no such list or is malformed (RFC 8446)."""
     try:
         message = _Reader(hello[HEADER:])

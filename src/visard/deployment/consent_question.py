@@ -1,6 +1,6 @@
 """The question before a party's first part in a run: who asks for what, what would leave, what a hostile server learns.
 
-The worker process of the party, which knows the methods, writes it; the front asks it (`deployment.front`).
+The worker process of the party, which knows the methods, writes it; the main process asks it (`consent`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def question(request: Request, world: World, method: Method[Any], server: str) -
 
 
 def text(request: Request, world: World, method: Method[Any], policy: Policy) -> str:
-    """The question in plain words; {server} is for the front, which knows its address."""
+    """The question in plain words; the main process, which knows its address, fills in {server}."""
     settings = request.settings.get("settings")
     section = settings.get("method") if isinstance(settings, Mapping) else None
     chosen = [

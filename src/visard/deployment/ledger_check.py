@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from visard.deployment.sent import DELIVERED, NAME, NOT_TAKEN, UNKNOWN
+from visard.deployment.party_ledger import DELIVERED, NAME, NOT_TAKEN, UNKNOWN
 from visard.engines.records import NAME as FILE_NAME
 from visard.engines.records import Line, files_of, read_records
 from visard.errors import UsageError, VisardError

@@ -28,7 +28,7 @@ DAY = 86400.0
 
 
 @dataclass
-class Record:
+class RunRecord:
     """What a party knows of a run beside its states."""
 
     method: str = ""
@@ -41,7 +41,7 @@ class Record:
     sums: dict[str, dict[str, str]] = field(default_factory=dict)  # secure sum -> digests of what was masked and opened
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> RunRecord:
         tree = mapping(read_json(path)) if path.exists() else {}
         return cls(
             str(tree.get("method", "")), str(tree.get("settings", "")), number(tree.get("begun")) or 0.0,
@@ -51,18 +51,18 @@ class Record:
         )  # fmt: skip
 
 
-class Memory:
+class StateFolder:
     """The state folder of a party."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
         self.states, self.consents, self.models = home / "states", home / "consents", home / "models"
 
-    def record(self, run: str) -> Record:
+    def record(self, run: str) -> RunRecord:
         """Of a run; an empty one if it is new."""
-        return Record.read(self.states / run / "run.json")
+        return RunRecord.read(self.states / run / "run.json")
 
-    def write(self, run: str, record: Record) -> None:
+    def write(self, run: str, record: RunRecord) -> None:
         """Keep a record."""
         path = self.states / run / "run.json"
         write_atomically(path, json.dumps(vars(record), indent=1) + "\n", PRIVATE, parents=True)
@@ -81,7 +81,7 @@ class Memory:
         spent = self.spent() | {client: (total, last)}
         write_atomically(self.home / "spent.json", json.dumps(spent, indent=1) + "\n", PRIVATE, parents=True)
 
-    def runs(self) -> dict[str, Record]:
+    def runs(self) -> dict[str, RunRecord]:
         """Runs that are not forgotten, the oldest first."""
         found = {p.name: self.record(p.name) for p in self.states.glob("*") if RUN_ID.fullmatch(p.name)}
         return {k: r for k, r in sorted(found.items(), key=lambda item: item[1].begun) if not r.forgotten}
@@ -94,7 +94,7 @@ class Memory:
             raise UsageError(f"{what} with {start!r} in {self.home} (visard client runs --state {self.home})")
         return found[0]
 
-    def admit(self, run: str, method: str, settings: dict[str, Any], most_requests: int, most_runs: int) -> Record:
+    def admit(self, run: str, method: str, settings: dict[str, Any], most_requests: int, most_runs: int) -> RunRecord:
         """Count a request; refuse one of a run that was forgotten, has changed its settings or has asked too often."""
         record, digest, now = self.record(run), digest_of_settings(settings), time.time()
         if record.forgotten:
@@ -117,7 +117,7 @@ class Memory:
         kinds["agreements"] = list(self.consents.glob(f"{run}.toml"))
         kinds["models"] = self.models_of(run) if models else []
         counts = {kind: len(files) for kind, files in kinds.items()}
-        self.write(run, Record(forgotten=time.time()))  # first: nothing comes back if this is interrupted
+        self.write(run, RunRecord(forgotten=time.time()))  # first: nothing comes back if this is interrupted
         for file in (f for files in kinds.values() for f in files):
             file.unlink(missing_ok=True)
         shutil.rmtree(folder / "clients", ignore_errors=True)
