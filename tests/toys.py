@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from visard.aggregation.rules import RunningMean
 from visard.core import (
     BoundStep,
     Client,
@@ -60,6 +62,14 @@ def noise_faces(out: Path, identities: int = 12, images: int = 6, seed: int = 0,
         files = [f"{names[i]}/{k}.png" for k, i in enumerate(identity)]
         writer.write(0, pictures, identity.astype(np.int32), np.zeros(n, np.int16), attributes, files)
     return FaceSet.open(out)
+
+
+def weighted_mean(parts: Iterable[tuple[Weights, float]]) -> Weights:
+    """The mean of (weights, n) pairs."""
+    running = RunningMean()
+    for weights, n in parts:
+        running.add(weights, n)
+    return running.result()
 
 
 def toy_network() -> nn.Module:

@@ -192,18 +192,3 @@ def carried_kinds(reply: Any, statistics: Collection[str]) -> frozenset[Disclosu
         for _, kind, value in pieces(reply, statistics)
         if value is not None and not (isinstance(value, dict | list | tuple) and not value)
     )
-
-
-def expected_kinds(reply: type, message: Any, statistics: Collection[str]) -> frozenset[Disclosure]:
-    """The kinds that the reply to `message` may carry, before the step is done.
-
-    Weights come back with the entries that were sent under the same name; where none were sent, the network says
-    whether running statistics may be among them.
-    """
-    kinds = set(declared_kinds(reply).values())
-    for name, kind in declared_kinds(reply).items():
-        if kind is Disclosure.weights:
-            sent = getattr(message, name, None)
-            if any(is_statistic(k, statistics) for k in (sent if isinstance(sent, dict) else statistics)):
-                kinds.add(Disclosure.statistic)
-    return frozenset(kinds)

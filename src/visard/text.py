@@ -88,7 +88,7 @@ def plural(n: float | None, word: str, words: str | None = None) -> str:
     return f"{count(n)} {word if n == 1 else words or word + 's'}"
 
 
-def ranges(numbers: Iterable[int], word: str = "round") -> str:
+def ranges(numbers: Iterable[int]) -> str:
     """rounds 1 to 4 and 7."""
     found: list[list[int]] = []
     for n in sorted(set(numbers)):
@@ -97,7 +97,7 @@ def ranges(numbers: Iterable[int], word: str = "round") -> str:
         else:
             found.append([n, n])
     several = len(found) > 1 or any(a != b for a, b in found)
-    return f"{word}{'s' if several else ''} {listing([f'{a:,}' if a == b else f'{a:,} to {b:,}' for a, b in found])}"
+    return f"round{'s' if several else ''} {listing([f'{a:,}' if a == b else f'{a:,} to {b:,}' for a, b in found])}"
 
 
 def listing(items: list[str]) -> str:

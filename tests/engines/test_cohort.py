@@ -88,7 +88,7 @@ def assert_close(a: Server, b: Server) -> None:
 @pytest.fixture
 def small_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several cohorts of a few clients, so that their average matters."""
-    monkeypatch.setattr("visard.engines.local.cohorts.__defaults__", (15,))
+    monkeypatch.setattr("visard.engines.local.PICTURES", 15)
 
 
 @pytest.mark.usefixtures("small_cohorts")

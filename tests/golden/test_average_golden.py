@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.toys import weighted_mean
 
-from visard.aggregation.rules import RunningMean, weighted_mean
+from visard.aggregation.rules import RunningMean
 from visard.errors import VisardError
 from visard.learning.weights import kept_local, without
 

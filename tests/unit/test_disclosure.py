@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from visard import models
 from visard.core import Client, Disclosure, Names, Weights, client_step, declared_kinds
-from visard.disclosure import carried_kinds, declared_names, expected_kinds, pieces, possible_kinds
+from visard.disclosure import carried_kinds, declared_names, pieces, possible_kinds
 from visard.engines.ledger import Ledger
 from visard.errors import VisardError
 from visard.methods import METHODS
@@ -74,17 +74,6 @@ def test_torchs_own_names_count_where_the_network_is_not_known() -> None:
 def test_kinds_that_a_reply_may_carry() -> None:
     assert possible_kinds(Up) == {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors}
     assert possible_kinds(ToyUp) >= {Disclosure.statistic}
-
-    @dataclass(frozen=True)
-    class Down:
-        theta: Weights
-        personal: Weights
-
-    learnt = {k: v for k, v in whole().items() if k not in GATHERED}
-    assert Disclosure.statistic in expected_kinds(Up, Down(whole(), learnt), GATHERED)
-    assert Disclosure.statistic not in expected_kinds(Up, Down(learnt, learnt), GATHERED)
-    assert Disclosure.statistic in expected_kinds(Up, None, GATHERED), "nothing was sent: the network decides"
-    assert Disclosure.statistic not in expected_kinds(Up, None, ())
 
 
 class Careless(Toy):

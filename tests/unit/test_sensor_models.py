@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.toys import weighted_mean
 
-from visard.aggregation.rules import weighted_mean
 from visard.errors import UsageError
 from visard.models import build, default_embedding
 from visard.models.sensors import SEEN, Standardise

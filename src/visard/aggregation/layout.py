@@ -28,8 +28,6 @@ MOST = 127  # levels of a compressed update, up and down
 BLOCK = 2**14  # numbers that are turned into fixed point at a time: they stay in the processor's cache
 LEAST = 0.1  # largest number that an entry is taken to have, at least: biases begin at 0
 
-Doubles = npt.NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Levels:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, ClassVar, Protocol, Self
 
 import torch
@@ -174,11 +174,3 @@ class Mean(Rule):
 
     def begin(self, sent: Weights | None) -> Gathered:
         return RunningMean()
-
-
-def weighted_mean(parts: Iterable[tuple[Weights, float]]) -> Weights:
-    """The mean of (weights, n) pairs; see `RunningMean`."""
-    running = RunningMean()
-    for weights, n in parts:
-        running.add(weights, n)
-    return running.result()

@@ -160,11 +160,11 @@ def with_folds(table: Numbers) -> Numbers:
     return table
 
 
-def consecutive_folds(count: int, folds: int = FOLDS) -> Numbers:
-    """The fold of each of `count` items in `folds` unshuffled blocks; the first `count % folds` have one more."""
-    sizes = np.full(folds, count // folds)
-    sizes[: count % folds] += 1
-    return np.repeat(np.arange(folds), sizes)
+def consecutive_folds(count: int) -> Numbers:
+    """The fold of each of `count` items in FOLDS unshuffled blocks; the first `count % FOLDS` have one more."""
+    sizes = np.full(FOLDS, count // FOLDS)
+    sizes[: count % FOLDS] += 1
+    return np.repeat(np.arange(FOLDS), sizes)
 
 
 def pair_extras(table: Numbers, files: Sequence[str], info: dict[str, Any]) -> Extras:

@@ -128,9 +128,9 @@ class StateFolder:
         """The models of a run that this party keeps."""
         return sorted(self.models.glob(f"*-{run}-*.safetensors"))
 
-    def quiet_for(self, days: float, now: float | None = None) -> list[str]:
+    def quiet_for(self, days: float) -> list[str]:
         """Runs without a request for so long."""
-        now = time.time() if now is None else now
+        now = time.time()
         return [run for run, record in self.runs().items() if record.used and now - record.used > days * DAY]
 
 

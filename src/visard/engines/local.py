@@ -153,8 +153,8 @@ def enter(world: World, request: Request, state: State) -> Client:
     )
 
 
-def cohorts(world: World, requests: Iterable[Request], pictures: int = PICTURES) -> Iterator[list[Request]]:
-    """The requests in their order, cut into groups of clients with at most `pictures` training pictures.
+def cohorts(world: World, requests: Iterable[Request]) -> Iterator[list[Request]]:
+    """The requests in their order, cut into groups of clients with at most PICTURES training pictures.
 
     Nothing but the clients' pictures decides, so every engine and every number of workers gives the same bits.
     """
@@ -162,7 +162,7 @@ def cohorts(world: World, requests: Iterable[Request], pictures: int = PICTURES)
     held = 0
     for request in requests:
         size = len(world.clients[request.client].train)
-        if group and held + size > pictures:
+        if group and held + size > PICTURES:
             yield group
             group, held = [], 0
         group.append(request)

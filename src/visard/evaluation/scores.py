@@ -39,6 +39,7 @@ from visard.evaluation.roc import (
 )
 
 SURE = 4.5  # standard errors on either side of a guessed threshold
+GAP = 2e-3  # of false-accept rates: spans that are closer together are swept as one
 DRAWN = 200  # bars of the score histograms
 MANY = 1 << 21  # scores at hand from which the staircase is built of bins: one step a score would take a gigabyte
 
@@ -244,11 +245,11 @@ def guessed(grid: Grid, genuine: Floats | None, targets: tuple[float, ...]) -> s
     return bins
 
 
-def _join(spans: list[tuple[float, float]], gap: float = 2e-3) -> list[tuple[float, float]]:
+def _join(spans: list[tuple[float, float]]) -> list[tuple[float, float]]:
     """Spans of false-accept rates, joined over small gaps: more scores kept cost less than one more test."""
     joined = [(-1.0, 0.0)]
     for least, most in sorted(spans):
-        if least - joined[-1][1] <= gap:
+        if least - joined[-1][1] <= GAP:
             joined[-1] = (joined[-1][0], max(most, joined[-1][1]))
         else:
             joined.append((least, most))
