@@ -1,4 +1,4 @@
-"""Federated face recognition across parties whose pictures may not leave home.
+"""Federated face recognition across parties that cannot share their pictures.
 
 >>> import visard
 >>> run = visard.run("demo")                                     # doctest: +SKIP

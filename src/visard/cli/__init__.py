@@ -32,28 +32,28 @@ COMMANDS = {
     "run": ("run:run", "Train with a method and leave a run folder with metrics, models, ledger and report."),
     "adapt": (
         "adapt:adapt",
-        "Make a recogniser better on the people of several sites, whose pictures stay there; test it before and after.",
+        "Adapt a recogniser to the people of several sites, whose pictures stay there, and test it before and after.",
     ),
     "bench": (
         "bench:bench",
-        "Regenerate a paper's tables: runs what is missing, then writes results.json, .md and .tex, and report.html.",
+        "Reproduce a paper's tables: make the missing runs, then write results.json, .md and .tex, and report.html.",
     ),
     "eval": ("models:evaluate", "Test a model on the people of a face set."),
     "embed": (
         "models:embed",
-        "Write the features of pictures, a row each, in the order of the set, of the names in the folder, or as given.",
+        "Write the features of pictures, one row each, in the order of the set, the file names or the arguments.",
     ),
     "cluster": (
         "models:cluster",
-        "Group pictures by person without labels: a label for each row, and how good they are where people are known.",
+        "Group unlabelled pictures by person: one label each, and how good the labels are where people are known.",
     ),
     "audit": (
         "models:audit",
-        "Attack a method on random features and say what came out: encryption does not hide what a result determines.",
+        "Attack a method on random features and report what leaks: encryption does not hide what a result implies.",
     ),
     "models": (
         "model_files:app",
-        "Recognisers that are kept with their contracts, where networks can be cut, files to fetch.",
+        "Keep recognisers under names, list where networks can be cut, fetch files.",
     ),
     "export": ("models:export", "Write a model as ONNX, checked against PyTorch on random pictures."),
     "enroll": (
@@ -62,17 +62,17 @@ COMMANDS = {
     ),
     "identify": (
         "gallery:identify",
-        "Find who is in a picture: the most alike people of a gallery, and whether the score is enough.",
+        "Find who is in a picture: the most similar people of a gallery, and whether the score reaches the threshold.",
     ),
     "verify": (
         "gallery:verify",
-        "Compare two pictures: the cosine of their features, and whether it is enough to be one person.",
+        "Compare two pictures: the cosine of their features, and whether it reaches the threshold for one person.",
     ),
-    "gallery": ("gallery:app", "Look after a gallery: who is in it, remove people, encrypt it."),
+    "gallery": ("gallery:app", "List or remove the people of a gallery, or encrypt it."),
     "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
     "watch": (
         "watch:watch",
-        "Follow runs while they go on: progress and time left, curves, who is slow or missing, bytes.",
+        "Follow runs in progress: time left, curves, slow or missing clients, bytes.",
     ),
     "ledger": (
         "ledger:app",
@@ -80,12 +80,12 @@ COMMANDS = {
     ),
     "keys": (
         "keys:keys",
-        "Keys of a deployment: made where they stay, signed, renewed and revoked; a file to encrypt with.",
+        "Make, sign, renew and revoke the keys of a deployment; make a key file for encryption.",
     ),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
     "health": (
         "deploy:health",
-        "Ask a server or a party how it is: prints what it says, and ends with exit code 1 if it is not well.",
+        "Ask a server or a party for its health; exit code 1 if it is not well.",
     ),
     "client": (
         "client:client",
@@ -133,7 +133,7 @@ def _version(wanted: bool) -> None:
 def _application() -> typer.Typer:
     app = typer.Typer(
         name="visard",
-        help="Federated face recognition: train and adapt across parties whose pictures may not leave home.\n\n"
+        help="Federated face recognition: train and adapt across parties that cannot share their pictures.\n\n"
         "Start with: visard run demo",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

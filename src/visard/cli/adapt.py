@@ -1,4 +1,4 @@
-"""`visard adapt`: a recogniser and several sites in, a better one and a report out."""
+"""`visard adapt`: from a recogniser and several sites to a better recogniser and a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def adapt(
     model: Annotated[
-        Path, typer.Option(help="the recogniser: an .onnx, .pth or .safetensors file, or the name of one that is kept")
+        Path, typer.Option(help="the recogniser: an .onnx, .pth or .safetensors file, or a name (visard models add)")
     ],
     sites: Annotated[
         list[str] | None,
@@ -27,7 +27,7 @@ def adapt(
     ] = None,
     more: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
     source: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="labelled people that it should go on to know, a folder each")
+        str | None, typer.Option(metavar="FOLDER", help="labelled people whom it should not forget, a folder each")
     ] = None,
     test: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="people to test on, a folder each, who are at no site")
@@ -38,12 +38,10 @@ def adapt(
         typer.Option(help="fedfr-da (needs no names), fedavg or fedfr-joint (default: what the names allow)"),
     ] = None,
     unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="folders of sites do not stand for people, whatever they are called")
+        bool, typer.Option("--unlabelled", help="ignore the folders of the sites: the pictures have no labels")
     ] = False,
     far: Annotated[str, typer.Option(help="false accept rates to report and to choose thresholds for")] = "0.01,0.001",
-    fold: Annotated[
-        str, typer.Option(help="which part of the people with names is tested on, where there is no --test")
-    ] = "1/5",
+    fold: Annotated[str, typer.Option(help="without --test: which part of the labelled people to test on")] = "1/5",
     seed: Annotated[int, typer.Option(help="the same seed gives the same bits")] = 0,
     server: Annotated[
         Path | None, typer.Option(help="the sites are parties: the state folder of a running visard server")
@@ -59,17 +57,17 @@ def adapt(
     mean: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,
     std: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,
     align: Annotated[
-        str | None, typer.Option(help="how faces are cut: five, none or haar (default: as the model wants them)")
+        str | None, typer.Option(help="how faces are cropped: five, none or haar (default: as the model expects)")
     ] = None,
     detector: Annotated[str | None, typer.Option(help="five: yunet, mtcnn, or a YuNet or SCRFD file")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=20")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier adaptation in the folder")] = False,
     plugin: options.Plugin = None,
 ) -> None:
-    """Make a recogniser better on the people of several sites, whose pictures stay there; test it before and after.
+    """Adapt a recogniser to the people of several sites, whose pictures stay there, and test it before and after.
 
     Faces are found and aligned, pictures without names are grouped, and the last part of the network is trained at
-    the sites. Stopped? The same command goes on. In the folder are then adapted.onnx and report.html.
+    the sites. If it was stopped, the same command continues. The results are adapted.onnx and report.html.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`visard.run` and `visard.resume`: those of `visard.runs.run`, with progress where somebody can see it."""
+"""`visard.run` and `visard.resume`: as in `visard.runs.run`, with a progress bar in a terminal or notebook."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Watch(RunWatcher):
     def __init__(self, bars: Bars, job: Job) -> None:
         super().__init__()
         self._bars, self._job, self._last = bars, job, time.monotonic()
-        self._begun = True  # what runs start from is not said, among many
+        self._begun = True  # with many runs the metrics before the first round are not shown
 
     def problem(self, text: str) -> None:
         self._bars.say(f"warning: {self._job.label}: {text}")
@@ -87,22 +87,26 @@ def bench(
         typer.Option(help="smoke (synthetic, minutes), small (CelebA), paper, or real (from --model, or of sensors)"),
     ] = "smoke",
     model: Annotated[
-        Path | None, typer.Option(help="real: a network that recognises faces, of which the last part trains")
+        Path | None, typer.Option(help="real: a network that recognises faces; its last part is trained")
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(help="one run of each row for each (default: 0,1,2; real: 0,1,2,3,4)", show_default=False),
+        typer.Option(help="each row is run once for each seed (default: 0,1,2; real: 0,1,2,3,4)", show_default=False),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="the folder of the bench (default: runs/bench/NAME-SCALE)")] = None,
     runs: Annotated[Path | None, typer.Option(help="where the runs are, shared by benches (default: OUT/runs)")] = None,
     only: Annotated[list[str] | None, typer.Option("--only", help="this row and those that it needs")] = None,
     sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting of all rows")] = None,
     jobs: Annotated[int, typer.Option(help="runs side by side, each in a process with one thread")] = 1,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="do runs with other settings again")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="repeat finished runs whose settings have changed")
+    ] = False,
     plugin: options.Plugin = None,
-    listing: Annotated[bool, typer.Option("--list", help="show the rows and their commands, run nothing")] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="list the rows and their commands without running them")
+    ] = False,
 ) -> None:
-    """Regenerate a paper's tables: runs what is missing, then writes results.json, .md and .tex, and report.html.
+    """Reproduce a paper's tables: make the missing runs, then write results.json, .md and .tex, and report.html.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`visard client`: take part in runs as one party, say what it allows, list its runs and forget them."""
+"""`visard client`: take part in runs as one party, write its policy, list its runs and forget them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from visard.processes import Recipe
 
 client = typer.Typer(invoke_without_command=True)
 State = Annotated[Path, typer.Option(help="the party's folder of states and models")]
-NEAR = 0.25  # how far weights may move where a run begins with pinned ones: much less than from scratch
+NEAR = 0.25  # largest distance of weights in a run that begins with pinned ones, which move less than new ones
 ANSWERS = {"yes": True, "y": True, "no": False, "n": False}
 
 
@@ -42,14 +42,17 @@ def serve(
     trunk: Annotated[
         Path | None,
         typer.Option(
-            metavar="MODEL", help="a model file it has: what a run freezes of it (model.train) is not fetched"
+            metavar="MODEL",
+            help="a model file of this party: a run that freezes a part of it (model.train) need not send that part",
         ),
     ] = None,
     require: Annotated[Path | None, typer.Option(hidden=True)] = None,
-    poll: Annotated[float, typer.Option(min=0.05, max=600, help="seconds between looks for work when idle")] = 1.0,
+    poll: Annotated[
+        float, typer.Option(min=0.05, max=600, help="seconds between two calls to the server when idle")
+    ] = 1.0,
     encrypt_with: options.EncryptWith = None,
     device: Annotated[
-        str, typer.Option(help="where it computes, whatever a run says: cpu, cuda, cuda:N, xpu, mps, or auto")
+        str, typer.Option(help="where to compute, whatever the run says: cpu, cuda, cuda:N, xpu, mps, or auto")
     ] = "auto",
     health: HealthOption = "",
     log: LogOption = Log.text,
@@ -96,7 +99,7 @@ def serve(
         raise UsageError(f"--trunk {trunk}: there is no such file")
     files = {"encrypt_with": encrypt_with, "trunk": trunk}
     own = {name: str(path.absolute()) for name, path in files.items() if path}
-    if device not in ("auto", "cpu"):  # which are everywhere; for others torch is asked, before anything begins
+    if device not in ("auto", "cpu"):  # which always exist; for others torch is asked first
         from visard.numerics import resolve
 
         resolve(device)
@@ -148,7 +151,7 @@ def policy(
 ) -> None:
     """Write down what this party allows: a file for visard client --policy.
 
-    Asks questions with safe answers by default or, with --allow, takes them from the options.
+    Asks questions, with safe default answers, or takes the answers from the options if --allow is given.
 
     Examples:
 
@@ -196,7 +199,7 @@ HEADING = """# What this party allows, for visard client --policy. Pinned weight
 
 
 def interview(listed: dict[str, Any]) -> tuple[list[str], list[str], dict[str, Any], list[str], float]:
-    """Methods, more kinds, bounds, model files and days, asked for in plain words."""
+    """Ask for methods, more kinds, bounds, model files and days."""
     from visard.deployment.policy import SAFE, Bounds
     from visard.disclosure import Disclosure
 
@@ -246,7 +249,7 @@ def digest_of_file(path: Path) -> str:
 
 @client.command("runs")
 def runs(state: State) -> None:
-    """List the runs that this party has states or agreements of.
+    """List the runs of which this party keeps states or agreements.
 
     Example: visard client runs --state mine
     """
@@ -270,7 +273,7 @@ def forget(
     state: State,
     models: Annotated[bool, typer.Option("--models", help="remove the party's models of the run too")] = False,
 ) -> None:
-    """Remove what this party keeps of a run. The run cannot go on here, now or later.
+    """Remove what this party keeps of a run. The party cannot take part in this run again.
 
     Example: visard client forget 3f9a --state mine
     """

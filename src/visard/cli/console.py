@@ -18,7 +18,7 @@ from visard.text import line, visible
 
 
 class _Console(Console):
-    """Shows text of anyone: what is printed here, by whatever way, holds no control characters but rich's own."""
+    """Prints text from any source: no control characters but rich's own reach the terminal."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for part in super().render(renderable, options):
@@ -58,7 +58,7 @@ def list_skipped(skipped: Sequence[tuple[str, str]]) -> None:
 
 
 class Bar:
-    """One progress bar, or a line now and then."""
+    """One progress bar, or a line at intervals."""
 
     def __init__(self, text: str, total: int) -> None:
         self.text, self.total, self._last = text, total, time.monotonic()
@@ -87,7 +87,7 @@ class Bar:
         self.update(done)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop updating the bar."""
         if self._bar is not None:
             self._bar.stop()
 
@@ -144,7 +144,7 @@ class RunWatcher:
         self._bar.update(done, note, now)
 
     def close(self) -> None:
-        """Nothing comes any more."""
+        """The run has ended."""
         self._clear()
 
     def _clear(self) -> None:
@@ -155,5 +155,5 @@ class RunWatcher:
 
 
 def share(value: float | None) -> str:
-    """A share as a figure with four digits, or a dash."""
+    """A share with four digits, or a dash."""
     return "-" if value is None else f"{value:.4f}"

@@ -23,7 +23,7 @@ from visard.text import plural
 from visard.text import size as size_of
 
 app = typer.Typer(help="Make, import and look at face sets.", no_args_is_help=True)
-cache = typer.Typer(help="What frozen parts of networks made of pictures (model.train).", no_args_is_help=True)
+cache = typer.Typer(help="Stored activations of the frozen parts of networks (model.train).", no_args_is_help=True)
 app.add_typer(cache, name="cache")
 
 Out = Annotated[Path | None, typer.Option(help="the folder to write (default: a folder in the data folder)")]
@@ -59,7 +59,7 @@ def import_set(
         typer.Option(help="pixels of a side (default: 112, as face networks take them)", show_default=False),
     ] = None,
     min_images: Annotated[int, typer.Option(help="leave out people with fewer pictures")] = 1,
-    limit: Annotated[int | None, typer.Option(help="at most so many people")] = None,
+    limit: Annotated[int | None, typer.Option(help="the largest number of people")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing set")] = False,
     align: Annotated[
         str | None,
@@ -74,7 +74,7 @@ def import_set(
     crop: Annotated[int | None, typer.Option(help="celeba, folder, lfw: centre square to keep, in pixels")] = None,
     domains: Annotated[bool, typer.Option("--domains", help="folder: the outer folders are domains")] = False,
     unlabelled: Annotated[
-        bool, typer.Option("--unlabelled", help="folder: it is not known who is in the pictures, whatever folders say")
+        bool, typer.Option("--unlabelled", help="folder: ignore the folders, the pictures have no labels")
     ] = False,
     landmarks: Annotated[Path | None, typer.Option(help="folder, lfw: lines 'file x y x y x y x y x y'")] = None,
     pairs: Annotated[Path | None, typer.Option(help="folder: file_a,file_b,same as CSV; lfw: pairs.txt")] = None,
@@ -146,13 +146,13 @@ def merge_sets(
     names: Annotated[list[str], typer.Argument(metavar="DATASET...", help="folders, or names in the data folder")],
     out: Annotated[Path, typer.Option(help="the folder to write")],
     same_names: Annotated[
-        bool, typer.Option("--same-names", help="people of one name in two sets are one person")
+        bool, typer.Option("--same-names", help="people with the same name in two sets are one person")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an existing set")] = False,
 ) -> None:
-    """Put several face sets into one; each becomes a domain of it. A run can also take them as they are (--data).
+    """Merge several face sets; each becomes a domain of the new set. A run can also take several sets (--data).
 
-    Equal names in two sets are different people, unless --same-names. Pictures get the size of the largest ones.
+    People of the same name in two sets are different, unless --same-names. Pictures get the size of the largest ones.
 
     Example: visard data merge hospital campus --out both
     """
@@ -216,17 +216,17 @@ def show(
 @app.command("remove")
 def remove_people_of(
     name: Annotated[str, typer.Argument(metavar="DATASET", help="a folder, or a name in the data folder")],
-    people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="who is to be forgotten")],
+    people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="the people to remove")],
     runs: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="also what the runs in this folder keep of them, but for models"),
+        typer.Option(metavar="FOLDER", help="also remove what the runs in this folder keep of them, except models"),
     ] = None,
     receipt: options.ReceiptFile = None,
     case: options.Case = "",
 ) -> None:
     """Take people out of a face set: pictures, landmarks, quality, pairs, lists of files and stored activations.
 
-    A receipt without names says what was found and removed. Copies, backups and models that were trained are as before.
+    A receipt without names says what was found and removed. Copies, backups and trained models are not changed.
 
     Example: visard data remove faces north-00003 --runs runs
     """
@@ -270,7 +270,7 @@ def clear_stores(
         str | None, typer.Argument(metavar="[DATASET]", help="only those of this face set: a folder, or a name")
     ] = None,
 ) -> None:
-    """Remove stored activations, of one face set or all. A run that needs some computes them again.
+    """Remove stored activations, of one face set or all. A run computes them again if needed.
 
     Example: visard data cache clear
     """

@@ -38,7 +38,11 @@ class Log(StrEnum):
 
 Tell = Callable[[str], None]
 HealthOption = Annotated[
-    str, typer.Option(metavar="[HOST:]PORT", help="say at http://.../health how it is (visard health), on this machine")
+    str,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="answer at http://.../health (see visard health), on this machine unless a host is given",
+    ),
 ]
 LogOption = Annotated[Log, typer.Option(help="lines as text, or each as a JSON object")]
 
@@ -56,7 +60,7 @@ def server(
     connections: Annotated[int, _limit(1, "connections without a key at once, in all")] = 4096,
     address_connections: Annotated[int, _limit(1, "connections without a key at once, from one address")] = 2048,
     party_connections: Annotated[int, _limit(1, "connections at once with the key of one party")] = 32,
-    handshake_seconds: Annotated[float, _limit(0.1, "seconds until the TLS connection stands")] = 10.0,
+    handshake_seconds: Annotated[float, _limit(0.1, "seconds for the TLS handshake")] = 10.0,
     header_seconds: Annotated[float, _limit(0.1, "seconds for the header of a request")] = 10.0,
     request_seconds: Annotated[float, _limit(1.0, "seconds for the rest of a request and its answer")] = 300.0,
     header_bytes: Annotated[int, _limit(4096, "length of the header of a request")] = 2**14,
@@ -66,7 +70,7 @@ def server(
 ) -> None:
     """Let parties connect: TLS and registered node keys only. Runs until Ctrl-C.
 
-    Connections that show no registered key take one another's place where there are too many, never a party's.
+    Where there are too many connections without a registered key, they displace one another, never a party.
 
     Examples:
 
@@ -113,7 +117,7 @@ def take_part(
     health: str = "",
     log: Log = Log.text,
 ) -> None:
-    """Answer requests until SIGINT or SIGTERM; without a policy those that somebody agrees to, whom `ask` asks.
+    """Answer requests until SIGINT or SIGTERM; without a policy, `ask` asks before each new run.
 
     States are encrypted if a key is named.
     """
@@ -129,7 +133,7 @@ def take_part(
     if not host or not port.isdigit():
         raise UsageError(f"--server {server}: must look like HOST:PORT")
     own, tell = PartyKeys.load(keys, node), teller(log)
-    key = Key.load(encrypt_with)  # a wrong one is said at once
+    key = Key.load(encrypt_with)  # fails at once if it is wrong
     if own.ends - time.time() < SOON:
         tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
@@ -150,7 +154,7 @@ def take_part(
 def _new_keys(
     folder: Path, node: str, own: PartyKeys, supervisor: Supervisor, tell: Tell
 ) -> Callable[[], ec.EllipticCurvePrivateKey | None]:
-    """Looks whether a new key of the party has got its entry; the worker, which signs with it too, is started anew."""
+    """A function that returns a new key of the party once its entry is there; the worker, which signs, is restarted."""
     from visard.deployment.keys import PartyKeys
 
     held, seen, said = own, own.stamp(), ""
@@ -212,10 +216,10 @@ def need_flower() -> None:
 
 
 def health(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="what visard server or client was given as --health")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="the port of its --health option")],
     host: Annotated[str, typer.Option(help="the address of --health")] = "127.0.0.1",
 ) -> None:
-    """Ask a server or a party how it is: prints what it says, and ends with exit code 1 if it is not well.
+    """Ask a server or a party for its health; exit code 1 if it is not well.
 
     Example: visard health --port 9080
     """

@@ -1,4 +1,4 @@
-"""`visard enroll | identify | verify`, and `visard gallery` for those who keep one."""
+"""`visard enroll | identify | verify`, and `visard gallery`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from visard.errors import UsageError
 if TYPE_CHECKING:
     from visard.inference.gallery import Threshold
 
-Model = Annotated[Path | None, typer.Option(help="the model (default: the one that the gallery was made with)")]
-Far = Annotated[float, typer.Option(help="false accepts among comparisons with strangers that the threshold allows")]
-Given = Annotated[float | None, typer.Option("--threshold", help="accept from this score on, instead of a rate")]
+Model = Annotated[Path | None, typer.Option(help="the model (default: the model of the gallery)")]
+Far = Annotated[float, typer.Option(help="share of comparisons with strangers that may reach the threshold")]
+Given = Annotated[float | None, typer.Option("--threshold", help="accept scores from this value on, instead of a rate")]
 AsJson = Annotated[bool, typer.Option("--json", help="machine-readable")]
 
 
@@ -37,7 +37,7 @@ def enroll(
     ] = None,
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
     min_norm: Annotated[
-        float, typer.Option(help="leave out pictures whose feature is shorter: the network sees little in them")
+        float, typer.Option(help="leave out pictures with a shorter feature, in which the network recognises little")
     ] = 0.0,
     encrypt_with: options.EncryptWith = None,
 ) -> None:
@@ -77,7 +77,7 @@ def identify(
     top: Annotated[int, typer.Option(min=1, max=1000, help="how many people to list")] = 5,
     far: Far = 0.001,
     fpir: Annotated[
-        float | None, typer.Option(help="searches for strangers that may name somebody, instead of --far")
+        float | None, typer.Option(help="share of searches for strangers that may return a name, instead of --far")
     ] = None,
     threshold: Given = None,
     encrypt_with: options.EncryptWith = None,
@@ -85,7 +85,7 @@ def identify(
     device: options.Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Find who is in a picture: the most alike people of a gallery, and whether the score is enough.
+    """Find who is in a picture: the most similar people of a gallery, and whether the score reaches the threshold.
 
     The threshold comes from the gallery's own pictures, each compared with the other people enrolled.
 
@@ -127,13 +127,13 @@ def verify(
     a: Annotated[Path, typer.Argument(help="a picture")],
     b: Annotated[Path, typer.Argument(help="another picture")],
     model: Model = None,
-    gallery: Annotated[Path | None, typer.Option(help="a gallery to find the threshold in")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="a gallery from which to compute the threshold")] = None,
     far: Far = 0.001,
     threshold: Given = None,
     encrypt_with: options.EncryptWith = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two pictures: the cosine of their features, and whether it is enough to be one person.
+    """Compare two pictures: the cosine of their features, and whether it reaches the threshold for one person.
 
     Example: visard verify a.png b.png --model runs/demo/model.safetensors --threshold 0.4
     """
@@ -168,7 +168,7 @@ def verify(
         _say(limit)
 
 
-app = typer.Typer(help="Look after a gallery: who is in it, remove people, encrypt it.", no_args_is_help=True)
+app = typer.Typer(help="List or remove the people of a gallery, or encrypt it.", no_args_is_help=True)
 File = Annotated[Path, typer.Argument(help="the file that visard enroll wrote")]
 
 
@@ -192,12 +192,12 @@ def list_people(gallery: File, encrypt_with: options.EncryptWith = None, as_json
 @app.command("remove")
 def remove(
     gallery: File,
-    people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="who is to be forgotten")],
+    people: Annotated[list[str], typer.Argument(metavar="PERSON...", help="the people to remove")],
     receipt: options.ReceiptFile = None,
     case: options.Case = "",
     encrypt_with: options.EncryptWith = None,
 ) -> None:
-    """Remove people from a gallery: nothing of them is left in its file. A receipt without names says what was removed.
+    """Remove people from a gallery completely. A receipt without names says what was removed.
 
     Example: visard gallery remove staff.gallery anna
     """
@@ -217,7 +217,7 @@ def encrypt(
     gallery: File,
     encrypt_with: Annotated[Path, typer.Option("--encrypt-with", metavar="KEYFILE", help="the key (visard keys file)")],
 ) -> None:
-    """Encrypt a gallery that is not; the unencrypted file is replaced.
+    """Encrypt an existing gallery; the unencrypted file is replaced.
 
     Example: visard gallery encrypt staff.gallery --encrypt-with my.key
     """

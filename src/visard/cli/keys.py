@@ -1,4 +1,4 @@
-"""`visard keys`: keys of a deployment, made where they stay, signed, renewed and revoked; key files to encrypt with."""
+"""`visard keys`: make, sign, renew and revoke the keys of a deployment; make key files for encryption."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from visard.cli.console import mark, say, table
 from visard.cli.deploy import need_flower
 from visard.errors import UsageError, VisardError
 
-HELP = "Keys of a deployment: made where they stay, signed, renewed and revoked; a file to encrypt with."
+HELP = "Make, sign, renew and revoke the keys of a deployment; make a key file for encryption."
 keys = typer.Typer(
     help=HELP,
     no_args_is_help=True,
@@ -21,20 +21,20 @@ keys = typer.Typer(
 
 @keys.callback()
 def _keys() -> None:
-    """Keys of a deployment: made where they stay, signed, renewed and revoked; a file to encrypt with."""
+    """Make, sign, renew and revoke the keys of a deployment; make a key file for encryption."""
 
 
 @keys.command("make")
 def make(
     out: Annotated[Path, typer.Option(help="an empty or new folder")],
-    nodes: Annotated[int, typer.Option(min=0, max=10_000, help="how many parties to make keys for, in a trial")],
-    host: Annotated[list[str], typer.Option(help="name or address that the parties reach the server by (may repeat)")],
+    nodes: Annotated[int, typer.Option(min=0, max=10_000, help="for a trial: how many parties to make keys for")],
+    host: Annotated[list[str], typer.Option(help="name or address at which parties reach the server (may repeat)")],
     role: Annotated[
         list[str] | None,
         typer.Option(metavar="NODE=ROLE", help="a role for this node's key alone (may repeat); a key has no others"),
     ] = None,
 ) -> None:
-    """Make a CA and the server's certificate; for a trial, a key for each party too. Says which file goes where.
+    """Make a CA and the server's certificate; for a trial, a key for each party too. Prints where each file belongs.
 
     Between real parties, each makes its own key with visard keys request, and --nodes is 0.
 
@@ -90,7 +90,7 @@ def show(
 ) -> None:
     """Show the fingerprints of the keys in a folder: a policy names those of the parties it knows (known).
 
-    Of a server's folder also roles, until when each key counts, and which do not.
+    For a server's folder also roles, until when each key is valid, and which are not.
 
     Example: visard keys show --keys keys/server
     """
@@ -125,7 +125,7 @@ def ask(
 
     asked = request(out, node, role or [])
     say(f"made {out / f'{asked.party}.key'}, which stays here, and {out / f'{asked.party}.csr'} for the operator")
-    say(f"tell the operator this fingerprint, not by the way that the request goes: {asked.fingerprint}")
+    say(f"give the operator this fingerprint on another channel than the request: {asked.fingerprint}")
 
 
 @keys.command("sign")
@@ -134,13 +134,13 @@ def sign(
     ca: Annotated[Path, typer.Option(help="the folder `ca` that visard keys make wrote")],
     keys: Annotated[Path, typer.Option(help="the folder `server`; a running server takes the entry at once")],
     out: Annotated[Path, typer.Option(help="a folder for what the party gets: ca.crt and its entry")],
-    fingerprint: Annotated[str | None, typer.Option(help="as the party gives it; another one is refused")] = None,
-    role: Annotated[list[str] | None, typer.Option(help="a role (may repeat) instead of those asked for")] = None,
-    days: Annotated[float, typer.Option(min=0.0001, max=825, help="how long the entry counts")] = 90.0,
+    fingerprint: Annotated[str | None, typer.Option(help="as given by the party; any other is refused")] = None,
+    role: Annotated[list[str] | None, typer.Option(help="a role (may repeat), instead of those in the request")] = None,
+    days: Annotated[float, typer.Option(min=0.0001, max=825, help="how long the entry is valid")] = 90.0,
 ) -> None:
     """Sign the request of a party, or refuse it: show what it asks for, and wait for a yes.
 
-    With --fingerprint it asks nothing. A renewal, which the party's present key has signed too, needs neither.
+    With --fingerprint it does not ask. A renewal, which the party's present key has signed too, needs neither.
 
     Example: visard keys sign node-1.csr --ca keys/ca --keys keys/server --out for-party-1 --fingerprint 1f0c...
     """
@@ -176,8 +176,8 @@ def renew(
 ) -> None:
     """Renew a party's key, or the server's certificate, while they run.
 
-    A party gets a new key, and a request that its present key has signed. It goes on with the present one until the
-    signed entry is in its folder, and then takes the new one, without a restart. A server takes its certificate alone.
+    A party gets a new key, and a request that its present key has signed. It continues with the present key until the
+    signed entry is in its folder, then switches to the new one, without a restart. A server gets a new certificate.
 
     Examples:
 
@@ -203,10 +203,10 @@ def renew(
 def revoke(
     keys: Annotated[Path, typer.Option(help="the folder `server`")],
     node: Annotated[str, typer.Option(help="the number or name of the party")],
-    key: Annotated[str, typer.Option(help="one key by its fingerprint, or how it begins (default: all it has)")] = "",
-    reason: Annotated[str, typer.Option(help="why; the party reads it too")] = "",
+    key: Annotated[str, typer.Option(help="one key, by the beginning of its fingerprint (default: all its keys)")] = "",
+    reason: Annotated[str, typer.Option(help="the reason, which the party sees too")] = "",
 ) -> None:
-    """Take no key of a party any more, from now on and for good; a running server closes its connections at once.
+    """Revoke a party's keys for ever; a running server closes its connections at once.
 
     Example: visard keys revoke --keys keys/server --node 1 --reason "the laptop was stolen"
     """
@@ -236,4 +236,4 @@ def key_file(out: Annotated[Path, typer.Option(help="the file to write")]) -> No
     from visard.at_rest import Key
 
     Key.make(out)
-    say(f"made {out}: keep a copy elsewhere, what is encrypted with it is lost without it")
+    say(f"made {out}: keep a copy elsewhere, files encrypted with it are lost without it")

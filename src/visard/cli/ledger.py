@@ -1,4 +1,4 @@
-"""`visard ledger`: check the records of what left, each on its own and the two sides against each other."""
+"""`visard ledger`: check the records of what left, and compare those of server and parties."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def verify(
 ) -> None:
     """Follow the chain of a record. The first line that was changed, removed or added is named; exit code 1.
 
-    Lines that are missing at the end do not show here: note the digest that is printed, or compare both sides.
+    Lines missing at the end are not noticed: note down the printed digest, or compare both sides.
 
     Examples: visard ledger verify runs/ours, visard ledger verify mine
     """
@@ -51,8 +51,8 @@ def compare(
 ) -> None:
     """Compare what parties sent with what the server received: every reply, accepted or not, byte for byte.
 
-    Exit code 0: both sides agree. A reply that was sent and is not on the server's record is no difference, and is
-    listed, where a kill or a broken connection explains it. Exit code 1: a difference is listed.
+    Exit code 0: both sides agree. A reply that is missing in the server's record is listed but is no difference,
+    if a kill or a broken connection explains it. Exit code 1: a difference is listed.
 
     Example: visard ledger compare runs/ours party-1 party-2
     """

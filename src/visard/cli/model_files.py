@@ -1,4 +1,4 @@
-"""`visard models`: recognisers that are kept with their contracts, where networks can be cut, files to fetch."""
+"""`visard models`: keep recognisers under names, list where networks can be cut, fetch files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from visard.text import size as size_text
 ENDINGS = (".safetensors", ".pth", ".pt", ".onnx")
 app = typer.Typer(
     no_args_is_help=True,
-    help="Recognisers that are kept with their contracts, where networks can be cut, files to fetch.",
+    help="Keep recognisers under names, list where networks can be cut, fetch files.",
 )
 
 
@@ -58,18 +58,18 @@ def add(
     bgr: Annotated[bool, typer.Option("--bgr", help="blue comes first")] = False,
     align: Annotated[
         str | None,
-        typer.Option(help="how faces must be cut: five (points), haar or none (default: what the file says, or five)"),
+        typer.Option(
+            help="how faces must be cropped: five (points), haar or none (default: as the file says, or five)"
+        ),
     ] = None,
-    licence: Annotated[str, typer.Option(help="a note: under which licence you have it")] = "",
-    network: Annotated[
-        str | None, typer.Option(help="package.module:factory, for weights of a network of your own")
-    ] = None,
+    licence: Annotated[str, typer.Option(help="a note on its licence")] = "",
+    network: Annotated[str | None, typer.Option(help="package.module:factory, for weights of your own network")] = None,
     plugin: options.Plugin = None,
 ) -> None:
-    """Keep a recogniser under a name, with its contract: what goes in, what comes out, whose it is.
+    """Keep a recogniser under a name, with its input, its output and its licence.
 
-    The name then stands for the file in eval, embed, enroll, export, adapt and run --set model.weights=NAME.
-    A file that visard can read but not train is kept, too, and the line says why it does not train.
+    The name can then replace the file in eval, embed, enroll, export, adapt and run --set model.weights=NAME.
+    A file that visard can read but not train is kept too, and a line says why it cannot be trained.
 
     Examples:
 
@@ -123,7 +123,7 @@ def _input(text: str | None) -> tuple[str | None, str | None, str | None]:
 
 @app.command("list")
 def list_models(as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False) -> None:
-    """List the recognisers that are kept, with their contracts.
+    """List the recognisers that are kept, with their input and licence.
 
     Example: visard models list
     """
@@ -150,7 +150,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="machine-re
 
 @app.command("remove")
 def remove(name: Annotated[str, typer.Argument(help="as visard models list shows it")]) -> None:
-    """Forget a recogniser and remove its file from the cache.
+    """Remove a recogniser from the cache.
 
     Example: visard models remove mbf
     """
@@ -164,13 +164,13 @@ def remove(name: Annotated[str, typer.Argument(help="as visard models list shows
 def list_cuts(
     name: Annotated[str, typer.Argument(help="a network, as model.name has it, or a model file or its name")],
     size: Annotated[
-        int | None, typer.Option(help="side of its pictures (112); of sensor networks how many numbers a row has")
+        int | None, typer.Option(help="side of its pictures (112); for sensor networks the length of a row")
     ] = None,
     embedding: Annotated[int | None, typer.Option(help="length of its features (default: its own)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable")] = False,
     plugin: options.Plugin = None,
 ) -> None:
-    """List where a network can be cut: model.train = "from:LAYER" trains from there on and freezes what is before.
+    """List where a network can be cut: model.train = "from:LAYER" trains from there on and freezes the rest.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`visard eval`, `embed`, `cluster`, `export` and `audit`: what can be done with a model or its features."""
+"""`visard eval`, `embed`, `cluster`, `export` and `audit`: commands that use a model or its features."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Rows = list[tuple[str, str, str]]
 
 
 class Protocol(StrEnum):
-    """What can be tested."""
+    """The protocols of `visard eval`."""
 
     verification = "verification"
     identification = "identification"
@@ -45,7 +45,7 @@ def evaluate(
         str | None, typer.Option(help="a face set: a folder, a name in the data folder, or synthetic")
     ] = None,
     run: Annotated[
-        Path | None, typer.Option(help="a run folder: test on the people that its clients do not have, as it did")
+        Path | None, typer.Option(help="a run folder: repeat its test on the people that no client has")
     ] = None,
     protocol: Annotated[Protocol, typer.Option(help="what to test")] = Protocol.both,
     pairs: Annotated[int, typer.Option(help="balanced pairs for the ten-fold accuracy")] = 6000,
@@ -58,14 +58,16 @@ def evaluate(
         list[str] | None,
         typer.Option(metavar="ATTRIBUTE|domain", help="errors of each group at one threshold for all (may repeat)"),
     ] = None,
-    fmr: Annotated[float, typer.Option(help="by: the false match rate of everyone that sets the threshold")] = 0.001,
+    fmr: Annotated[
+        float, typer.Option(help="with --by: the false match rate over all people that sets the threshold")
+    ] = 0.001,
     switches: Annotated[str, typer.Option(help="ijb: keep norms, detector scores, mirror images")] = "N1D1F1",
     seed: Annotated[int, typer.Option(help="of the pairs and of the confidence intervals")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="machine-readable, with curves")] = False,
 ) -> None:
     """Test a model on the people of a face set.
 
-    verification and identification take any set. lfw: ten folds over the pairs that came with the set (lfw, cfp, agedb
+    verification and identification work with any set. lfw: ten folds over the pairs of the set (lfw, cfp, agedb
     and other .bin files, or --list). rfw: the same for each of its domains. ijb: templates, 1:1 and 1:N.
 
     Examples:
@@ -135,14 +137,14 @@ def evaluate(
 
 
 def drawn(side: int, **how: int) -> DataSettings:
-    """Synthetic faces as large as a network takes them, or nearly so: they have 32 to 112 pixels."""
+    """Synthetic faces of the network's input size, as far as possible: they have 32 to 112 pixels."""
     from visard.data.sources.catalog import DataSettings
 
     return DataSettings(size=min(112, max(32, side)), **how)
 
 
 def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path, as_json: bool) -> None:
-    """Test a model, by default the run's own, on the people that no client of a run has, with the run's settings."""
+    """Test a model, by default the run's own, on the people that no client has, with the run's settings."""
     from visard.inference.model import evaluate as run_tests
     from visard.report.run_folder import read_run
     from visard.runs.evaluation import headline, held_out_people, seed_of_test
@@ -238,9 +240,9 @@ def embed(
     flip: Annotated[bool, typer.Option("--flip", help="add the features of the mirrored picture")] = False,
     unit: Annotated[bool, typer.Option("--unit", help="scale each feature to length one")] = False,
 ) -> None:
-    """Write the features of pictures, a row each, in the order of the set, of the names in the folder, or as given.
+    """Write the features of pictures, one row each, in the order of the set, the file names or the arguments.
 
-    The manifest has the fingerprint of the model, how pictures went in, and of each row the identity (face sets) or the
+    The manifest has the fingerprint of the model, its input settings, and for each row the identity (face sets) or the
     file (photographs). Photographs without a face and unreadable files are skipped and listed.
 
     Examples:
@@ -281,21 +283,23 @@ def cluster(
         "labels.csv"
     ),
     d: Annotated[
-        str, typer.Option("--d", help="cfinch, dbscan: the distance; auto, stable: from the features")
+        str, typer.Option("--d", help="cfinch, dbscan: the distance; auto or stable: chosen from the features")
     ] = "auto",
     metric: Annotated[Between, typer.Option(help="cfinch, finch: distance between centroids")] = Between.chord,
     centre: Annotated[bool, typer.Option(help="subtract the mean feature first")] = True,
     min_size: Annotated[int, typer.Option(help="pictures of smaller clusters get no label")] = 1,
     partition: Annotated[int, typer.Option(help="finch: 0 = the finest partition, -1 or beyond: the coarsest")] = 0,
-    clusters: Annotated[int, typer.Option(help="kmeans: how many; 0 = as many as there are people")] = 0,
+    clusters: Annotated[int, typer.Option(help="kmeans: number of clusters; 0 = the number of people")] = 0,
     min_samples: Annotated[int, typer.Option(help="dbscan: pictures that make a core")] = 2,
     seed: Annotated[int, typer.Option(help="kmeans")] = 0,
     min_quality: Annotated[float, typer.Option(help="pictures of less quality, 0 to 1, get no label")] = 0.0,
-    min_separation: Annotated[float, typer.Option(help="pictures nearly as near to another group get no label")] = -1.0,
+    min_separation: Annotated[
+        float, typer.Option(help="pictures that are nearly as close to another group get no label")
+    ] = -1.0,
     apart: Annotated[float, typer.Option(help="cfinch: distance added between faces of one photograph")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
-    """Group pictures by person without labels: a label for each row, and how good they are where people are known.
+    """Group unlabelled pictures by person: one label each, and how good the labels are where people are known.
 
     Examples:
 
@@ -362,7 +366,9 @@ def export(
     open_model: options.OpenModel,
     model: Annotated[Path, typer.Argument(help="a .safetensors, .pth or .pt model (with --int8 also .onnx)")],
     onnx: Annotated[Path, typer.Option(help="the file to write")],
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; the loss is measured and shown")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="8-bit integers; the loss of accuracy is measured and shown")
+    ] = False,
     data: Annotated[str, typer.Option(help="int8: the face set that the loss is measured on")] = "synthetic",
     static: Annotated[
         bool, typer.Option("--static", help="int8: fix ranges on every second person of --data (faster)")
@@ -405,11 +411,11 @@ def export(
     say(f"mean cosine of features before and after: {loss.cosine:.4f}")
 
 
-SOME = 10.0  # epsilon above which one does not speak of protection
+SOME = 10.0  # an epsilon above this is no protection
 
 
 class Audit(StrEnum):
-    """What can be audited."""
+    """The methods that can be audited."""
 
     encrypted_mmd = "encrypted-mmd"
 
@@ -418,12 +424,12 @@ def audit(
     method: Annotated[Audit, typer.Argument(help="the method to attack")],
     samples: Annotated[int, typer.Option(help="n, of a batch")] = 64,
     length: Annotated[int, typer.Option(help="L, of a feature")] = 16,
-    peers: Annotated[int, typer.Option(help="parties whose answers are added up")] = 1,
+    peers: Annotated[int, typer.Option(help="parties whose replies are summed")] = 1,
     noise: Annotated[float, typer.Option(help="method.noise")] = 0.0,
     seed: Annotated[int, typer.Option(help="of the random features")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print the report as JSON")] = False,
 ) -> None:
-    """Attack a method on random features and say what came out: encryption does not hide what a result determines.
+    """Attack a method on random features and report what leaks: encryption does not hide what a result implies.
 
     Examples:
 
@@ -458,7 +464,7 @@ def lines(report: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def verdict(report: dict[str, Any]) -> str:
-    """One sentence that a reader can act on."""
+    """The conclusion in one sentence."""
     eps, mean, second = (
         report[k] for k in ("epsilon_of_one_batch", "determined_of_the_mean", "determined_of_the_second_moments")
     )
@@ -474,5 +480,5 @@ def verdict(report: dict[str, Any]) -> str:
 
 
 def _percent(share: float) -> str:
-    """Rounded down: 100 % is said of everything alone."""
+    """In per cent, rounded down: 100 % means all of it."""
     return f"{math.floor(100 * share)} %"

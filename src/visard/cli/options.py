@@ -25,9 +25,9 @@ Device = Annotated[
 ]
 ReceiptFile = Annotated[
     Path | None,
-    typer.Option("--receipt", metavar="FILE", help="where the receipt goes (default: beside what is changed)"),
+    typer.Option("--receipt", metavar="FILE", help="where to write the receipt (default: beside the changed data)"),
 ]
-Case = Annotated[str, typer.Option("--case", metavar="TEXT", help="what the receipt is to be called, such as a number")]
+Case = Annotated[str, typer.Option("--case", metavar="TEXT", help="a name for the receipt, such as a case number")]
 OpenModel = Callable[[Path], "FaceModel"]
 
 
@@ -40,7 +40,7 @@ def load_plugins(plugin: list[str] | None) -> None:
 
 
 def show_receipt(made: Receipt) -> None:
-    """Print what a receipt says, and what is needed to show later whom it is about."""
+    """Print a receipt, and the proof that can show later whom it is about."""
     from visard.cli.console import say, table
     from visard.text import listing, plural
 

@@ -49,9 +49,7 @@ def run(
     sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="ROLE=SET", help="a face set and its role: clients, public, source or test; can be given repeatedly"
-        ),
+        typer.Option(metavar="ROLE=SET", help="a face set and its role: clients, public, source or test (may repeat)"),
     ] = None,
     engine: Annotated[str | None, typer.Option(help="where client steps run: auto, local, pool, flower")] = None,
     server: Annotated[
@@ -62,12 +60,14 @@ def run(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="replace an earlier run in the folder")] = False,
     without: Annotated[
         list[str] | None,
-        typer.Option(metavar="CLIENT", help="with --from: as if this client had never been there; may repeat"),
+        typer.Option(
+            metavar="CLIENT", help="with --from: leave out this client, as if it had never been there (may repeat)"
+        ),
     ] = None,
     origin: Annotated[
-        Path | None, typer.Option("--from", metavar="RUN", help="the folder of the run to make again, see --without")
+        Path | None, typer.Option("--from", metavar="RUN", help="the folder of the run to repeat, see --without")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="show the run on a page while it goes on")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="show the run on a web page while it goes on")] = False,
     encrypt_with: options.EncryptWith = None,
     plugin: options.Plugin = None,
 ) -> None:
@@ -114,7 +114,9 @@ def run(
         return
     moved_key = [f"engine.encrypt_with={str(encrypt_with.absolute())!r}"] if encrypt_with else []
     watcher = PageWatcher() if watch else RunWatcher()
-    if not sets and (text := all_presets().get(source or "")) is not None:  # what it says is true as it stands
+    if (
+        not sets and (text := all_presets().get(source or "")) is not None
+    ):  # its description holds for the preset unchanged
         say(f"{source}: {about(text)}")
     try:
         if source is None:
@@ -145,7 +147,7 @@ def _run_without(
     encrypt_with: Path | None,
     plugin: Sequence[str] | None,
 ) -> None:
-    """Make a run again without clients and show what changed; of real parties, say in which rounds they took part."""
+    """Repeat a run without some clients and show what changed; for real parties, list the rounds they took part in."""
     from visard.report import replay as kept
     from visard.runs.replay import replay, settings_of, took_part
 
@@ -187,7 +189,7 @@ def _show_part(part: Part) -> None:
 
 
 def _sets(given: Sequence[str]) -> list[str]:
-    """The settings that --data stands for: these sets in the place of all that [data] says, and sites as clients."""
+    """The settings that --data stands for: these sets instead of the section [data], and each site a client."""
     if not given:
         return []
     listed = []
@@ -201,7 +203,7 @@ def _sets(given: Sequence[str]) -> list[str]:
 
 
 def show(result: Run) -> None:
-    """The end of a run: how well its models do, what left the clients, how long it took."""
+    """The table at the end of a run: metrics of its models, what left the clients, how long it took."""
     from visard.report.disclosure import add_up, judge
 
     metrics = result.metrics
@@ -248,7 +250,7 @@ def show(result: Run) -> None:
 
 
 def _show_change(result: Run, part: str) -> bool:
-    """The table of what the run made of the weights that it was given; whether there is one."""
+    """The table of metrics before and after the run; returns whether there is one."""
     from visard.report.change import tests
 
     rows = [
@@ -298,9 +300,7 @@ def report(
 
 def methods(
     plugin: options.Plugin = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="machine-readable, of the methods that come with visard")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON, only the methods that come with visard")] = False,
 ) -> None:
     """List the methods, their papers, and what leaves a client in each.
 
@@ -317,7 +317,7 @@ def methods(
         leaves = [kind.upper() for kind in about["centralises"]] + about["discloses"]
         rows.append((name, about["title"], about["paper"] or "-", ", ".join(leaves), METHODS.origin(name)))
     table(
-        "Methods (what is pooled in one place stands in capitals)",
+        "Methods (data that is moved to one place is in capitals)",
         ("name", "what", "paper", "leaves a client", "comes from"),
         [row[:4] for row in rows] if all(row[4] == BUILT_IN for row in rows) else rows,
     )
@@ -333,7 +333,7 @@ def summary(method: type[Method[Any]]) -> dict[str, Any]:
 
 def plugins(
     plugin: options.Plugin = None,
-    everything: Annotated[bool, typer.Option("--all", help="list what comes with visard too")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="also list what comes with visard")] = False,
 ) -> None:
     """List the plug-ins that settings can name, and where each comes from.
 

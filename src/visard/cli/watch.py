@@ -1,4 +1,4 @@
-"""`visard watch`: runs as they go, on a page of this machine or in the terminal."""
+"""`visard watch`: follow runs on a local web page or in the terminal."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ EVERY = 2.0  # seconds between two looks
 
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="on this machine (default: any that is free)")] = 0,
-    text: Annotated[bool, typer.Option("--text", help="in the terminal instead of on a page")] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the port of the page (default: any free one)")] = 0,
+    text: Annotated[bool, typer.Option("--text", help="in the terminal instead of on a web page")] = False,
     browser: Annotated[bool, typer.Option("--browser", help="open the page in the browser")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="for runs whose folders are not there yet")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for runs whose folders do not exist yet")] = False,
     token: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="holds the token of the address (default: a new one)")
+        Path | None, typer.Option(metavar="FILE", help="a file with the token of the address (default: a new token)")
     ] = None,
 ) -> None:
-    """Follow runs while they go on: progress and time left, curves, who is slow or missing, bytes.
+    """Follow runs in progress: time left, curves, slow or missing clients, bytes.
 
-    The page is served to this machine alone, at an address with a random token, and loads nothing from elsewhere.
+    The page can be opened on this machine only, at an address with a random token, and loads nothing from elsewhere.
 
     Examples:
 
@@ -48,7 +48,7 @@ def watch(
 
       visard watch runs/short --text
 
-      visard watch runs/short --port 9464 --token token.txt    (Prometheus finds figures at /TOKEN/metrics)
+      visard watch runs/short --port 9464 --token token.txt    (Prometheus reads /TOKEN/metrics)
     """
     from visard.report.live import LiveView
     from visard.report.run_folder import PARTS
@@ -152,7 +152,7 @@ def _table(states: Sequence[dict[str, Any]]) -> Any:
 
 
 class PageWatcher(RunWatcher):
-    """Shows a run in the terminal, and on a page that a process of its own serves."""
+    """Shows a run in the terminal, and on a page served by a separate process."""
 
     def __init__(self) -> None:
         super().__init__()
