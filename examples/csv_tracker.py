@@ -22,12 +22,12 @@ class CsvTracker(Watcher):
         if not self.path.exists():  # a run that is resumed goes on with its file
             self._write(("step", "stage", "metric", "value"))
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.step, self.stage = step, stage
-        self._write(*((step, stage, name, value) for name, value in figures.items()))
+        self._write(*((step, stage, name, value) for name, value in metrics.items()))
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        for name, values in figures["generic"].items():
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        for name, values in metrics["generic"].items():
             self._write(*((self.step, self.stage, f"{name}/{metric}", value) for metric, value in values.items()))
 
     def _write(self, *rows: tuple[Any, ...]) -> None:

@@ -39,12 +39,12 @@ class WandbTracker(Watcher):
         )
         known.write_text(json.dumps({"run": id}))
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.step = step
-        self._log({f"{stage}/{name}": value for name, value in figures.items()})
+        self._log({f"{stage}/{name}": value for name, value in metrics.items()})
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        self._log(of_evaluation(figures))
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        self._log(of_evaluation(metrics))
 
     def ended(self, finished: bool) -> None:
         if self.run is not None:

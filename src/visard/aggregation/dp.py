@@ -151,10 +151,10 @@ class Account:
         self.state["sums"] = [[*vars(each).values(), count] for each, count in sums.items()]
         self.state["plain"] = plain
         most = _most(sums, plain)
-        figures = {"epsilon": self._epsilon(sums, most), "delta": self.delta, "noise": sum.noise, "clip": self.clip}
+        metrics = {"epsilon": self._epsilon(sums, most), "delta": self.delta, "noise": sum.noise, "clip": self.clip}
         if not self.known and not all(each.everyone for each in sums):
-            figures["epsilon if cohorts are known"] = epsilon_plain(most, self.delta)
-        return figures
+            metrics["epsilon if cohorts are known"] = epsilon_plain(most, self.delta)
+        return metrics
 
     def adapt(self, within: float) -> None:
         """Move C towards the quantile, by the (noisy) share of the clients whose updates are within it."""

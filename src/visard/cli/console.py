@@ -119,13 +119,13 @@ class RunWatcher:
     def activations(self, done: int, total: int) -> None:
         self.show("pictures through the frozen part", done, total)
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         first, self._begun = not self._begun, True
-        loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
+        loss = f"loss {metrics['loss']:.3f}" if "loss" in metrics else ""
         self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first)
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        tests = {k: v["accuracy"] for k, v in figures.get("generic", {}).items() if v.get("accuracy") is not None}
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        tests = {k: v["accuracy"] for k, v in metrics.get("generic", {}).items() if v.get("accuracy") is not None}
         self._note = "  ".join(f"{name} accuracy {value:.3f}" for name, value in tests.items())
         if not self._begun and self._note:
             say(f"given weights, before the first round: {self._note}")

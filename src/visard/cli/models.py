@@ -116,22 +116,22 @@ def evaluate(
             tested, faces, protocols=protocols, settings=settings, seed=seed, pairs=listed, switches=switches,
             progress=shown.progress if shown is not None else None,
         )  # fmt: skip
-    figures = result.to_dict()
+    metrics = result.to_dict()
     if as_json:
-        print(json.dumps(figures, indent=1))
+        print(json.dumps(metrics, indent=1))
         return
     title = f"{model.name} on {data}"
     if protocol in (Protocol.lfw, Protocol.rfw, Protocol.ijb):
         show = {Protocol.lfw: lfw_rows, Protocol.rfw: rfw_rows, Protocol.ijb: ijb_rows}[protocol]
-        table(f"{title}: {protocol.value}", ("metric", "value", "note"), show(figures[protocol.value]))
+        table(f"{title}: {protocol.value}", ("metric", "value", "note"), show(metrics[protocol.value]))
     else:
         from visard.runs.evaluation import headline
 
-        rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(figures) if r["value"] is not None]
+        rows = [(r["figure"], share(r["value"]), r["interval"]) for r in headline(metrics) if r["value"] is not None]
         table(title, ("metric", "value", "95 % interval"), rows)
-    for errors in figures.get("groups", {}).values():
+    for errors in metrics.get("groups", {}).values():
         show_groups(errors)
-    for text in (*doubts(figures), str(result.left)):
+    for text in (*doubts(metrics), str(result.left)):
         if text:
             mark("caution", text)
 
@@ -164,53 +164,53 @@ def evaluate_on_run(open_model: options.OpenModel, model: Path | None, run: Path
     for line in filter(None, {opened.resizes(view) for view in views.values()}):
         mark("note", line)
     own = read_run(run).tests
-    for name, figures in found.items():
+    for name, metrics in found.items():
         known = {r["figure"]: r["value"] for r in headline(own.get(name, {}))}
         rows = [
             (r["figure"], share(r["value"]), r["interval"], share(known.get(r["figure"])))
-            for r in headline(figures)
+            for r in headline(metrics)
             if r["value"] is not None
         ]
         table(f"{file.name} on {name} of {run.name}", ("metric", "value", "95 % interval", "model of the run"), rows)
 
 
-def lfw_rows(figures: dict[str, Any]) -> Rows:
+def lfw_rows(metrics: dict[str, Any]) -> Rows:
     """The lines of a table of ten folds."""
-    roc = figures["roc"]
+    roc = metrics["roc"]
     rows = [
-        ("accuracy", share(figures["accuracy"]), f"± {share(figures['accuracy_std'])}, {figures['pairs']} pairs"),
-        (f"TAR, folds at FAR {figures['far_target']:g}", share(figures["tar"]), f"FAR {figures['far']:.2g}"),
+        ("accuracy", share(metrics["accuracy"]), f"± {share(metrics['accuracy_std'])}, {metrics['pairs']} pairs"),
+        (f"TAR, folds at FAR {metrics['far_target']:g}", share(metrics["tar"]), f"FAR {metrics['far']:.2g}"),
     ]
     rows += [(f"TAR at FAR {p['far']:g}", share(p["tar"]), _doubt(p)) for p in roc["tar"]]
     return [*rows, ("EER", share(roc["eer"]), ""), ("AUC", share(roc["auc"]), "")]
 
 
-def rfw_rows(figures: dict[str, Any]) -> Rows:
+def rfw_rows(metrics: dict[str, Any]) -> Rows:
     """The lines of a table of groups."""
     rows = [
         (f"accuracy {name}", share(group["accuracy"]), f"± {share(group['accuracy_std'])}, {group['pairs']} pairs")
-        for name, group in figures["groups"].items()
+        for name, group in metrics["groups"].items()
     ]
     rows += [
-        ("mean", share(figures["mean"]), ""),
-        ("standard deviation", share(figures["std"]), "over groups"),
-        ("skewed error ratio", share(figures["skewed_error_ratio"]), "largest error / smallest error"),
+        ("mean", share(metrics["mean"]), ""),
+        ("standard deviation", share(metrics["std"]), "over groups"),
+        ("skewed error ratio", share(metrics["skewed_error_ratio"]), "largest error / smallest error"),
     ]
-    for point in figures["shared"]:
+    for point in metrics["shared"]:
         for name, rate in point["fmr"].items():
             text = f"FNMR {share(point['fnmr'][name])}, threshold {share(point['threshold'])}"
             rows.append((f"FMR {name} (all: {point['fmr_target']:g})", share(rate), text))
     return rows
 
 
-def ijb_rows(figures: dict[str, Any]) -> Rows:
+def ijb_rows(metrics: dict[str, Any]) -> Rows:
     """The lines of a table of templates."""
-    on = "".join(f"{name}{int(value)}" for name, value in figures["switches"].items())
+    on = "".join(f"{name}{int(value)}" for name, value in metrics["switches"].items())
     rows = [
-        (name, share(value), f"± {share(figures['std'][name])}" if figures["std"][name] is not None else on)
-        for name, value in figures["mean"].items()
+        (name, share(value), f"± {share(metrics['std'][name])}" if metrics["std"][name] is not None else on)
+        for name, value in metrics["mean"].items()
     ]
-    for old in [search["legacy"] for search in figures["identification"][:1] if search["legacy"]]:
+    for old in [search["legacy"] for search in metrics["identification"][:1] if search["legacy"]]:
         rows += [(f"tpir@fpir={p['fpir']:g}", share(p["tpir"]), old["rule"]) for p in old["tpir"]]
     return rows
 

@@ -131,16 +131,16 @@ class EngineNetwork(ABC):
             if found := [c for c, u in zip(self.clients, drawn, strict=True) if u <= limit]:
                 return found
 
-    def log(self, /, **figures: float) -> None:
+    def log(self, /, **metrics: float) -> None:
         """See `Network.log`; what differential privacy leaves out of replies has no figures."""
-        figures = figures if self._dp is None else {k: v for k, v in figures.items() if not math.isnan(v)}
-        self.traffic.figures.update({k: float(v) for k, v in figures.items()})
+        metrics = metrics if self._dp is None else {k: v for k, v in metrics.items() if not math.isnan(v)}
+        self.traffic.figures.update({k: float(v) for k, v in metrics.items()})
 
-    def log_client(self, client: ClientId, /, **figures: float) -> None:
+    def log_client(self, client: ClientId, /, **metrics: float) -> None:
         """See `Network.log_client`; with differential privacy nothing is recorded of single clients."""
         if self._dp is not None:
             return
-        self.traffic.clients.setdefault(client, {}).update({k: float(v) for k, v in figures.items()})
+        self.traffic.clients.setdefault(client, {}).update({k: float(v) for k, v in metrics.items()})
 
     def ask(
         self,
@@ -259,10 +259,10 @@ class EngineNetwork(ABC):
         rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
         for client, (name, reason) in reduction.left_out.items():
             self._refuse(client, rest.pop(client), name, reason, missing)
-        figures = account.take(of, rest)
+        metrics = account.take(of, rest)
         means = reduction.result()
         self._check_enough(len(rest), messages, min_replies, missing)
-        self.log(**figures)
+        self.log(**metrics)
         return self._stepped(step, messages, means), Replies(rest, missing)
 
     def _stepped(

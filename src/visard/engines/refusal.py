@@ -156,11 +156,11 @@ def _absurd(value: Any, sent: Any) -> str | None:
 
 def _no_figures(value: Any, kind: Disclosure) -> str | None:
     """What is wrong with a number, or with a dict of numbers."""
-    figures = value if isinstance(value, dict) else {"": value}
-    if not all(isinstance(v, int | float if kind is Disclosure.metric else int) for v in figures.values()):
+    metrics = value if isinstance(value, dict) else {"": value}
+    if not all(isinstance(v, int | float if kind is Disclosure.metric else int) for v in metrics.values()):
         return f"is declared as {kind.value} but holds more than numbers"
     least = 0 if kind is Disclosure.count else 1 - EXACT
-    if not all(least <= v < EXACT for v in figures.values() if isinstance(v, int)):
+    if not all(least <= v < EXACT for v in metrics.values() if isinstance(v, int)):
         return f"holds an integer that is {'negative or ' if not least else ''}too large"
     return None
 

@@ -30,11 +30,11 @@ class Watcher(Protocol):
         """So many pictures have gone through the frozen part of the network."""
         return
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         """Round `step` of all `steps` is done; `figures` are what the method logged."""
         return
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
+    def evaluation(self, metrics: dict[str, Any]) -> None:
         """Models were tested."""
         return
 
@@ -67,11 +67,11 @@ class Watchers:
     def activations(self, done: int, total: int) -> None:
         self.tell("activations", done, total)
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
-        self.tell("round", stage, step, steps, figures)
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
+        self.tell("round", stage, step, steps, metrics)
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        self.tell("evaluation", figures)
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        self.tell("evaluation", metrics)
 
     def problem(self, text: str) -> None:
         self.tell("problem", text)

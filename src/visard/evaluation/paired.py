@@ -193,7 +193,7 @@ def change_of_clients(
 ) -> dict[str, dict[str, Any]]:
     """Each metric of {client: {metric: value}} as the mean over the clients that have it before and after."""
     found: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(name for figures in after.values() for name in figures):
+    for name in dict.fromkeys(name for metrics in after.values() for name in metrics):
         both = [
             (one, two)
             for client in after

@@ -78,10 +78,10 @@ class Chart:
     def payload(self) -> Json:
         """What page.js needs."""
         shown = (self, *(chart for _, chart in self.choices))
-        figures = [
+        metrics = [
             {"data": c.data, "layout": c.layout, "alt": visible(c.alt, 400), "note": visible(c.note)} for c in shown
         ]
-        return {"id": self.id, "height": self.height, "figures": figures}
+        return {"id": self.id, "height": self.height, "figures": metrics}
 
     def html(self) -> str:
         """The place of the chart; page.js draws into it."""

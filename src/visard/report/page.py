@@ -285,10 +285,10 @@ def party_table(run: Run) -> str:
     """Operations on ciphertexts of each party, and its time, over all rounds: at most `MOST_ROWS` parties."""
     totals: dict[str, dict[str, float]] = {}
     for r in run.rounds:
-        for client, figures in r.clients.items():
+        for client, metrics in r.clients.items():
             mine = totals.setdefault(client, {})
             for name in (*charts.COUNTERS, "seconds"):
-                mine[name] = mine.get(name, 0.0) + (figures.get(name) or 0.0)
+                mine[name] = mine.get(name, 0.0) + (metrics.get(name) or 0.0)
     names = [n for n in charts.COUNTERS if any(mine[n] for mine in totals.values())]
     if not names:
         return ""

@@ -60,12 +60,12 @@ class MLflow(Watcher):
             self._client.log_batch(self._run, params=parameters[first : first + 100])
         write_json(known, {"run": self._run})
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         self._step = step
-        self._log({f"{stage}/{name}": value for name, value in figures.items()})
+        self._log({f"{stage}/{name}": value for name, value in metrics.items()})
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        self._log(of_evaluation(figures))
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        self._log(of_evaluation(metrics))
 
     def ended(self, finished: bool) -> None:
         self._client.set_terminated(self._run, "FINISHED" if finished else "FAILED")

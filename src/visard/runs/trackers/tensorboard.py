@@ -27,12 +27,12 @@ class TensorBoard(Watcher):
         self._make, self._folder, self._step = SummaryWriter, folder / "tensorboard", 0
         self._writer: Any = None
 
-    def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
+    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         self._step = step
-        self._write({f"{stage}/{name}": value for name, value in figures.items()})
+        self._write({f"{stage}/{name}": value for name, value in metrics.items()})
 
-    def evaluation(self, figures: dict[str, Any]) -> None:
-        self._write(of_evaluation(figures))
+    def evaluation(self, metrics: dict[str, Any]) -> None:
+        self._write(of_evaluation(metrics))
 
     def problem(self, text: str) -> None:
         self._open().add_text("problems", text, self._step)
