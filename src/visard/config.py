@@ -275,6 +275,7 @@ class Settings(Section):
 
 
 LATER = (  # settings inside a setting of a method, and the value at which each changes nothing
+    ("negatives_by", "correction", 1.0),
     ("clustering", "min_quality", 0),
     ("clustering", "min_separation", -1),
     ("clustering", "apart", 0),

@@ -31,6 +31,7 @@ SHARED = 0o666  # as the umask has it: reports, metrics, settings, generic model
 LONGEST_NAME = 120  # bytes of a file name that is made from text
 MAX_TOML = 2**20  # bytes of a file of settings
 MAX_DOTS = 64  # in one line of it: tomllib takes the square of the parts of a key
+MAX_DEPTH = 64  # of lists and tables within each other in a file: what walks or writes a tree later calls itself
 
 
 def private(path: str | os.PathLike[str], flags: int) -> int:
@@ -151,13 +152,25 @@ def write_json(path: Path, value: Any, mode: int = PRIVATE) -> None:
 def read_json(path: Path) -> Any:
     """The JSON value in `path`; one clear line if it is missing or corrupt."""
     try:
-        return json.loads(path.read_bytes())
+        tree = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise VisardError(f"{path} is missing") from None
     except OSError as error:
         raise VisardError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # too deep, or a number of thousands of digits
         raise VisardError(f"{path} cannot be read as JSON: {one_line(error)}") from None
+    if depth(tree) > MAX_DEPTH:
+        raise VisardError(f"{path} cannot be read: more than {MAX_DEPTH} lists or objects within each other")
+    return tree
+
+
+def depth(tree: Any) -> int:
+    """How many lists and tables are within each other."""
+    levels, level = 0, [tree]
+    while level := [value for value in level if isinstance(value, dict | list)]:
+        levels += 1
+        level = [part for value in level for part in (value.values() if isinstance(value, dict) else value)]
+    return levels
 
 
 def parse_toml(text: str, where: object) -> dict[str, Any]:
@@ -171,6 +184,8 @@ def parse_toml(text: str, where: object) -> dict[str, Any]:
         tree = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where} is not valid TOML: {one_line(error)}") from None
+    if depth(tree) > MAX_DEPTH:
+        raise UsageError(f"{where} is not a file of settings: more than {MAX_DEPTH} lists or tables within each other")
     todo: list[Any] = [tree]
     while todo:
         value = todo.pop()

@@ -32,7 +32,7 @@ from visard.learning.train import batches
 from visard.methods.domain_adaptation import SOURCE
 from visard.methods.fedavg import FedAvg
 from visard.methods.hf_maml import HFMaml, MetaTraining
-from visard.methods.negatives import FARTHEST, Against, NegativeSettings, Show, near, with_noise
+from visard.methods.negatives import FARTHEST, Against, NegativeSettings, Show, corrected, near, with_noise
 from visard.numerics import computing_on, on_device
 from visard.report.run_folder import read_events
 
@@ -137,6 +137,58 @@ def test_class_vectors_of_the_others_in_a_round_of_fedavg(tmp_path: Path) -> Non
     net.begin("federate", 1)
     after = how.round(s, net)
     same(after.theta, mean_of(slow, [len(net.world.clients[c].train) for c in net.clients]))
+
+
+def slow_correction(shown: dict[str, Tensor], step: float) -> dict[str, Tensor]:
+    """FedGC's regulariser term by term, and one step down its slope."""
+    moved = {}
+    for client, rows in shown.items():
+        w, losses = rows.clone().requires_grad_(), []
+        for i in range(len(rows)):
+            own = torch.exp(SCALE * torch.dot(w[i], rows[i]) / w[i].norm() / rows[i].norm())
+            others = torch.zeros(())
+            for other, vectors in shown.items():
+                for v in vectors if other != client else ():
+                    others = others + torch.exp(SCALE * torch.dot(w[i], v) / w[i].norm() / v.norm())
+            losses.append(-torch.log(own / (own + others)))
+        moved[client] = rows - step * torch.autograd.grad(torch.stack(losses).sum(), w)[0]
+    return moved
+
+
+def test_class_vectors_of_different_clients_move_apart() -> None:
+    torch.manual_seed(2)
+    shown = {c: torch.randn(n, 6) for c, n in (("a", 3), ("b", 1), ("c", 4))}
+    found, expected = corrected(shown, SCALE, 0.3), slow_correction(shown, 0.3)
+    for c in shown:
+        torch.testing.assert_close(found[c], expected[c], rtol=1e-4, atol=1e-5)
+        assert not torch.allclose(found[c], shown[c], atol=1e-3)
+    alone = corrected({"a": shown["a"], "b": torch.zeros(0, 6)}, SCALE, 0.3)
+    assert torch.equal(alone["a"], shown["a"]), "nothing to keep away from"
+
+
+def test_corrected_class_vectors_in_a_round_of_fedavg(tmp_path: Path) -> None:
+    """In the second round a client begins with its class vectors as the server moved them, and sees no other's."""
+    how = FedAvg(rounds=2, training=replace(TRAINING, schedule="constant"), head=COSFACE, negatives="corrected")
+    net = toy_engine(tmp_path, toy_world(tmp_path))
+    s = how.start(net.world.setup())
+    net.begin("federate", 0)
+    s = how.round(s, net)
+    heads = {c: net.states.client_state(c)["head"]["weight"].clone() for c in net.clients}
+    slow, moved = [], slow_correction(heads, 1.0)
+    for c in net.clients:
+        torch.testing.assert_close(s.shown[c], moved[c], rtol=1e-4, atol=1e-5)
+        view, place = net.world.clients[c].train, ("federate", 1, 1, c)
+        slow.append(
+            slow_round(net, c, view, torch.from_numpy(view.labels), s.theta, moved[c], torch.zeros(0, 1), how.training,
+                       place, "cosface", how.training.weight_decay)
+        )  # fmt: skip
+    net.begin("federate", 1)
+    after = how.round(s, net)
+    same(after.theta, mean_of(slow, [len(net.world.clients[c].train) for c in net.clients]))
+    wrong = {c: rows[:-1] for c, rows in s.shown.items()}
+    net.begin("federate", 2)
+    with pytest.raises(VisardError, match="corrected class vectors for"):
+        how.round(replace(s, shown=wrong), net)
 
 
 def test_hf_maml_learns_against_them_too(tmp_path: Path) -> None:

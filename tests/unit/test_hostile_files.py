@@ -461,6 +461,26 @@ def test_settings_are_one_line(tmp_path: Path, content: str) -> None:
     refused(lambda: Policy.load(path), "c.toml")
 
 
+@pytest.mark.parametrize("table", ["require", "local"])
+@pytest.mark.parametrize("value", ["[" * 70 + "]" * 70, "{a=" * 70 + "1" + "}" * 70], ids=["lists", "tables"])
+def test_settings_within_each_other_are_bounded(tmp_path: Path, table: str, value: str) -> None:
+    """A policy may name any setting with any value; one that is too deep cannot be written or compared later."""
+    path = tmp_path / "c.toml"
+    path.write_text(f'methods = ["fedavg"]\n[{table}]\nmethod.training.batch_size = {value}\n')
+    refused(lambda: Policy.load(path), "c.toml is not a file of settings: more than 64 lists or tables")
+    path.write_text(path.read_text().replace(value, "[" * 60 + "]" * 60))
+    Policy.load(path)
+
+
+@pytest.mark.parametrize("value", ["[" * 65 + "]" * 65, '{"a":' * 65 + "1" + "}" * 65], ids=["lists", "objects"])
+def test_json_within_each_other_is_bounded(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(value)
+    refused(lambda: read_json(path), "c.json cannot be read: more than 64 lists or objects")
+    path.write_text(value[1:-1] if value[0] == "[" else value[5:-1])
+    read_json(path)
+
+
 def test_settings_with_dots_are_read(tmp_path: Path) -> None:
     rates = ", ".join(f"0.{k:04d}" for k in range(1, 300))
     text = f'# {"." * 60}\nname = "a.b.c"\n[method]\nname = "fedavg"\n[evaluation]\nfar = [{rates}]\n'

@@ -256,6 +256,15 @@ def test_the_page_of_a_run_that_begins_ends_with_it(tmp_path: Path, capsys: pyte
         link.request("GET", "/")
 
 
+@pytest.mark.parametrize("text", ["a = " + "[" * 50_000, ".".join("a" * 50_000) + " = 1"], ids=["lists", "parts"])
+def test_settings_that_are_no_settings_do_not_stop_the_page(tmp_path: Path, text: str) -> None:
+    go_on(begin(tmp_path), 0)
+    (tmp_path / "config.toml").write_text(text)
+    begun = time.monotonic()
+    assert Followed(tmp_path).state()["sites"] == []
+    assert time.monotonic() - begun < 10
+
+
 def test_sites_of_a_deployment_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, state = tmp_path / "run", tmp_path / "state"
     go_on(begin(run), 0)

@@ -51,7 +51,7 @@ class Down:
     fixed: Weights
     W: Tensor | None
     lr: float
-    negatives: Tensor | None = None  # rows that the other clients have shown
+    negatives: Tensor | None = None  # rows that the other clients have shown, or the client's own, corrected
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Averaging(WithNegatives[Server]):
         "of kinds, as a policy does by default, with model.weights (batch norm is frozen), or by method.batch_norm "
         "= local. With share_head it gets class vectors, which are face templates: prevented by keeping "
         "class_vectors out of kinds, also the default. With negatives = class_vectors it and the other clients get "
-        "the same; with noisy a version with noise (kind noisy_vectors). Weights crafted for that must be near those "
+        "the same; with corrected it alone does; with noisy a version with noise (kind noisy_vectors). Weights crafted for that must be near those "
         "of the round before (bounds.distance), the first ones those that are pinned (weights.start)."
     )
     extendable = True
@@ -155,12 +155,12 @@ class Averaging(WithNegatives[Server]):
         down = Down(s.theta, s.fixed, s.W, self.rate(net.round))
         asked = dict.fromkeys(sample_clients(net, self.participation), down)
         if s.shown:
-            asked = {c: replace(down, negatives=self.others(s.shown, c)) for c in asked}
+            asked = {c: replace(down, negatives=self.rows_for(s.shown, c)) for c in asked}
         means, ups = net.reduce(self.local, asked, mean=("theta", "W"), by="n" if self.weighting == "data" else None)
         loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
         gradients, samples = (sum(getattr(up, name) for up in ups.values()) for name in ("gradients", "samples"))
         net.log(loss=loss, lr=down.lr, gradients=gradients, samples=samples)
-        shown = self.gathered(s.shown, net, means["theta"] | s.fixed, ups, net.round + 1)
+        shown = self.gathered(s.shown, net, means["theta"] | s.fixed, ups, net.round + 1, self.head.scale)
         return Server(means["theta"], s.fixed, means["W"], shown)
 
     @client_step(trains=lambda self, client, msg: self.work(client, msg))

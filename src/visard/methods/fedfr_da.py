@@ -68,7 +68,7 @@ class Down:
     first: bool = False  # the source has not trained with the targets yet
     head: Weights = field(default_factory=dict)  # which it then starts with
     pull: Relayed | None = None  # what the peers say about alignment, where there is any
-    negatives: Tensor | None = None  # rows that the other clients have shown
+    negatives: Tensor | None = None  # rows that the other clients have shown, or the client's own, corrected
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,8 @@ class FedFRDA(Aligning[Server], WithNegatives[Server]):
         clusters, kept = (sum(getattr(u, name) for u in ups.values()) for name in ("clusters", "kept"))
         ours = {"clusters": clusters, "kept": kept, "left_out": len(targets(net.clients)) - len(labelled)}
         net.log(**metrics | ours)
-        return replace(s, labelled=labelled, shown=self.gathered(s.shown, net, s.theta, labelled, net.round))
+        shown = self.gathered(s.shown, net, s.theta, labelled, net.round, self.head.scale)
+        return replace(s, labelled=labelled, shown=shown)
 
     def round(self, s: Server, net: Network) -> Server:  # lines 12-22
         if self.relabel_every and net.round and net.round % self.relabel_every == 0:
@@ -185,7 +186,7 @@ class FedFRDA(Aligning[Server], WithNegatives[Server]):
         asked = self.drawn(s.labelled, net)
         met, pulls = self.exchanged(s.met, net, s.theta, asked)
         # the source neither shows its people nor is shown any: as negatives, people of another population do harm
-        messages = {c: Down(s.theta, lr, pull=pulls.get(c), negatives=self.others(s.shown, c)) for c in asked}
+        messages = {c: Down(s.theta, lr, pull=pulls.get(c), negatives=self.rows_for(s.shown, c)) for c in asked}
         if self.with_source:
             head = {} if s.begun else s.head
             messages = {SOURCE: Down(s.theta, lr, not s.begun, head, pulls.get(SOURCE)), **messages}
@@ -193,7 +194,7 @@ class FedFRDA(Aligning[Server], WithNegatives[Server]):
             self.local, messages, mean="theta", by="n" if self.weighting == "data" else None
         )
         net.log(lr=lr, **losses_of_sides({c: up.loss for c, up in ups.items()}))
-        shown = self.gathered(s.shown, net, means["theta"], targets(ups), net.round + 1)
+        shown = self.gathered(s.shown, net, means["theta"], targets(ups), net.round + 1, self.head.scale)
         return replace(s, theta=means["theta"], begun=s.begun or SOURCE in ups, met=met, shown=shown)
 
     def drawn(self, labelled: list[ClientId], net: Network) -> list[ClientId]:

@@ -8,8 +8,9 @@ A head that stays at home knows the people of one client alone, so nothing keeps
     public         v_k: mean features of public people near the client's own (AdaFedFR, 2024); nothing more leaves
     noisy          v_k: mean features of the other clients' people, shown once, with noise for differential privacy (the
                    idea of PrivacyFace: Meng et al., ICLR 2022)
-    class_vectors  v_k: the other clients' class vectors as they are (FedGC: Niu and Deng, AAAI 2022), which are
-                   face templates
+    class_vectors  v_k: the other clients' class vectors as they are, which are face templates
+    corrected      no v_k: the server gets the class vectors and moves those of different clients apart (FedGC: Niu and
+                   Deng, AAAI 2022), each client gets its own back, and none gets another's
 
 The noise has $\sigma$ = `noise` times 2, the farthest that a direction moves when one person takes another's place.
 """
@@ -33,10 +34,11 @@ from visard.crypto.moments import epsilon
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError
 from visard.learning.features import class_means, features_of, shared_features
-from visard.learning.heads import HEADS, Head, HeadSettings, MarginHead, cosine
+from visard.learning.heads import HEADS, Head, HeadSettings, MarginHead, cosine, direction
 from visard.learning.weights import load_weights
 
-Negatives = Literal["none", "public", "noisy", "class_vectors"]
+Negatives = Literal["none", "public", "noisy", "class_vectors", "corrected"]
+PLAIN = ("class_vectors", "corrected")  # with which class vectors leave as they are
 Shown = dict[ClientId, Tensor]  # rows (people, E) that each client has shown
 FARTHEST = 2.0  # that a direction moves when its person is another one
 
@@ -48,6 +50,7 @@ class NegativeSettings:
     nearest: AtLeastOne = 10  # public: so many of the public people for each of the client's own
     noise: Positive = 1.0  # noisy: standard deviation over the farthest that one person moves a row
     after: Number = 0  # noisy: rounds before clients show their rows, for networks that start untrained
+    correction: Positive = 1.0  # corrected: step of the server (FedGC's lambda times its learning rate)
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,29 @@ def with_noise(rows: Tensor, noise: float, secret: bytes) -> Tensor:
     return (rows.double() + torch.from_numpy(drawn)).float()
 
 
+def corrected(shown: Shown, scale: float, step: float) -> Shown:
+    r"""FedGC's server: class vectors after one step away from those of other clients, $w_i - \eta\lambda\,\partial Reg /
+    \partial w_i$ with
+
+        Reg = \sum_i -log[e^{s cos(w_i, c_i)} / (e^{s cos(w_i, c_i)} + \sum_j e^{s cos(w_i, c_j)})]
+
+    where c are the same vectors taken as constants and j runs over the vectors of all clients but that of i.
+    """
+    moved = {}
+    for client, rows in shown.items():
+        others = [shown[c] for c in sorted(shown) if c != client and len(shown[c])]
+        if not (others and len(rows)):
+            moved[client] = rows
+            continue
+        w = rows.detach().clone().requires_grad_()
+        own = scale * (direction(w) * direction(rows.detach())).sum(1, keepdim=True)
+        logits = torch.cat([own, scale * cosine(w, torch.cat(others).detach())], 1)
+        loss = cross_entropy(logits, torch.zeros(len(w), dtype=torch.int64), reduction="sum")
+        (slope,) = torch.autograd.grad(loss, w)
+        moved[client] = rows.detach() - step * slope
+    return moved
+
+
 @dataclass(frozen=True)
 class WithNegatives(Method[S]):
     """For methods whose clients keep a head of their own in their state, as `head`."""
@@ -126,14 +152,18 @@ class WithNegatives(Method[S]):
 
     def shows(self) -> frozenset[Disclosure]:
         """The kinds that leave a client for the sake of negatives."""
-        shown = {"noisy": Disclosure.noisy_vectors, "class_vectors": Disclosure.class_vectors}
+        vectors = Disclosure.class_vectors
+        shown = {"noisy": Disclosure.noisy_vectors, "class_vectors": vectors, "corrected": vectors}
         return frozenset({shown[self.negatives]} if self.negatives in shown else ())
 
-    def gathered(self, known: Shown, net: Network, theta: Weights, clients: Iterable[ClientId], done: int) -> Shown:
-        """What the clients have shown, with what these show now that `done` rounds are over."""
-        if self.negatives == "class_vectors":
+    def gathered(
+        self, known: Shown, net: Network, theta: Weights, clients: Iterable[ClientId], done: int, scale: float
+    ) -> Shown:
+        """What the clients have shown, with what these show now that `done` rounds are over; `scale` of their heads."""
+        if self.negatives in PLAIN:
             plain = net.ask(self.show, dict.fromkeys(clients, Show(theta)))
-            return known | {c: up.vectors for c, up in plain.items()}
+            shown = known | {c: up.vectors for c, up in plain.items()}
+            return corrected(shown, scale, self.negatives_by.correction) if self.negatives == "corrected" else shown
         if self.negatives == "noisy" and done >= self.negatives_by.after:
             net.log(epsilon_of_negatives=epsilon(self.negatives_by.noise))
             new = [c for c in clients if c not in known]
@@ -141,8 +171,10 @@ class WithNegatives(Method[S]):
             return known | {c: up.vectors for c, up in noisy.items()}
         return known
 
-    def others(self, known: Shown, client: ClientId) -> Tensor | None:
-        """The rows that the other clients have shown."""
+    def rows_for(self, known: Shown, client: ClientId) -> Tensor | None:
+        """What a client is sent: the rows that the others have shown, or its own as the server corrected them."""
+        if self.negatives == "corrected":
+            return known.get(client)
         rows = [known[c] for c in sorted(known) if c != client and len(known[c])]
         return torch.cat(rows) if rows else None
 
@@ -150,16 +182,22 @@ class WithNegatives(Method[S]):
         """Training pictures of a client, and for each the row of the head that is its person's."""
         return client.data.train, torch.from_numpy(client.data.train.labels)
 
-    def against(self, client: Client, head: Head, model: nn.Module, theta: Weights, others: Tensor | None) -> Head:
-        """The head to train with in this round; `model` holds the weights `theta`."""
+    def against(self, client: Client, head: Head, model: nn.Module, theta: Weights, rows: Tensor | None) -> Head:
+        """The head to train with in this round, with the `rows` that were sent; `model` holds the weights `theta`."""
+        if self.negatives == "corrected":
+            if rows is not None and len(rows):
+                if rows.shape != head.weight.shape:
+                    raise PublicError(f"got {len(rows)} corrected class vectors for {len(head.weight)} people")
+                head.weight.data.copy_(rows)
+            return head
         if self.negatives == "public":
             if client.public is None:
                 raise PublicError("has no public pictures")
             features = shared_features(model, theta, client.public, client.numerics.channels_last)
             labels = torch.from_numpy(client.public.labels)
             public = class_means(features, labels, client.public.n_classes)
-            others = near(self.means(client, model), public, self.negatives_by.nearest)
-        return Against(head, others) if others is not None and isinstance(head, MarginHead) else head
+            rows = near(self.means(client, model), public, self.negatives_by.nearest)
+        return Against(head, rows) if rows is not None and isinstance(head, MarginHead) else head
 
     def means(self, client: Client, model: nn.Module) -> Tensor:
         """Directions (people, E) of the mean features of the client's people."""
@@ -171,7 +209,7 @@ class WithNegatives(Method[S]):
     @client_step(trains=nothing)
     def show(self, client: Client, msg: Show) -> Vectors:
         """The client's class vectors as they are; before its first round there are none."""
-        if self.negatives != "class_vectors":
+        if self.negatives not in PLAIN:
             raise PublicError("this run does not show class vectors (method.negatives)")
         head = client.state.get("head") or client.state.get("start") or {}
         return Vectors(head.get("weight", torch.zeros(0, client.embedding)))

@@ -12,7 +12,6 @@ import secrets
 import statistics
 import threading
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,7 +23,7 @@ from urllib.parse import urlsplit
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
-from visard.files import mapping, read_json
+from visard.files import mapping, parse_toml, read_json
 from visard.report.html import esc, filled, page_file, policy, version
 from visard.report.run_folder import Event, Round, Run, latest, parse_event, read_run, round_of, warnings_of
 from visard.text import count, duration, line, size
@@ -100,7 +99,8 @@ class Followed:
     def _sites(self, run: Run) -> list[Json]:
         """The parties of a deployment on this machine's server; none where there is no deployment."""
         try:
-            engine = mapping(tomllib.loads((self.folder / "config.toml").read_text()).get("engine"))
+            text = (self.folder / "config.toml").read_text()
+            engine = mapping(parse_toml(text, "config.toml").get("engine"))
             if not engine.get("server"):
                 return []
             path = Path(str(engine["server"])) / "sites.json"
