@@ -118,16 +118,20 @@ def write_atomically(path: Path, data: bytes | str, mode: int = PRIVATE, parents
 @contextmanager
 def only_user(folder: Path) -> Iterator[None]:
     """Refuse a second process on the same folder."""
-    try:
-        lock = (folder / ".lock").open("w")
+    path = folder / ".lock"
+    try:  # nothing in the file is changed, and a link, which may lead to another file, is not followed
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, SHARED)
     except OSError as error:
-        raise VisardError(f"cannot write {folder / '.lock'}: {error.strerror}") from None
-    with lock:
+        why = "it is a link" if path.is_symlink() else error.strerror
+        raise VisardError(f"cannot write {path}: {why}") from None
+    try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise VisardError(f"{folder} is being written by another visard") from None
         yield
+    finally:
+        os.close(lock)
 
 
 def safe_name(text: str) -> str:

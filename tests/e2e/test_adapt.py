@@ -400,3 +400,36 @@ def test_a_folder_with_other_things_is_left_alone(desk: Path, here: Path) -> Non
     Path("mine/diary.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not empty and holds no adaptation"):
         adapted(desk, "mine", *LOOSE)
+
+
+@pytest.mark.parametrize("link", ["faces", "faces/harbour", "run"])
+def test_links_in_the_folder_of_an_adaptation_are_not_followed(desk: Path, here: Path, link: str) -> None:
+    """An adaptation that stopped before training is begun anew without --overwrite: what links lead to is not its own."""
+    own = ("my.npy", "faces.json", "model.safetensors", "sub/x.npy")
+    for name in own:
+        Path("elsewhere", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("elsewhere", name).write_text("mine")
+    Path("mine", link).parent.mkdir(parents=True)
+    Path("mine/adapt.json").write_text('{"asked": {}}')
+    Path("mine", link).symlink_to(Path("elsewhere").absolute())
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match=f"holds the link {link}"):
+            adapted(desk, "mine", *LOOSE, overwrite=overwrite)
+    assert [Path("elsewhere", name).read_text() for name in own] == ["mine"] * len(own)
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '"x"', '{"seconds": 3}', '{"asked": ASKED, "seconds": {"all": "x"}, "tests": [1]}']
+)
+def test_a_damaged_record_is_no_finished_adaptation(
+    desk: Path, whole: visard.Adapted, here: Path, content: str
+) -> None:
+    shutil.copytree(whole.folder, "mine")
+    asked = json.dumps(whole.record["asked"])
+    Path("mine/adapt.json").write_text(content.replace("ASKED", asked))
+    arguments = {"source": "known", "test": "visitors"}
+    if "ASKED" in content:
+        assert adapted(desk, "mine", *LOOSE, **arguments).tests == whole.tests, "what is missing is computed again"
+    else:
+        with pytest.raises(UsageError, match="other settings: --overwrite"):
+            adapted(desk, "mine", *LOOSE, **arguments)

@@ -127,3 +127,25 @@ def test_files_of_a_tracker_go_with_its_run(tmp_path: Path) -> None:
     assert sum(line.startswith("step,") for line in lines) == 1, "the second run began a new file"
     with pytest.raises(UsageError, match=r"progress\.csv"):
         visard.run("fedavg", out=tmp_path / "run", overrides=SETTINGS, overwrite=True)
+
+
+def test_a_link_in_place_of_the_lock_empties_no_other_file(tmp_path: Path) -> None:
+    """`.lock` of a folder from elsewhere may lead anywhere: also a new run, and --overwrite, leave that file alone."""
+    (tmp_path / "diary.txt").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "diary.txt")
+    for overwrite in (False, True):
+        with pytest.raises(VisardError, match=r"cannot write .*\.lock: it is a link"):
+            visard.run("fedavg", out=tmp_path / "run", overrides=SETTINGS, overwrite=overwrite)
+    assert (tmp_path / "diary.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["checkpoint/ledger.jsonl", "events.jsonl", "checkpoint/chain.jsonl"])
+def test_a_run_with_links_in_its_folder_is_not_continued(folder: Path, tmp_path: Path, name: str) -> None:
+    """Resumed, it would cut the ledger, mend the last line of events or append to them, wherever a link leads."""
+    (tmp_path / "diary.txt").write_text("mine, and no whole line of events")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(tmp_path / "diary.txt")
+    with pytest.raises(UsageError, match=f"holds the link {name}"):
+        visard.run(folder / "config.toml", out=folder, resume=True)
+    assert (tmp_path / "diary.txt").read_text() == "mine, and no whole line of events"

@@ -37,7 +37,7 @@ from visard.data.storage import HEADER
 from visard.engines.watchers import Watcher, Watchers
 from visard.engines.world import CLASS_VECTORS
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE_FOLDER, SHARED, mapping, only_user, plain, read_json, write_json
+from visard.files import PRIVATE_FOLDER, SHARED, mapping, number, only_user, plain, read_json, write_json
 from visard.inference.export import export
 from visard.inference.model import FaceModel, load_model
 from visard.learning.features import class_means, embed
@@ -49,7 +49,7 @@ from visard.models.onnx import OnnxNetwork, rename_ports
 from visard.report.adaptation import write_page
 from visard.report.run_folder import Run, read_run
 from visard.runs.before_after import BeforeAndAfter, Test
-from visard.runs.folder import check_removable, remove_written
+from visard.runs.folder import check_removable, refuse_links, remove_written
 from visard.runs.run import run
 from visard.text import plural
 
@@ -232,7 +232,7 @@ def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
     elif overwrite:
         with only_user(folder):
             _remove(folder)
-    elif (earlier := read_json(about).get("asked")) != asked:
+    elif (earlier := mapping(read_json(about)).get("asked")) != asked:
         if (folder / "run" / "config.toml").is_file():
             raise UsageError(f"{folder} holds an adaptation with other settings: --overwrite, or another --out")
         with only_user(folder):  # it ended before training, perhaps because of a mistake that is mended now
@@ -245,6 +245,7 @@ def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
 
 def _remove(folder: Path, faces: bool = True) -> None:
     """Remove what an earlier adaptation wrote, and nothing else; without `faces` its face sets stay."""
+    refuse_links(folder)
     inner = folder / "run"
     if inner.is_dir():
         if (inner / "config.toml").is_file():
@@ -266,17 +267,33 @@ def _remove(folder: Path, faces: bool = True) -> None:
 def _finished(folder: Path) -> Adapted | None:
     """An adaptation that is complete, from what it wrote."""
     with suppress(VisardError):
-        record = read_json(folder / "adapt.json")
+        record = mapping(read_json(folder / "adapt.json"))
         if "tests" in record and all((folder / name).is_file() for name in ("adapted.onnx", "report.html")):
-            tests = tuple(Test.of(test) for test in record["tests"])
+            tests = _tests(record)
             return Adapted(folder, read_run(folder / "run"), tests, folder / "adapted.onnx", record)
     return None
+
+
+def _tests(record: dict[str, Any]) -> tuple[Test, ...]:
+    """The tests in adapt.json, where it has all that is shown at the end."""
+    try:
+        tests = tuple(Test.of(test) for test in record["tests"])
+        figures = [record["seconds"]["all"], record["cost"]["peak_bytes"], record["cost"]["bytes_up"]]
+        for change in (change for test in tests for change in test.changes):
+            figures += [change.far, change.before, change.after, change.threshold_before, change.threshold_after]
+            figures += [value for value in (change.low, change.high) if value is not None]
+    except (TypeError, KeyError):
+        figures = [None]
+    if any(number(value) is None for value in figures):
+        raise VisardError("adapt.json is damaged")
+    return tests
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
     """Times that earlier calls took, for the bill."""
     with suppress(VisardError):
-        return {"seconds": dict(read_json(folder / "adapt.json").get("seconds", {}))}
+        seconds = mapping(mapping(read_json(folder / "adapt.json")).get("seconds"))
+        return {"seconds": {key: value for key, value in seconds.items() if number(value) is not None}}
     return {}
 
 

@@ -35,6 +35,7 @@ def run_folder(
         raise UsageError(f"{folder} is a file, not a folder for a run")
     if resume:
         changed = _check_same(folder, settings)
+        refuse_links(folder)
         with only_user(folder):
             if changed:
                 write_atomically(folder / "config.toml", settings.to_toml(), SHARED)
@@ -97,6 +98,15 @@ def _check_same(folder: Path, settings: Settings) -> bool:
 def _same_but_for_rounds(before: Settings, settings: Settings) -> bool:
     method = dataclasses.replace(settings.method, rounds=before.method.rounds)  # type: ignore[type-var,attr-defined]
     return settings.model_copy(update={"method": method}).fingerprint() == before.fingerprint()
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuse a folder with links in it: a run that goes on there would write to where they lead."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise UsageError(
+                f"{folder} holds the link {path.relative_to(folder)}, which no run wrote: put the file there"
+            )
 
 
 def check_removable(folder: Path, written: Sequence[str] = WRITTEN) -> None:
