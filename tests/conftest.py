@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import settings
 
-from visard import plugins
+from tests import forked
+from visard import plugins, processes
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # bits are promised on the CPU
 torch.set_num_threads(1)
@@ -36,3 +37,16 @@ def _any_plugin() -> Iterator[None]:
     yield
     plugins.allow_only(None)
     plugins._doubted.clear()
+
+
+@pytest.fixture(scope="session")
+def _parent_of_children() -> Iterator[forked.Parent]:
+    parent = forked.Parent()
+    yield parent
+    parent.close()
+
+
+@pytest.fixture
+def quick_children(monkeypatch: pytest.MonkeyPatch, _parent_of_children: forked.Parent) -> None:
+    """Child processes, such as workers of a pool, are forked from one that has torch already: see `tests.forked`."""
+    monkeypatch.setattr(processes, "subprocess", forked.patched(_parent_of_children))
