@@ -15,6 +15,7 @@ from tests.e2e.smoke import SMOKE, smoke
 
 from visard import plugins
 from visard.cli import main
+from visard.cli.models import drawn
 from visard.data.faces import FaceSet
 from visard.data.synthetic.render import SyntheticSpec
 from visard.data.synthetic.sets import make
@@ -75,10 +76,12 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def desk(here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a reader has: the examples, and a folder of photos."""
+    """What a reader has: the examples, and a folder of photos. `--data synthetic` is a small set."""
     (here / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr(sys, "argv", [])
     shutil.copytree(photos, here / "photos")
+    few = {"identities": 24, "images_per_identity": 6}
+    monkeypatch.setattr("visard.cli.models.drawn", lambda side, **how: drawn(side, **few))
     return here
 
 
