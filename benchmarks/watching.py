@@ -260,7 +260,7 @@ def block(run: Running, serving: Serving, page: Page, rounds: int, watched: bool
         if watched:
             page.end()
             serving.stand(still=True)
-    used = (b.user + b.system - a.user - a.system for a, b in zip(before, after, strict=True))
+    used = ((b.user + b.system) - (a.user + a.system) for a, b in zip(before, after, strict=True))
     return Block(run.times[first + rounds - 1] - run.times[first - 1], *used, page.answers - answers)
 
 
