@@ -1,4 +1,4 @@
-"""What all tests share: one torch thread, the same examples every time, and the folder of real data."""
+"""What all tests share: one torch thread, no waiting for the disk, the same examples every time, the real data."""
 
 import os
 from collections.abc import Iterator
@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from tests import forked
+from tests import disk, forked
 from visard import plugins, processes
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # bits are promised on the CPU
 torch.set_num_threads(1)
+disk.do_not_wait()
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")  # `make fuzz`
 settings.load_profile("fixed")

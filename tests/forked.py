@@ -21,6 +21,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests import disk
+
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 1 << 20  # bytes of a request
 
@@ -128,6 +130,7 @@ def main() -> None:
     import visard.engines.worker
     import visard.runs.run  # noqa: F401  (what workers build their world with)
 
+    disk.do_not_wait()
     control = socket.socket(fileno=int(sys.argv[1]))
     while True:
         data, files, _, _ = socket.recv_fds(control, MOST, 4)
