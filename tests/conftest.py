@@ -1,4 +1,4 @@
-"""What all tests share: one torch thread, the same examples every time, and the folder of real data."""
+"""What all tests share: one torch thread, no waiting for the disk, the same examples every time, the real data."""
 
 import os
 from collections.abc import Iterator
@@ -8,10 +8,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-from visard import plugins
+from tests import disk, forked
+from visard import plugins, processes
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # bits are promised on the CPU
 torch.set_num_threads(1)
+disk.do_not_wait()
 settings.register_profile("fixed", derandomize=True)
 settings.register_profile("random")  # `make fuzz`
 settings.load_profile("fixed")
@@ -36,3 +38,16 @@ def _any_plugin() -> Iterator[None]:
     yield
     plugins.allow_only(None)
     plugins._doubted.clear()
+
+
+@pytest.fixture(scope="session")
+def _parent_of_children() -> Iterator[forked.Parent]:
+    parent = forked.Parent()
+    yield parent
+    parent.close()
+
+
+@pytest.fixture
+def quick_children(monkeypatch: pytest.MonkeyPatch, _parent_of_children: forked.Parent) -> None:
+    """Child processes, such as workers of a pool, are forked from one that has torch already: see `tests.forked`."""
+    monkeypatch.setattr(processes, "subprocess", forked.patched(_parent_of_children))

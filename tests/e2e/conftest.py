@@ -1,4 +1,4 @@
-"""One cache of synthetic faces for all end-to-end tests."""
+"""One cache of synthetic faces for all end-to-end tests, and child processes that begin at once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     patch.setenv("VISARD_DATA", str(base / "visard-data"))
     yield
     patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def _quick(quick_children: None) -> None:
+    """In all of them."""
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
+from tests import disk
 from tests.e2e.smoke import smoke
 
 import visard
@@ -102,6 +103,7 @@ def random_child(pid: int, rng: random.Random) -> int | None:
 
 def main(folder: Path, seed: int, wanted: int, preset: str = "fedavg", *settings: str) -> None:
     torch.set_num_threads(1)
+    disk.do_not_wait()
     rng = random.Random(seed)
     begun = time.monotonic()
     both = tuple(text for text in settings if not text.startswith("engine."))

@@ -15,6 +15,7 @@ from tests.e2e.smoke import SMOKE, smoke
 
 from visard import plugins
 from visard.cli import main
+from visard.cli.models import drawn
 from visard.data.faces import FaceSet
 from visard.data.synthetic.render import SyntheticSpec
 from visard.data.synthetic.sets import make
@@ -61,17 +62,26 @@ def run_command(words: list[str]) -> None:
         assert not stop.code, f"{' '.join(words)} ended with {stop.code}"
 
 
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each person, with photos."""
+    folder = tmp_path_factory.mktemp("photos")
+    faces = FaceSet.open(make(SyntheticSpec(identities=30, images_per_identity=5, size=112), folder / "drawn"))
+    for row, picture in enumerate(faces.pixels):
+        person = folder / "photos" / f"person-{faces.identity[row]}"
+        person.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(picture).save(person / f"{row % 5}.png")
+    return folder / "photos"
+
+
 @pytest.fixture
-def desk(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What a reader has: the examples, and a folder of photos with a folder for each person."""
+def desk(here: Path, photos: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a reader has: the examples, and a folder of photos. `--data synthetic` is a small set."""
     (here / "examples").symlink_to(ROOT / "examples")
     monkeypatch.setattr(sys, "argv", [])
-    faces = FaceSet.open(make(SyntheticSpec(identities=30, images_per_identity=5, size=112), here / "drawn"))
-    for row, picture in enumerate(faces.pixels):
-        folder = here / "photos" / f"person-{faces.identity[row]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(picture).save(folder / f"{row % 5}.png")
-    shutil.rmtree(here / "drawn")
+    shutil.copytree(photos, here / "photos")
+    few = {"identities": 24, "images_per_identity": 6}
+    monkeypatch.setattr("visard.cli.models.drawn", lambda side, **how: drawn(side, **few))
     return here
 
 

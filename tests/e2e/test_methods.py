@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from tests.e2e.smoke import smoke
 
 import visard
+from visard import processes
 from visard.config import load
 from visard.core import Disclosure, possible_kinds
 from visard.engines.codec import size_of
@@ -131,7 +133,9 @@ def test_every_preset_is_valid() -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "pool"])
-def test_runs_leave_no_file_open(tmp_path: Path, kind: str) -> None:
+def test_runs_leave_no_file_open(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "subprocess", subprocess)  # workers as they really begin
+
     def count() -> int:
         gc.collect()
         return len(list(Path("/proc/self/fd").iterdir()))

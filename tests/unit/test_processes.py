@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,15 @@ def echo(channel: socket.socket, greeting: str) -> None:
     send(channel, greeting.encode())
     while (frame := receive(channel)) is not None:
         send(channel, frame[::-1])
+
+
+def about(channel: socket.socket, greeting: str) -> None:
+    found = {"greeting": greeting, "pid": os.getpid(), "folder": os.getcwd(), "mark": os.environ.get("VISARD_MARK")}
+    send(channel, json.dumps(found | {"threads": os.environ["OMP_NUM_THREADS"]}).encode())
+    if greeting == "go":
+        raise SystemExit(3)
+    if receive(channel) is not None:
+        raise VisardError("not a\nword more")
 
 
 def double(job: dict[str, Any]) -> bytes:
@@ -74,3 +85,34 @@ def test_names_are_resolved() -> None:
 def test_a_child_starts_with_little() -> None:
     code = "import sys, visard.processes; print({'torch', 'numpy', 'pydantic'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("way", ["begun", "forked"])
+def test_where_a_child_is_and_how_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, way: str
+) -> None:
+    if way == "forked":
+        request.getfixturevalue("quick_children")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VISARD_MARK", "here")
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2])
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]), prepend=os.pathsep)
+    files = len(os.listdir("/proc/self/fd"))
+    children = [Child("tests.unit.test_processes:about", greeting=text) for text in ("stay", "go", "speak", "die")]
+    said = [json.loads(child.receive()) for child in children]
+    pids = [child.process.pid for child in children]
+    assert [s["pid"] for s in said] == pids
+    assert len({*pids, os.getpid()}) == 5
+    assert {(s["folder"], s["mark"], s["threads"]) for s in said} == {(str(tmp_path), "here", "1")}
+    assert os.getsid(pids[0]) == pids[0], "Ctrl-C does not reach it"
+    send(children[2].channel, b"speak")
+    with pytest.raises(ChildError, match="not a word more"):
+        children[2].receive()
+    assert children[0].process.poll() is None
+    children[0].channel.shutdown(socket.SHUT_WR)
+    os.kill(pids[3], signal.SIGKILL)
+    assert [child.process.wait(20) for child in children] == [0, 3, 1, -9]
+    for child in children:
+        child.kill()
+    assert len(os.listdir("/proc/self/fd")) <= files + (way == "forked"), "one leads to the process that forks"
