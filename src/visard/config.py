@@ -59,6 +59,7 @@ class ModelSettings(Section):
     weights: str | None = None  # a model file to start from
     class_vectors: str | None = None  # a file of class vectors of the public identities, which a run leaves behind
     train: str = "all"  # or the last part: tail (by a rule), last:K layers, from:LAYER; or factors of rank R: lora:R
+    fresh: bool = False  # the part that trains forgets the given weights and begins at random, by the run's seed
     cache: Literal["fp32", "fp16", "off"] = (
         "fp32"  # how the frozen part's activations are kept; off: computed each time
     )
@@ -162,6 +163,11 @@ class Settings(Section):
                 "a key (--encrypt-with) does not protect activations on disk, which are as personal as pictures: "
                 "set model.cache_in=memory or model.cache=off"
             )
+        if self.model.fresh and (self.model.rank or not self.model.is_cut):
+            raise ValueError(
+                f"model.fresh needs a part that trains: model.train = tail, last:K or from:LAYER, not "
+                f"{self.model.train}"
+            )
         if self.model.rank and self.model.frozen_norm is False:
             raise ValueError(f"model.frozen_norm = false: batch norm does not train with {self.model.train}")
         if self.model.rank and self.method.trains_norm():
@@ -235,6 +241,8 @@ class Settings(Section):
         else:
             del plain["model"]["frozen_norm"]
         unsaid: tuple[str, ...] = () if self.model.is_cut else ("train",)  # all of it trains: that goes without saying
+        if not self.model.fresh:
+            unsaid += ("fresh",)
         if not self.model.is_cut or self.model.rank:
             unsaid += ("cache", "cache_in")  # there are no activations to keep
         plain["model"] = {k: v for k, v in plain["model"].items() if k not in unsaid}

@@ -218,6 +218,8 @@ def test_a_stopped_run_goes_on_with_the_same_trunk_alone(
         (["model.train=tails"], "must be all, tail, last:K, from:LAYER"),
         (["model.train=last:0"], "must be all, tail"),
         (["model.train=from:layer9"], "no layer to begin with"),
+        (["model.train=all", "model.fresh=true"], "model.fresh needs a part that trains"),
+        (["model.train=lora:2", "model.fresh=true"], "model.fresh needs a part that trains"),
         (["method.training.augment.shift=2"], r"method.training.augment.shift = 2.*model.cache = off"),
         (["method.training.augment.erase=0.5"], "method.training.augment.erase"),
     ],
@@ -254,9 +256,22 @@ def test_live_trunks_take_any_augmentation(start: Path, here: Path) -> None:
     assert trained(start, run.folder / "model.safetensors") == {*TAIL[:2]}
 
 
+def test_a_fresh_tail_begins_at_random_by_the_seed(start: Path, here: Path) -> None:
+    """No rounds: what comes out is the given trunk with a tail that nobody has trained."""
+    for name, seed in (("a", 1), ("again", 1), ("b", 2)):
+        tail_run(name, start, "method.rounds=0", "model.fresh=true", f"seed={seed}", method="pretrain")
+    given = load_file(start)
+    a, again, b = (load_file(f"{name}/model.safetensors") for name in ("a", "again", "b"))
+    assert all(torch.equal(a[name], again[name]) for name in given)
+    assert {name.split(".")[0] for name in given if not torch.equal(a[name], given[name])} == {*TAIL}
+    assert not torch.equal(a["fc.weight"], b["fc.weight"])
+    assert torch.equal(a["features.running_var"], torch.ones_like(a["features.running_var"]))
+
+
 def test_settings_without_a_cut_are_as_before() -> None:
     plain, cut = load("fedavg"), load("fedavg", ["model.train=tail", "model.weights=w.safetensors"])
-    assert not {"train", "cache", "cache_in"} & plain.to_dict()["model"].keys()
+    assert not {"train", "cache", "cache_in", "fresh"} & plain.to_dict()["model"].keys()
+    assert "fresh" not in cut.to_dict()["model"]
     assert parse(tomllib.loads(cut.to_toml())).fingerprint() == cut.fingerprint() != plain.fingerprint()
     memory = load("fedavg", ["model.train=tail", "model.weights=w.safetensors", "model.cache_in=memory"])
     assert memory.fingerprint() == cut.fingerprint(), "where activations are changes nothing"

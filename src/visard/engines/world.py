@@ -254,7 +254,8 @@ def make_world(
     )
     if trunk is None:
         return world
-    tail = None if first is None else trunk.start(first, derive(settings.seed, "weights"))
+    seed = derive(settings.seed, "weights")
+    tail = None if first is None else trunk.fresh(seed) if settings.model.fresh else trunk.start(first, seed)
     world = replace(world, build=trunk.tail, trunk=trunk, start_from=tail)
     return world if settings.model.rank else behind(world, trunk, settings, faces, memory)
 

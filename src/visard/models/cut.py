@@ -233,6 +233,12 @@ class Trunk:
         """The tail with which a run that is given a whole network's weights begins."""
         return self.of_tail(whole)
 
+    def fresh(self, seed: int) -> Weights:
+        """A tail that nobody has trained, drawn with this seed; its batch norm has mean 0 and variance 1."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return {name: value.detach().clone() for name, value in self.tail().state_dict().items()}
+
     def of_trunk(self, whole: Weights) -> Weights:
         """The trunk's entries of a whole network's weights."""
         return {name: whole[name] for name in _untouched(self.build, self.layer)[0].network.state_dict()}

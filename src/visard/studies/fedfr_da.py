@@ -149,9 +149,14 @@ class Variant:
         self.first = (f"model.weights={model}", "method.head_start=means") if model else ()
         self.vectors = (*self.start, f"model.class_vectors={base}/class_vectors.safetensors")
 
-    def iterations(self, amount: int, count: int) -> tuple[str, ...]:
-        """`count` rounds of `amount` iterations from the source's network."""
-        training = (f"lr={self.lr[1]}", "unit=iterations", f"amount={amount}")
+    def rate(self, name: str, otherwise: float) -> float:
+        """The learning rate of a row where the scale has one for it alone."""
+        found: float = self.given.get("rates", {}).get(name, otherwise)
+        return found
+
+    def iterations(self, amount: int, count: int, name: str = "FL") -> tuple[str, ...]:
+        """`count` rounds of `amount` iterations from the source's network, at the rate of the row `name`."""
+        training = (f"lr={self.rate(name, self.lr[1])}", "unit=iterations", f"amount={amount}")
         return (f"method.rounds={count}", *(f"method.training.{t}" for t in training))
 
     def row(self, name: str, preset: str, *more: str) -> Row:
@@ -170,15 +175,17 @@ class Variant:
 
     def rows(self) -> list[Row]:
         given, epochs = self.given, "method.training.unit=epochs"
-        scratch = (f"method.rounds={given['epochs'][self.name]}", f"method.training.lr={self.lr[0]}", epochs)
+        passes = f"method.rounds={given['epochs'][self.name]}"
+        scratch = (passes, f"method.training.lr={self.lr[0]}", epochs)
+        target = (passes, f"method.training.lr={self.rate('Target-Only', self.lr[0])}", epochs)
         # as many target pictures as all clients see together; DAN and DANN take as many of the source beside them
-        pooled = self.iterations(self.E * self.K, self.rounds)
+        pooled = {name: self.iterations(self.E * self.K, self.rounds, name) for name in ("Fine-tune", "DAN", "DANN")}
         curve = f"evaluation.every={given['every']}"
         labels = ("method.pretrain_rounds=0", self.d, *given.get("labels", ()))
         again = given["merge_from"] == "scratch"  # else on from the source's network, which takes fewer passes
         merged: tuple[str, ...] = (
             f"method.rounds={given['merged']}",
-            f"method.training.lr={self.lr[0 if again else 1]}",
+            f"method.training.lr={self.rate('Merge', self.lr[0 if again else 1])}",
             epochs,
         )
         merged = merged if again else (*self.start, *merged, "method.head_start=means")
@@ -189,11 +196,11 @@ class Variant:
                 else []
             ),
             self.row("Source-Only", "pretrain", *self.first, *scratch, "method.at=source"),
-            *([self.row("Target-Only", "target-only", *self.first, *scratch)] if self.name == VARIANTS[0] else []),
+            *([self.row("Target-Only", "target-only", *self.first, *target)] if self.name == VARIANTS[0] else []),
             self.row("Merge", "central", *merged),
-            self.row("Fine-tune", "finetune", *self.start, *pooled, *labels),
-            self.row("DAN", "dan", *self.vectors, *pooled),
-            self.row("DANN", "dann", *self.vectors, *pooled),
+            self.row("Fine-tune", "finetune", *self.start, *pooled["Fine-tune"], *labels),
+            self.row("DAN", "dan", *self.vectors, *pooled["DAN"]),
+            self.row("DANN", "dann", *self.vectors, *pooled["DANN"]),
             self.fl("FL", curve),
             self.fl("FedFR-DA", curve, dcl=self.dcl),
             self.fl("FL without source", curve, "method.with_source=false"),
@@ -203,6 +210,9 @@ class Variant:
             *(self.fl(f"K = {k}", f"partition.clients={k}") for k in given["other_K"]),
         ]
         rows += [self.fl(f"lambda = {x:g}", dcl=x) for x in given.get("grid", ())]
+        rows += [
+            self.fl(name, *(f"method.clustering.{h}" for h in how)) for name, how in given.get("recipes", {}).items()
+        ]
         if self.name == "L":
             rows.append(self.fl(ALONE[1], "partition.clients=1", dcl=self.dcl))
             rows.append(self.fl(EPOCHS, "method.training.unit=epochs", "method.training.amount=1"))
@@ -210,7 +220,8 @@ class Variant:
             # for many passes, in which Fine-tune fits the mistakes of the pseudo labels
             rounds, e = given["longer"]
             rows += [
-                self.row(LONGER[0], "finetune", *self.start, *self.iterations(e * self.K, rounds), *labels),
+                self.row(LONGER[0], "finetune", *self.start, *self.iterations(e * self.K, rounds, "Fine-tune"),
+                         *labels),
                 self.row(LONGER[1], "fedfr-da", *self.vectors, *self.iterations(e, rounds), *labels,
                          f"method.dcl={self.dcl}"),
             ]  # fmt: skip
@@ -263,7 +274,10 @@ def plan(scale: Scale, model: str = "") -> Plan:
         tables += [
             v.table(number, first + COMPARED + alone[1:], wide if v.name == "L" or first else narrow, others),
             v.table("Table 4: clusterings, without DCL", ("FL", *CLUSTERINGS, "FL, clustered again"),
-                    (quality, target[0], target[-1])),
+                    (quality, *target) if first else (quality, target[0], target[-1]),
+                    tuple(("FL", name) for name in CLUSTERINGS) if first else ()),
+            *([v.table("Figures 4 and 5: iterations of a round and clients", ("FL", *more), wide,
+                       tuple((name, "FL") for name in more))] if first else []),
             v.table("Table 5: parts of FedFR-DA", ("Source-Only", "Fine-tune", "FL", "FedFR-DA", *alone), target,
                     (("FL", "Fine-tune"), ("FedFR-DA", "FL"), *([alone[::-1]] if alone else []))),
             v.table("Traffic in megabytes", (*COMPARED[2:], "FL", "FL without source", *more),
@@ -280,6 +294,10 @@ def plan(scale: Scale, model: str = "") -> Plan:
     if "grid" in given:
         sweep = tuple(f"lambda = {x:g}" for x in given["grid"])
         tables += [v.table("DCL over lambda", ("FL", *sweep), wide, tuple((n, "FL") for n in sweep)) for v in both]
+    if "recipes" in given:
+        names = tuple(given["recipes"])
+        compare = tuple((name, "FL") for name in names)
+        tables.append(both[1].table("Better pseudo labels", ("FL", *names), (quality, *wide), compare))
     if "longer" in given:
         tables.append(both[1].table("As long as the paper trains", LONGER, wide, (LONGER[::-1],)))
     e = {v.name: ((given["E"], f"{v.name} FL"), *((e, f"{v.name} E = {e}") for e in given["other_E"])) for v in both}
