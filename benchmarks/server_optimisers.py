@@ -3,8 +3,9 @@
     python -m benchmarks.server_optimisers WORK [--seeds 1 2 3] [--rows fedavgm fedadam] [--set KEY=VALUE ...]
 
 The settings of docs/results/fedavg.md: 4,000 people over 20 clients, 24 rounds, tested on 1,000 others. For local
-training four clients of 200 people stand for all twenty, tested on the same others. Import the pictures first: visard data import celeba FOLDER_WITH_CELEBA --size 64. WORK holds a run folder for each row and seed;
-the same command goes on with the runs that are not finished.
+training four clients of 200 people stand for all twenty, tested on the same others. Import the pictures first: visard
+data import celeba FOLDER_WITH_CELEBA --size 64. WORK holds a run folder for each row and seed; the same command goes on
+with the runs that are not finished.
 """
 
 from __future__ import annotations

@@ -94,8 +94,9 @@ class Averaging(WithNegatives[Server]):
         "of kinds, as a policy does by default, with model.weights (batch norm is frozen), or by method.batch_norm "
         "= local. With share_head it gets class vectors, which are face templates: prevented by keeping "
         "class_vectors out of kinds, also the default. With negatives = class_vectors it and the other clients get "
-        "the same; with corrected it alone does; with noisy a version with noise (kind noisy_vectors). Weights crafted for that must be near those "
-        "of the round before (bounds.distance), the first ones those that are pinned (weights.start)."
+        "the same; with corrected it alone does; with noisy a version with noise (kind noisy_vectors). Weights "
+        "crafted for that must be near those of the round before (bounds.distance), the first ones those that are "
+        "pinned (weights.start)."
     )
     extendable = True
     discloses = frozenset(

@@ -109,8 +109,7 @@ def with_noise(rows: Tensor, noise: float, secret: bytes) -> Tensor:
 
 
 def corrected(shown: Shown, scale: float, step: float) -> Shown:
-    r"""FedGC's server: class vectors after one step away from those of other clients, $w_i - \eta\lambda\,\partial Reg /
-    \partial w_i$ with
+    r"""FedGC's server: class vectors after one step away from those of other clients, down the slope of
 
         Reg = \sum_i -log[e^{s cos(w_i, c_i)} / (e^{s cos(w_i, c_i)} + \sum_j e^{s cos(w_i, c_j)})]
 
