@@ -404,7 +404,7 @@ def test_a_folder_with_other_things_is_left_alone(desk: Path, here: Path) -> Non
 
 @pytest.mark.parametrize("link", ["faces", "faces/harbour", "run"])
 def test_links_in_the_folder_of_an_adaptation_are_not_followed(desk: Path, here: Path, link: str) -> None:
-    """An adaptation that stopped before training is begun anew without --overwrite: it leaves alone what links lead to."""
+    """An adaptation that stopped before training is begun anew without --overwrite: links are not followed."""
     own = ("my.npy", "faces.json", "model.safetensors", "sub/x.npy")
     for name in own:
         Path("elsewhere", name).parent.mkdir(parents=True, exist_ok=True)
