@@ -1,6 +1,6 @@
-"""Server optimisers on CelebA: how much of the way from local to central training FedAvg, FedAvgM and FedAdam close.
+"""CelebA: how much of the way from local to central training FedAvg and its improvements close, and what is missing.
 
-    python -m benchmarks.server_optimisers WORK [--seeds 1 2 3] [--rows fedavgm fedadam] [--set KEY=VALUE ...]
+    python -m benchmarks.way_to_central WORK [--seeds 1 2 3] [--rows fedavgm fedadam] [--set KEY=VALUE ...]
 
 The settings of docs/results/fedavg.md: 4,000 people over 20 clients, 24 rounds, tested on 1,000 others. For local
 training four clients of 200 people stand for all twenty, tested on the same others. Import the pictures first: visard
@@ -20,12 +20,16 @@ from visard.report.run_folder import read_run
 from visard.studies.baselines import unseen
 from visard.studies.results import look_up
 
+CONTROL = "benchmarks.own_group"
 # preset and changes of each row; the optimisers' learning rates are the defaults of the settings
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "local": ("celeba-local", ("partition.clients=4", "partition.identities=800")),
     "fedavg": ("celeba-fedavg", ()),
     "fedavgm": ("celeba-fedavg", ("aggregation.optimiser=sgd",)),
     "fedadam": ("celeba-fedavg", ("aggregation.optimiser=adam",)),
+    "class vectors": ("celeba-fedavg", ("method.negatives=class_vectors",)),
+    "corrected": ("celeba-fedavg", ("method.negatives=corrected",)),
+    "own negatives": ("celeba-central", (f"method.head.kind={CONTROL}:OwnGroup",)),
     "central": ("celeba-central", ()),
 }
 METRICS = {
@@ -38,11 +42,11 @@ METRICS = {
 def measured(row: str, seed: int, work: Path, more: Sequence[str] = ()) -> dict[str, float]:
     """The metrics of a run, which is begun, continued or read."""
     preset, changes = ROWS[row]
-    folder = work / f"{row}-{seed}"
+    folder = work / f"{row.replace(' ', '-')}-{seed}"
     if (folder / "metrics.json").exists():
         run = read_run(folder)
     elif (folder / "config.toml").exists():
-        run = visard.resume(folder)
+        run = visard.resume(folder, plugins=[CONTROL] if any(CONTROL in text for text in changes) else ())
     else:
         run = visard.run(preset, out=folder, overrides=[*changes, f"seed={seed}", *more])
     return {name: float(look_up(run.metrics, path) or 0.0) for name, path in METRICS.items()}
