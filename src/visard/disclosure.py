@@ -28,7 +28,7 @@ class Disclosure(Enum):
         "weights",
         "network weights",
         "Weights of one client in the clear. Compared with what the server sent they give the client's update: "
-        "attacks by gradient inversion and membership inference apply, the better the fewer pictures and steps.",
+        "attacks by gradient inversion and membership inference apply, and work better with fewer pictures and steps.",
         ("dict",),
     )
     class_vectors = (
@@ -48,7 +48,7 @@ class Disclosure(Enum):
     statistic = (  # also the running statistics in weights: see `pieces`
         "statistic",
         "statistics over many pictures, such as batch norm's running means",
-        "A figure over many pictures. It says something about the whole data of the client and, taken often enough "
+        "A statistic over many pictures. It says something about the whole data of the client and, taken often enough "
         "with small changes, about single pictures. Running means of a client with one person give that person's "
         "mean face, if the server chooses the weights.",
     )

@@ -24,6 +24,22 @@ AtLeastOne = Annotated[int, Field(ge=1)]
 Number = Annotated[int, Field(ge=0)]
 
 
+# sentences of `Method.hostile` that several methods share
+ALREADY_CENTRAL = (
+    "Everything is in one place before the first round: there is nothing left to learn. Parties that keep their "
+    "pictures refuse it."
+)
+SEES_UPDATES = (
+    "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each client's update "
+    "in the clear: pictures can be reconstructed from it, more easily the fewer pictures and steps there are "
+    "(bounds.batch, bounds.steps, bounds.pictures)."
+)
+CRAFTED_WEIGHTS = (
+    "Weights crafted for that must be near those of the round before (bounds.distance), and the first ones must be "
+    "those that are pinned (weights.start)."
+)
+
+
 @dataclass(frozen=True)
 class Stage(Generic[S]):
     """A phase of a method: a name, a number of rounds, and the function that does one round."""

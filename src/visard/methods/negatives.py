@@ -45,7 +45,7 @@ FARTHEST = 2.0  # that a direction moves when its person is another one
 class NegativeSettings:
     """Where negatives come from, in detail."""
 
-    nearest: AtLeastOne = 10  # public: so many of the public people for each of the client's own
+    nearest: AtLeastOne = 10  # public: this many public people for each of the client's own
     noise: Positive = 1.0  # noisy: standard deviation over the farthest that one person moves a row
     after: Number = 0  # noisy: rounds before clients show their rows, for networks that start untrained
 
@@ -107,9 +107,9 @@ def with_noise(rows: Tensor, noise: float, secret: bytes) -> Tensor:
 
 @dataclass(frozen=True)
 class WithNegatives(Method[S]):
-    """For methods whose clients keep a head of their own in their state, as `head`."""
+    """For methods whose clients keep their own head in their state, as `head`."""
 
-    negatives: Negatives = "none"  # what a client's people are kept away from beside each other
+    negatives: Negatives = "none"  # further directions from which a client's people are kept away
     negatives_by: NegativeSettings = NegativeSettings()
 
     def check_negatives(self, head: HeadSettings) -> None:
@@ -120,7 +120,7 @@ class WithNegatives(Method[S]):
             )
 
     def check_public(self, setup: Setup) -> None:
-        """Refuse a run without the public people that it needs."""
+        """Refuse a run without the public identities that it needs."""
         if self.negatives == "public" and not setup.public_classes:
             raise UsageError("method.negatives = public needs public people: set partition.public_identities")
 
@@ -130,7 +130,7 @@ class WithNegatives(Method[S]):
         return frozenset({shown[self.negatives]} if self.negatives in shown else ())
 
     def gathered(self, known: Shown, net: Network, theta: Weights, clients: Iterable[ClientId], done: int) -> Shown:
-        """What the clients have shown, with what these show now that `done` rounds are over."""
+        """The class vectors that clients have shown, updated by those that show theirs after `done` rounds."""
         if self.negatives == "class_vectors":
             plain = net.ask(self.show, dict.fromkeys(clients, Show(theta)))
             return known | {c: up.vectors for c, up in plain.items()}

@@ -1,4 +1,4 @@
-"""ONNX files as networks: a graph is data, nothing in it can run code, and `visard.graphs` bounds what it costs."""
+"""ONNX files as networks: a graph is data that cannot run code, and `visard.graphs` bounds its time and memory."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ TOLERANCE = 1e-5  # largest difference from PyTorch, relative to the largest val
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from PyTorch."""
+    """The exported file, and its difference from PyTorch."""
 
     path: Path
     difference: float
@@ -255,7 +255,7 @@ class _Batches:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of their own inside; what matters is raised, and the result is checked."""
+    """Silence warnings of exporters; errors are raised, and the result is checked."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
