@@ -34,7 +34,7 @@ from visard.data.pictures import (
     warp,
 )
 from visard.errors import UsageError, VisardError
-from visard.graphs import Graph
+from visard.onnx_process import Graph
 
 SIDE = 640  # pixels; larger pictures are reduced before a detector looks at them
 SMALL = 160  # pictures with no longer side than this are crops of one face: they get a border and are enlarged

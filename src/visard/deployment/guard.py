@@ -32,7 +32,7 @@ from visard.deployment.policy import Policy, digest_of
 from visard.deployment.state_folder import RunRecord, StateFolder
 from visard.disclosure import carried_kinds, pieces
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
-from visard.engines.refusal import MODEL
+from visard.engines.reply_checks import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError

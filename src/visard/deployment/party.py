@@ -28,7 +28,7 @@ from visard.deployment.policy import Policy
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
 from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
-from visard.engines.refusal import undeclared
+from visard.engines.reply_checks import undeclared
 from visard.engines.request import LACKS, Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line

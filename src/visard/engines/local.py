@@ -18,7 +18,7 @@ from visard.core import BoundStep, Client, M, R, State, Weights
 from visard.engines.checkpoint import PackStates
 from visard.engines.codec import own
 from visard.engines.network import EngineNetwork
-from visard.engines.refusal import refusal
+from visard.engines.reply_checks import refusal
 from visard.engines.request import Reply, Request, StateFile
 from visard.engines.world import POOL, World, derive, generator, seed_default
 from visard.errors import PublicError, VisardError

@@ -27,7 +27,7 @@ from visard.crypto.discrete_gaussian import Stream
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode, sizes_of
 from visard.engines.ledger import Ledger, parts_of
-from visard.engines.refusal import refusal
+from visard.engines.reply_checks import refusal
 from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError

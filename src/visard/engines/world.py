@@ -34,7 +34,7 @@ from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
 from visard.models.cut import Trunk, activation_shape, choose
 from visard.models.files import read_model, start
-from visard.models.frozen import keep_statistics
+from visard.models.frozen_norm import keep_statistics
 from visard.models.inputs import Inputs
 from visard.models.lora import LowRank
 from visard.numerics import Numerics, compute_on, seed_device

@@ -1,4 +1,4 @@
-"""ONNX files as networks: a graph is data that cannot run code, and `visard.graphs` bounds its time and memory."""
+"""ONNX files as networks: a graph cannot run code, and `visard.onnx_process` bounds its time and memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
 from visard.files import SHARED, replacing
-from visard.graphs import Graph, Refused, need
 from visard.models.inputs import PRESETS, Inputs
+from visard.onnx_process import Graph, Refused, need
 
 MAX_SIDE, MAX_INPUT = 4096, 2**24  # pixels of a side, and of all pictures that a graph wants at a time
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}

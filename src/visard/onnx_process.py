@@ -82,7 +82,9 @@ class Graph:
         self.path, self._left = path, seconds_allowed()
         self._pace: float | None = None  # seconds of processor time for each picture, once known
         self._lock = threading.Lock()
-        self._child = Child("visard.graphs:serve", quiet=True, path=str(path), threads=threads, seconds=self._left)
+        self._child = Child(
+            "visard.onnx_process:serve", quiet=True, path=str(path), threads=threads, seconds=self._left
+        )
         self._end = weakref.finalize(self, self._child.kill)
         about = json.loads(self._answer(self._left))
         self.inputs, self.outputs = ([Port(n, tuple(s), t) for n, s, t in about[k]] for k in ("inputs", "outputs"))
