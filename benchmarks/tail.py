@@ -43,7 +43,7 @@ from visard.learning.heads import build_head
 from visard.learning.train import Training, train
 from visard.models.cut import Trunk
 from visard.models.files import save_model
-from visard.models.frozen import keep_statistics
+from visard.models.frozen_norm import keep_statistics
 from visard.numerics import Numerics
 from visard.processes import cores
 from visard.report.run_folder import EventLog

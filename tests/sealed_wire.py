@@ -16,7 +16,7 @@ from visard.aggregation.rules import Mean
 from visard.core import BoundStep, Client, Replies, Setup
 from visard.data.augment import Augment
 from visard.engines.codec import decode, encode
-from visard.engines.refusal import refusal
+from visard.engines.reply_checks import refusal
 from visard.learning.heads import HeadSettings
 from visard.learning.mmd import Compare
 from visard.learning.train import Training

@@ -1,10 +1,10 @@
-"""Encryption at rest: files that only the holder of a key file can read, or change without being noticed.
+"""Encryption at rest: only the holder of a key file can read such files, or change them unnoticed.
 
-A file is AES-256-GCM in chunks. Each file has a key of its own, HKDF-SHA256 of the key file, a random salt and what the
-file is (a gallery with this name, the state of this client); the nonce of a chunk is its number and whether it is the
-last. So no chunk can be changed, moved, left out, repeated or taken from another file, and no file can stand for
-another. This is the construct STREAM (Hoang, Reyhanitabar, Rogaway and Vizar, 2015) with one key for each file, as in
-Tink and age. What it does not notice is a file that is replaced by an earlier version of itself.
+A file is AES-256-GCM in chunks. Each file has its own key: HKDF-SHA256 of the key file, a random salt and what the file
+is (a gallery with this name, the state of this client); the nonce of a chunk is its number and whether it is the last.
+So no chunk can be changed, moved, left out, repeated or taken from another file, and no file can replace another. This
+is the construction STREAM (Hoang, Reyhanitabar, Rogaway and Vizar, 2015) with one key for each file, as in Tink and
+age. It does not notice a file that is replaced by an earlier version of itself.
 
     MAGIC, id of the key (8 bytes), salt (32 bytes), chunks of at most CHUNK bytes with a tag of 16 each
 """
@@ -75,11 +75,11 @@ class Key:
         return cls(secret, path)
 
     def encrypt(self, data: bytes, what: str) -> bytes:
-        """An encrypted file of `data`; `what` it is must be said again to read it."""
+        """An encrypted file of `data`; decryption needs the same `what`."""
         return b"".join(self.chunks(data, what))
 
     def chunks(self, data: bytes, what: str) -> Iterator[bytes]:
-        """The same piece by piece, so that large data is in memory once."""
+        """The same in chunks, so that large data is in memory only once."""
         salt = secrets.token_bytes(SALT)
         yield MAGIC + self.id + salt
         cipher, view = self._cipher(salt, what), memoryview(data)
@@ -106,7 +106,7 @@ class Key:
         return content
 
     def digest(self, data: bytes) -> str:
-        """A keyed digest: without the key it cannot be made, nor guesses of the data be tried."""
+        """A keyed digest: without the key nobody can compute it, or test guesses of the data."""
         return hmac.new(self._derive(b"digest", b"", 32), data, hashlib.sha256).hexdigest()
 
     def _cipher(self, salt: bytes, what: str) -> AESGCM:
@@ -117,7 +117,7 @@ class Key:
 
 
 def _count(size: int, each: int) -> int:
-    """How many chunks hold so many bytes: at least one, which says that it is the last."""
+    """How many chunks hold so many bytes: at least one, which is marked as the last."""
     return max(1, -(-size // each))
 
 
@@ -132,7 +132,7 @@ def is_encrypted(path: Path) -> bool:
 
 
 def check_key(key: Key | None, identity: str, where: Path | str) -> None:
-    """One clear line where files were encrypted with the key of this `identity` ("": not), and another one is given."""
+    """Refuse another key than the one with this `identity` ("": not encrypted), with one clear line."""
     if identity and key is None:
         raise UsageError(f"{where} is encrypted: give its key ({OPTION})")
     if key is not None and not identity:

@@ -57,14 +57,14 @@ class ModelSettings(Section):
     name: str = "tiny"
     embedding: int | None = Field(default=None, ge=2, le=4096)  # None: the network's own default
     weights: str | None = None  # a model file to start from
-    class_vectors: str | None = None  # a file of class vectors of the public identities, which a run leaves behind
+    class_vectors: str | None = None  # a file of class vectors of the public identities, as a run writes it
     train: str = "all"  # or the last part: tail (by a rule), last:K layers, from:LAYER; or factors of rank R: lora:R
     fresh: bool = False  # the part that trains forgets the given weights and begins at random, by the run's seed
     cache: Literal["fp32", "fp16", "off"] = (
-        "fp32"  # how the frozen part's activations are kept; off: computed each time
+        "fp32"  # how the activations of the frozen part are stored; off: computed each time
     )
-    cache_in: Literal["disk", "memory"] = "disk"  # where; in memory they are gone with the run
-    frozen_norm: bool | None = None  # batch norm keeps the statistics that it came with; None: see Settings.frozen_norm
+    cache_in: Literal["disk", "memory"] = "disk"  # where they are stored; in memory they are gone when the run ends
+    frozen_norm: bool | None = None  # whether batch norm keeps its statistics; None: see Settings.frozen_norm
 
     @field_validator("train")
     @classmethod
@@ -102,9 +102,9 @@ class EngineSettings(Section):
     wait: float = Field(default=300.0, ge=0)  # seconds to wait for parties that are not connected
     timeout: float = Field(default=3600.0, gt=0, le=1e6)  # seconds of one client step; at most eleven days
     encrypt_with: str | None = None  # a key file: checkpointed states and class vectors are encrypted with it
-    watchers: tuple[str, ...] | None = None  # of plug-ins, to see the run go by
+    watchers: tuple[str, ...] | None = None  # trackers and plug-ins that follow the run
     min_replies: float = Field(default=0.5, ge=0, le=1)  # share of the asked clients that a round needs
-    max_identities: int = Field(default=100_000, ge=1)  # that parties with their own pictures may have together
+    max_identities: int = Field(default=100_000, ge=1)  # largest total over parties with their own pictures
 
     @model_validator(mode="after")
     def _fits_together(self) -> EngineSettings:
@@ -119,7 +119,7 @@ class EvaluationSettings(Section):
     every: int = Field(default=5, ge=0)  # rounds between evaluations; 0 = only at the end
     pairs: int = Field(default=6000, ge=20)  # balanced pairs for the ten-fold accuracy
     far: tuple[Annotated[float, Field(gt=0, le=1)], ...] = FAR  # false accept rates to give TAR at
-    bootstrap: int = Field(default=200, ge=0)  # resamples for confidence intervals of the final figures
+    bootstrap: int = Field(default=200, ge=0)  # resamples for confidence intervals of the final metrics
     flip: bool = False  # add the features of the mirrored picture
     clients: bool = True  # test every client on its own held-out pictures
     impostors: Literal["own", "all"] = "own"  # all: clients test against the test pictures of all parties (simulated)
@@ -131,7 +131,7 @@ class EvaluationSettings(Section):
 
 
 class Stated(Section):
-    """`[parties.NAME]`: what the operator states of a party; it counts for no more, whatever it says of itself."""
+    """`[parties.NAME]`: what the operator states of a party; it counts for at most this, whatever it claims."""
 
     pictures: int | None = Field(default=None, ge=1)
     identities: int | None = Field(default=None, ge=1)
@@ -190,7 +190,7 @@ class Settings(Section):
         return self
 
     def _fits_people(self, packed: Postprocessor | None) -> None:
-        """One line where clients cannot do a step for one person alone."""
+        """Refuse settings with which a client cannot do a step for one person alone."""
         method, person = self.method, "aggregation.dp.unit = person"
         if getattr(method, "negatives", "public") != "public":
             raise ValueError(
@@ -204,16 +204,16 @@ class Settings(Section):
         if packed is not None:
             raise ValueError(f"{person}: clients send the sum over their people, leave out {packed.name} of outgoing")
 
-    _note: str = PrivateAttr(default="")  # what a reader should know of how these settings came about
+    _note: str = PrivateAttr(default="")  # how these settings came about, for the reader
 
     def with_note(self, note: str) -> Settings:
-        """The same settings, with something to say of them."""
+        """The same settings with a note."""
         self._note = note
         return self
 
     @property
     def note(self) -> str:
-        """What a run says of its settings when it begins; mostly nothing."""
+        """What a run prints about its settings when it begins; usually empty."""
         return self._note
 
     @property
@@ -225,7 +225,7 @@ class Settings(Section):
     def frozen_norm(self) -> bool:
         """Whether batch norm keeps its statistics in training: as set, or where weights are given.
 
-        Not of itself where the method has settings that are about these statistics, such as FedBN's.
+        By default not where the method has settings about these statistics, such as FedBN's.
         """
         if self.model.rank:
             return True
@@ -233,21 +233,21 @@ class Settings(Section):
         return asked if asked is not None else self.model.weights is not None and not self.method.trains_norm()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without what is None (TOML has no word for it)."""
+        """Plain values; None is left out, because TOML has no word for it."""
         plain = self.model_dump(mode="json", exclude={"method", "aggregation", "outgoing"})
         plain["data"] = self.data.to_dict()
         if self.frozen_norm or self.model.weights is not None:
             plain["model"]["frozen_norm"] = self.frozen_norm
         else:
             del plain["model"]["frozen_norm"]
-        unsaid: tuple[str, ...] = () if self.model.is_cut else ("train",)  # all of it trains: that goes without saying
+        unsaid: tuple[str, ...] = () if self.model.is_cut else ("train",)  # the default is left out: all of it trains
         if not self.model.fresh:
             unsaid += ("fresh",)
         if not self.model.is_cut or self.model.rank:
             unsaid += ("cache", "cache_in")  # there are no activations to keep
         plain["model"] = {k: v for k, v in plain["model"].items() if k not in unsaid}
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
-        if self.aggregation != Mean():  # the plain mean goes without saying
+        if self.aggregation != Mean():  # the default is left out: the plain mean
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
             if isinstance(self.aggregation, Mean) and not self.aggregation.secure:
                 for name in Mean.OF_SECURE:  # settings of what is off
@@ -267,9 +267,9 @@ class Settings(Section):
         return f"{HEADING}\n{tomli_w.dumps(self.to_dict())}"
 
     def fingerprint(self, rounds: bool = True) -> str:
-        """A hash of all that results depend on; the name, the engine and the place of plug-ins are not among it.
+        """A hash of all settings that results depend on: not the name, the engine and the place of plug-ins.
 
-        Without `rounds`: of all that a run keeps when it is extended by more rounds.
+        Without `rounds`: of all that stays the same when a run is extended by more rounds.
         """
         content = {k: v for k, v in self.to_dict().items() if k not in ("name", "engine")}
         content["model"].pop("cache_in", None)
@@ -293,7 +293,7 @@ LATER = (  # settings inside a setting of a method, and the value at which each 
 
 
 def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
-    """Settings that came later stand in a fingerprint only where they change something: earlier runs go on."""
+    """Leave settings of later versions out where they change nothing, so that earlier runs can be resumed."""
     method = content["method"]
     if not frozen_norm:
         content["model"].pop("frozen_norm", None)
@@ -374,7 +374,7 @@ def load(source: str | Path, overrides: Sequence[str] = (), own: Sequence[str | 
 
 
 def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
-    """Typed settings from plain values; one clear line for the first thing that is wrong."""
+    """Typed settings from plain values; one clear line for the first mistake."""
     tree = {**tree, "plugins": plugins.load(_plugins(tree, where))}
     method = _chosen(METHODS, tree, "method", "name", None, where)
     _check_keys(Settings, {k: v for k, v in tree.items() if k not in CHOSEN}, "", where)

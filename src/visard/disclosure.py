@@ -1,4 +1,4 @@
-"""The kinds of things that may leave a client: one entry for each, with all that any page or check says of it."""
+"""The kinds of data that may leave a client, with everything that pages and checks need to know of each."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast, get_type_hints
 
 
 class Disclosure(Enum):
-    """A kind of thing that may leave a client: its name, what it is, what it reveals, and which types it may have."""
+    """A kind of data that may leave a client: its name, what it is, what it reveals, and which types it may have."""
 
     what: str  # for the ledger and the report
-    reveals: str  # what somebody who keeps everything can make of it
-    types: tuple[str, ...]  # a field of this kind is one of these; none: anything
-    private: bool  # of single pictures: what a federated method keeps at home
+    reveals: str  # what can be learned from it
+    types: tuple[str, ...]  # allowed types of a field of this kind; empty: any
+    private: bool  # about single pictures: a federated method does not send it
 
     def __new__(
         cls, name: str, what: str, reveals: str, types: tuple[str, ...] = (), private: bool = False
@@ -28,7 +28,7 @@ class Disclosure(Enum):
         "weights",
         "network weights",
         "Weights of one client in the clear. Compared with what the server sent they give the client's update: "
-        "attacks by gradient inversion and membership inference apply, the better the fewer pictures and steps.",
+        "attacks by gradient inversion and membership inference apply, and work better with fewer pictures and steps.",
         ("dict",),
     )
     class_vectors = (
@@ -48,7 +48,7 @@ class Disclosure(Enum):
     statistic = (  # also the running statistics in weights: see `pieces`
         "statistic",
         "statistics over many pictures, such as batch norm's running means",
-        "A figure over many pictures. It says something about the whole data of the client and, taken often enough "
+        "A statistic over many pictures. It says something about the whole data of the client and, taken often enough "
         "with small changes, about single pictures. Running means of a client with one person give that person's "
         "mean face, if the server chooses the weights.",
     )
@@ -111,8 +111,8 @@ class Names:
         if odd := _unfit(self.words):
             raise TypeError(f"{odd!r} is no name of a metric")
 
-    def stranger(self, names: Collection[str], method: Any, message: Any) -> str | None:
-        """The first of these names that the field may not have."""
+    def undeclared(self, names: Collection[str], method: Any, message: Any) -> str | None:
+        """The first of these names that the field may not have, or None."""
         allowed = self.words if self.of is None else self.words | frozenset(self.of(method, message))
         odd = _unfit(allowed) or next((name for name in names if name not in allowed), None)
         return "" if odd is None and len(names) > MOST_NAMES else odd
@@ -161,13 +161,13 @@ def possible_kinds(reply: type) -> frozenset[Disclosure]:
 
 
 def is_statistic(entry: str, statistics: Collection[str]) -> bool:
-    """Whether an entry of weights is gathered over pictures, not learnt: one of the network's `statistics`, or one
-    that is named as torch names them. What a sender calls its entries can only add to that."""
+    """Whether an entry of weights is a running statistic, not learnt: one of the network's `statistics`, or one with a
+    name that torch gives them. So a sender cannot hide a statistic by its name."""
     return entry in statistics or entry.rpartition(".")[2] in RUNNING
 
 
 def pieces(reply: Any, statistics: Collection[str]) -> Iterator[tuple[str, Disclosure, Any]]:
-    """(field, kind, value) of all that a reply carries; of weights the running statistics are a piece of their own.
+    """(field, kind, value) of all that a reply carries; running statistics are split from the other weights.
 
     `statistics` are the entries of the run's network that are no parameters (`World.statistics`).
     """
@@ -186,7 +186,7 @@ def pieces(reply: Any, statistics: Collection[str]) -> Iterator[tuple[str, Discl
 
 
 def carried_kinds(reply: Any, statistics: Collection[str]) -> frozenset[Disclosure]:
-    """The kinds of which a reply carries anything; a field that is None or an empty dict or list carries nothing."""
+    """The kinds of data in a reply; a field that is None or an empty dict or list carries nothing."""
     return frozenset(
         kind
         for _, kind, value in pieces(reply, statistics)

@@ -1,7 +1,7 @@
-"""Files that visard fetches once, on request: each with its official address, its length and its digest.
+"""Files that visard fetches on request, each with its official address, its length and its digest.
 
-`visard models get NAME` fetches one into the cache, or takes it from a path; nothing is fetched without being asked.
-A file whose digest is not known is never kept.
+`visard models get NAME` fetches one into the cache, or copies it from a path; nothing is fetched otherwise. A file
+with an unknown digest is never kept.
 """
 
 from __future__ import annotations

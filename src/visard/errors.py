@@ -21,18 +21,18 @@ class UsageError(VisardError):
 
 
 class PublicError(VisardError):
-    """What a party tells the server of a failure there: a line that names no file, no folder and no person.
+    """A failure at a party whose message may be sent to the server: it names no file, no folder and no person.
 
-    Of other errors only the type leaves the party; the line is in its own log.
+    Of other errors only the type leaves the party; the message is in its own log.
     """
 
 
 class Interrupted(VisardError):
-    """Somebody pressed Ctrl-C; what was done is safe on disk. Exit code 1."""
+    """The user pressed Ctrl-C; finished work is safe on disk. Exit code 1."""
 
 
 def one_line(error: BaseException) -> str:
-    """A failure in one line in which every character shows: what an error of ours says; of others the type, too."""
+    """An error in one line of visible characters; the type is added unless the error is one of visard's."""
     if isinstance(error, VisardError):
         return line(error) or type(error).__name__
     lines = str(error).splitlines()

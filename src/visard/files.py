@@ -1,8 +1,7 @@
-"""Files: written so that a crash at any moment leaves the old one or the new one, names that are no paths, and
-JSON and TOML values in and out.
+"""Files that are written atomically, safe file names, and JSON and TOML values in and out.
 
 What visard writes is private unless the writer says `SHARED`: pictures, features, templates, class vectors and states
-are about people, and a writer that forgets to say so must not show them to other accounts.
+are about people, and by default no other account may read them.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def replacing(path: Path, parents: bool = False, mode: int = PRIVATE) -> Iterato
 
 
 def unfinished(path: Path) -> list[Path]:
-    """What processes that were killed while they were `replacing` a file have left beside it."""
+    """Files left beside `path` by processes that were killed while `replacing` it."""
     names = re.compile(rf"\.{re.escape(path.name)}\.(\d{{1,9}})\.tmp")
     found = ((file, names.fullmatch(file.name)) for file in sorted(path.parent.iterdir()))
     return [file for file, name in found if name and not alive(int(name[1]))]

@@ -1,8 +1,8 @@
-"""How numbers are computed: on which device, and in a run in which precision, memory format and number of threads.
+"""How numbers are computed: the device, and the precision, memory format and number of threads of a run.
 
 A process computes on one device, the CPU unless `computing_on` chose another: networks and what goes into them are
-there (`on_device`, `moved`), and what comes out of training, embedding and comparing is on the CPU again. So messages,
-states and files never know of a device.
+there (`on_device`, `moved`), and the results of training, embedding and comparing are on the CPU again. So messages,
+states and files do not depend on the device.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def spread(name: str) -> list[str]:
 
 
 def compute_on(where: str | torch.device, deterministic: bool = False) -> torch.device:
-    """From here on this process computes on that device; returns where it did before.
+    """Make this process compute on a device; returns the device before.
 
-    With `deterministic` a device repeats itself, more slowly; the CPU always does.
+    With `deterministic` the device gives the same bits again, more slowly; the CPU always does.
     """
     global _here, _exact
     before, _here = _here, resolve(where) if isinstance(where, str) else where
@@ -102,7 +102,7 @@ def computing_on(where: str | torch.device, deterministic: bool = False) -> Iter
 
 
 def moved(x: Tensor) -> Tensor:
-    """x on the device of this process; a GPU fetches it by itself while this process goes on."""
+    """x on the device of this process; a GPU copies it while this process continues."""
     if x.device == _here:
         return x
     if _here.type == "mps" and x.dtype == torch.float64:  # which it does not know
@@ -113,7 +113,7 @@ def moved(x: Tensor) -> Tensor:
 
 
 def resident(table: Tensor) -> Tensor:
-    """A table on the device if that has room for it, or else as it is: parts of it are `moved` one by one."""
+    """A table on the device if there is room for it, otherwise unchanged: parts of it are `moved` one by one."""
     return moved(table) if table.numel() * table.element_size() <= SHARE * _free() else table
 
 
@@ -135,11 +135,11 @@ def on_device(network: M) -> M:
 
 @functools.cache
 def keep_memory() -> bool:
-    """Have the C library keep the memory of tensors that are gone for those that come; whether it does.
+    """Make the C library reuse the memory of freed tensors; returns whether it does.
 
-    Left alone it gives large ones back to the system after every layer, which must then clear and map them again: a
-    fifth of the time of training on a CPU, and up to two thirds of embedding. Where the user has set it up with
-    variables of its own, and where it is not glibc, nothing is changed.
+    By default it returns large blocks to the system after every layer, which must then clear and map them again: a
+    fifth of the time of training on a CPU, and up to two thirds of embedding. Nothing is changed where the user has set
+    malloc's own variables, or where the library is not glibc.
     """
     own = any(name.startswith("MALLOC_") for name in os.environ) or "malloc" in os.environ.get("GLIBC_TUNABLES", "")
     library = ctypes.CDLL(None) if sys.platform == "linux" and not own else None
@@ -168,7 +168,7 @@ class Numerics(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: str = "auto"  # cpu, cuda, cuda:N, xpu, xpu:N, mps; auto: CUDA where there is one, else the CPU
-    deterministic: bool = False  # a run repeats itself on one device too; on the CPU it always does
+    deterministic: bool = False  # the same bits again on one device; the CPU always gives them
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"  # on a CPU bf16 pays only with instructions for it, fp16 never
     channels_last: bool = True
     compile: bool = False  # torch.compile: about 40 s once, worth it for runs of more than ten minutes
@@ -188,7 +188,7 @@ class Numerics(BaseModel):
         return torch.autocast(_here.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def scaler(self) -> torch.amp.GradScaler:
-        """What keeps small gradients of fp16 from becoming 0: it scales the loss, and the gradients back; off else."""
+        """Scales the loss, and the gradients back, so that small gradients of fp16 do not become 0."""
         return torch.amp.GradScaler(_here.type, init_scale=LOSS_SCALE, enabled=self.precision == "fp16")
 
     @property

@@ -1,15 +1,15 @@
-"""Plug-ins: own methods, backbones, heads and the like, without a change of visard's source.
+"""Plug-ins: your own methods, backbones, heads and so on, without changing visard's source.
 
-A `Registry` knows the things of one kind by name. Beside those that come with visard it finds
+A `Registry` knows the objects of one kind by name. Beside those that come with visard it finds
 
     package.module:Name    in settings: an attribute of a module that Python can import
     an entry point         of an installed package, in the group visard.methods, visard.backbones, ...
     a file or a module     that `--plugin` or `plugins = [...]` names, and which says @register("methods", "my-method")
 
 Plug-ins are programs: they are imported when the user of this machine names them, on the command line or in a program,
-or has installed a package with an entry point. A file of settings may come from anywhere: what it names is imported
-only if the user names it too (`doubt`). A party of a deployment imports those modules alone that its own policy lists
-(`allow_only`), whatever a server says.
+or has installed a package with an entry point. A file of settings may come from anywhere: a plug-in that it names is
+imported only if the user names it too (`doubt`). A party of a deployment imports only the modules that its own policy
+lists (`allow_only`), whatever the server says.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _doubted: dict[str, str] = {}  # module:Name in a file of settings -> the file
 
 
 def register(kind: str, name: str) -> Callable[[V], V]:
-    """Decorator: make a class or function known by `name` among the things of a kind (`methods`, `heads`, ...)."""
+    """Decorator: register a class or function as `name` in the registry of a kind (`methods`, `heads`, ...)."""
     if kind not in KINDS:
         raise UsageError(f"no plug-ins of kind {kind!r}{did_you_mean(kind, KINDS)}")
 
@@ -70,7 +70,7 @@ def register(kind: str, name: str) -> Callable[[V], V]:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The things of one kind by name. Built-in ones may be given as "module:Name", to be imported when asked for."""
+    """The objects of one kind by name. Built-in ones may be given as "module:Name", to be imported on first use."""
 
     def __init__(
         self, kind: str, built_in: Mapping[str, T | str], valid: Callable[[Any], bool] = callable, one: str = ""
@@ -118,7 +118,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(list(iter(self)))
 
     def find(self, name: str) -> T:
-        """The thing of that name; one clear line where there is none."""
+        """The object of that name; one clear line where there is none."""
         try:
             return self[name]
         except KeyError:
@@ -193,12 +193,12 @@ def _load(plugin: str) -> str:
 
 
 def digests(plugins: Iterable[str]) -> list[str]:
-    """What of recorded plug-ins determines results: digests of files wherever they are, names of modules."""
+    """The part of recorded plug-ins that determines results: digests of files, names of modules."""
     return [plugin.rpartition("#")[2] for plugin in plugins]
 
 
 def is_loaded(reference: str) -> bool:
-    """Whether the module of `module:Name` was named by the user: what a model file names is not imported otherwise."""
+    """Whether the user named the module of `module:Name`; a module that only a model file names is not imported."""
     return reference.partition(":")[0] in _loaded
 
 
@@ -213,12 +213,12 @@ def trust(modules: Iterable[str]) -> None:
 
 
 def doubt(tree: Any, where: str) -> None:
-    """A file of settings says this: a `module:Name` in it is imported only if the user names the module too."""
+    """Note a `module:Name` in a file of settings: it is imported only if the user names the module too."""
     _doubted.update((text, where) for text in _references(tree))
 
 
 def modules_in(tree: Any, doubted: bool = True) -> list[str]:
-    """Of all text that looks like `module:Name` the module; without those that only a file of settings has named."""
+    """The modules of all text like `module:Name`, without those that only a file of settings has named."""
     found = [text for text in _references(tree) if doubted or text not in _doubted]
     return list(dict.fromkeys(text.partition(":")[0] for text in found))
 
@@ -236,7 +236,7 @@ def confirmed(listed: Iterable[str], where: str) -> list[str]:
 
 
 def again(listed: Iterable[str], tree: Any) -> str:
-    """What to add to a command that reads these settings from their file."""
+    """The options to add to a command that reads these settings from a file."""
     names = [plugin.partition("#")[0] for plugin in listed] + [m for m in modules_in(tree) if m in _loaded]
     return "".join(f" --plugin {name}" for name in dict.fromkeys(names))
 
@@ -263,7 +263,7 @@ def _unnamed(where: str, name: str, plugin: str) -> str:
 
 
 def allow_only(modules: Iterable[str] | None) -> None:
-    """From now on this process imports plug-ins of these modules alone, and no files; None: any, as at the start."""
+    """From now on this process imports plug-ins of these modules only, and no files; None: any."""
     global _allowed
     _allowed = None if modules is None else frozenset(modules)
 
@@ -284,7 +284,7 @@ def _run_file(path: Path) -> None:
 
 @contextmanager
 def _importing(name: str, origin: str | None = None) -> Iterator[None]:
-    """What a plug-in raises is one line that names it; what it registers comes from `origin`."""
+    """Errors of a plug-in become one line that names it; what it registers has this `origin`."""
     before = list(_loading)
     _loading.extend([origin] if origin else [])
     try:

@@ -1,7 +1,7 @@
-"""Child Python processes: one program for all of them, and frames over a socket to speak with them.
+"""Child Python processes: one program for all of them, which exchanges frames with the parent over a socket.
 
 A child calls a function that its parent names ("module:function") with its end of the socket. It ends when the function
-returns or when the parent is gone. What the function raises arrives at the parent as one line.
+returns or when the parent is gone. An error of the function arrives at the parent as one line.
 
 Not `multiprocessing`: its children import the caller's main module again, which fails in a script without a main guard,
 and its messages are pickles. A child here works from a script, a notebook or a test alike, and imports only what its
@@ -47,8 +47,8 @@ def cores() -> int:
 
 
 def share_memory_of_threads() -> None:
-    """Have all threads allocate from one place, where the C library allows it: otherwise what each of them has freed
-    stays apart, and a process with many threads that handle megabytes holds much more than it uses."""
+    """Make all threads allocate from one arena, where the C library allows it: otherwise each thread keeps its own
+    freed memory, and a process with many threads that handle megabytes holds much more than it uses."""
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if library is not None and hasattr(library, "gnu_get_libc_version"):
         library.mallopt(ARENAS, 1)

@@ -32,7 +32,7 @@ from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import OwnStates, Party
 from visard.engines import local
-from visard.engines.refusal import MODEL, refusal
+from visard.engines.reply_checks import MODEL, refusal
 from visard.errors import UsageError, VisardError
 from visard.methods.fedavg import Down, FedAvg, Up
 from visard.methods.fedface import Down as FaceDown

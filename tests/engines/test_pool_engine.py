@@ -12,7 +12,7 @@ from tests.toys import Toy, ToyServer, noise_faces, toy_engine, toy_world
 
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
-from visard.engines.pool import AGAIN, Line, Pace, PoolNetwork
+from visard.engines.pool import AGAIN, JobQueue, Pace, PoolNetwork
 from visard.engines.request import DIED, LATE
 from visard.engines.worker import Job, pack_jobs
 from visard.errors import VisardError
@@ -158,13 +158,13 @@ def light(net: PoolNetwork) -> None:
 
 def test_several_clients_at_once_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[int] = []
-    real = Line.next
+    real = JobQueue.next
 
-    def counted(self: Line, given: int) -> list[Job]:
+    def counted(self: JobQueue, given: int) -> list[Job]:
         handed.append(len(tasks := real(self, given)))
         return tasks
 
-    monkeypatch.setattr(Line, "next", counted)
+    monkeypatch.setattr(JobQueue, "next", counted)
     expected = rounds(toy_engine(tmp_path, toy_world(tmp_path, MANY)), Toy())
     with pool(tmp_path, workers=1, clients=MANY) as net:
         light(net)

@@ -39,7 +39,7 @@ RUNS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.sp
     "socket.connect",
         "socket.bind", "webbrowser.open", "ctypes.dlopen", "os.startfile"}  # fmt: skip
 SOURCE = str(Path(__file__).resolve().parents[2])
-CHILD = "visard.graphs:serve"  # the one process that reading may start
+CHILD = "visard.onnx_process:serve"  # the one process that reading may start
 
 
 def seeds(folder: Path, names: list[str] | None = None) -> None:

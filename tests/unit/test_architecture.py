@@ -16,7 +16,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # from the bottom to the top; a room may import its own layer and those below it
 LAYERS = (
     {"errors", "files", "at_rest", "numerics", "disclosure", "downloads"}
-    | {"graphs", "plugins", "presets", "processes", "text"},
+    | {"onnx_process", "plugins", "presets", "processes", "text"},
     {"data", "models"},
     {"core"},
     {"learning"},

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from visard.errors import VisardError
-from visard.graphs import Port, _describe
 from visard.models import build, build_spec
 from visard.models import onnx as networks
 from visard.models.convert import NONE, OPERATORS, convert
@@ -20,6 +19,7 @@ from visard.models.files import load, open_model, save_model, start
 from visard.models.inputs import Inputs
 from visard.models.onnx import OnnxNetwork, export_onnx
 from visard.models.steps import blocks_of, checked, parse
+from visard.onnx_process import Port, _describe
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -147,7 +147,7 @@ def test_there_is_a_case_for_every_operator() -> None:
 
 
 class InProcess:
-    """What `visard.graphs.Graph` does, without a process for each of many small graphs."""
+    """What `visard.onnx_process.Graph` does, without a process for each of many small graphs."""
 
     def __init__(self, path: Path, threads: int) -> None:
         self.model = onnx.load(str(path))

@@ -172,9 +172,9 @@ def test_lists_of_names_are_bounded() -> None:
     with pytest.raises(TypeError, match="is no name of a metric"):
         Names("a\nb")
     many = [f"m{i}" for i in range(2000)]
-    assert Names(of=lambda method, message: many).stranger(many, None, None) is not None
-    assert Names(of=lambda method, message: ["x" * 101]).stranger(["x" * 101], None, None) is not None
-    assert Names("loss", of=lambda method, message: message).stranger(["loss", "a"], None, ["a"]) is None
+    assert Names(of=lambda method, message: many).undeclared(many, None, None) is not None
+    assert Names(of=lambda method, message: ["x" * 101]).undeclared(["x" * 101], None, None) is not None
+    assert Names("loss", of=lambda method, message: message).undeclared(["loss", "a"], None, ["a"]) is None
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from visard.engines.refusal import refusal
+from visard.engines.reply_checks import refusal
 from visard.methods.fedface import Down, FedFace, Up
 
 

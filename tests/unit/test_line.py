@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from visard.engines.pool import AHEAD, MOST, Line, Pace
+from visard.engines.pool import AHEAD, MOST, JobQueue, Pace
 from visard.engines.request import Request
 from visard.engines.worker import Job
 
@@ -23,18 +23,18 @@ def positions(given: list[Job]) -> list[int]:
 
 
 def test_before_anything_is_known_tasks_go_out_one_by_one() -> None:
-    assert positions(Line(tasks([1] * 100), Pace(), 2).next(0)) == [0]
+    assert positions(JobQueue(tasks([1] * 100), Pace(), 2).next(0)) == [0]
 
 
 def test_heavy_tasks_go_largest_first_but_do_not_run_far_ahead() -> None:
-    line = Line(tasks([1, 5, 3] + [9] * 100), pace(10.0), 1)
+    line = JobQueue(tasks([1, 5, 3] + [9] * 100), pace(10.0), 1)
     assert [positions(line.next(0))[0] for _ in range(AHEAD)] == [3, 4, 5, 6, 7, 1, 2, 0]
     assert line.next(0) == [], "the next ones wait until the first replies were handed on"
     assert positions(line.next(1)) == [8]
 
 
 def test_light_tasks_go_out_in_handfuls_that_shrink_towards_the_end() -> None:
-    line = Line(tasks([1] * 200), pace(0.005), 2)
+    line = JobQueue(tasks([1] * 200), pace(0.005), 2)
     given, sizes = 0, []
     while batch := line.next(given):
         assert positions(batch) == list(range(given, given + len(batch)))
@@ -59,7 +59,7 @@ def test_a_pace_follows_what_it_hears() -> None:
 
 
 def test_what_a_lost_worker_had_not_begun_comes_back_in_its_place() -> None:
-    line = Line(tasks([1] * 40), pace(0.02), 1)
+    line = JobQueue(tasks([1] * 40), pace(0.02), 1)
     batch = line.next(0)
     assert positions(batch) == [0, 1, 2, 3, 4]
     line.back(batch[1:])

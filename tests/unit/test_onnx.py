@@ -154,7 +154,7 @@ def test_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         return real(name, *rest)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    monkeypatch.setattr("visard.graphs.find_spec", lambda name: None)
+    monkeypatch.setattr("visard.onnx_process.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'visard\[onnx\]'"):
         visard.load_model(path)
     with pytest.raises(UsageError, match=r"pip install 'visard\[onnx\]'"):

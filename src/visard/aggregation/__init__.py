@@ -1,1 +1,1 @@
-"""How the replies of many clients become one."""
+"""How the replies of many clients are combined."""

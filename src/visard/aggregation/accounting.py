@@ -1,7 +1,7 @@
 r"""How much privacy a run has spent: epsilon at a delta, from the noise of each sum and how its clients were drawn.
 
 A sum over clients has noise of standard deviation `noise` times the longest update that one client can have in it.
-Two figures are of interest, of runs that differ in one client:
+Two values of epsilon are computed, for runs that differ in one client:
 
 amplified   towards a reader of the models who does not know which clients took part in which round. Clients that are
             drawn one by one (Poisson) are counted by privacy loss distributions, for a client that is there or not; a
@@ -24,7 +24,7 @@ from visard.errors import UsageError
 Sampling = Literal["fixed", "poisson"]
 INTERVAL = 1e-3  # of privacy losses; distributions are rounded up to it
 PRECISION = 1e-3  # relative, of a noise that is chosen for an epsilon
-NEVER = 1e-6  # of delta: as likely may it be that all rounds together see an empty cohort, which is drawn again
+NEVER = 1e-6  # of delta: largest probability that any round draws an empty cohort, which is drawn again
 
 
 @dataclass(frozen=True)
@@ -35,25 +35,25 @@ class Sum:
     asked: int  # clients of a cohort of fixed size; else 0
     share: float  # that a client is in the cohort
     clients: int  # of the run
-    noise: float  # standard deviation by the longest update
+    noise: float  # standard deviation over the longest update
 
     @property
     def everyone(self) -> bool:
-        """Whether all clients are in it, so that there is nothing to guess."""
+        """Whether all clients are in it, so that sampling hides nothing."""
         return self.share >= 1
 
     def expected(self, asked: int) -> float:
-        """How many clients a cohort has on average; the sum is divided by that, so that no count shows in it."""
+        """How many clients a cohort has on average; dividing the sum by this does not reveal the count."""
         return self.share * self.clients if self.sampling == "poisson" else asked
 
 
 def largest_delta(clients: int) -> float:
-    """The largest delta that says anything of so many clients."""
+    """The largest delta that is meaningful for so many clients."""
     return float(max(2, clients) ** -1.1)
 
 
 def epsilon_plain(inverse: float, delta: float) -> float:
-    r"""Of Gaussian mechanisms of which the $1/z^2$ add up to `inverse`; infinite where one of them had no noise."""
+    r"""Epsilon of Gaussian mechanisms whose $1/z^2$ add up to `inverse`; infinite where one of them had no noise."""
     if inverse == 0:
         return 0.0
     if not math.isfinite(inverse):
@@ -88,7 +88,7 @@ def _least(above: Callable[[float], bool], tolerance: float) -> float:
 
 
 def epsilon_amplified(sums: tuple[tuple[Sum, int], ...], delta: float) -> float:
-    """Of sums, each with how often it was taken, towards a reader of the models who does not know the cohorts."""
+    """Epsilon of sums, each with its number of times, for a reader of the models who does not know the cohorts."""
     if not sums:
         return 0.0
     if any(each.noise == 0 for each, _ in sums):
@@ -122,7 +122,7 @@ def _counted(sums: tuple[tuple[Sum, int], ...], delta: float) -> float:
 
 
 def empty_cohort(sum: Sum, rounds: int) -> float:
-    """How likely one of so many rounds draws no client at all."""
+    """The probability that one of so many rounds draws no client at all."""
     return 0.0 if sum.everyone else min(1.0, rounds * (1 - sum.share) ** sum.clients)
 
 

@@ -4,8 +4,8 @@ r"""Smaller replies: the update of the weights in 16 or 8 bits a number, with er
     name = "compress"
     to = "int8"
 
-What is sent in place of an entry $\theta$ of the weights is its update $u = \theta - \theta_0 + e$ with $\theta_0$ of
-the message and $e$ what earlier rounds left unsaid (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1), as
+Instead of an entry $\theta$ of the weights the client sends its update $u = \theta - \theta_0 + e$ with $\theta_0$ of
+the message and $e$ the error of earlier rounds (Seide et al. 2014; Karimireddy et al. 2019, Algorithm 1), as
 
     fp16   half-precision floats in the shape of the entry;
     int8   bytes: two float32, the least value $l$ and the width $w$ of a level, then a byte $q$ for each number, which
@@ -14,7 +14,7 @@ the message and $e$ what earlier rounds left unsaid (Seide et al. 2014; Karimire
 With `aggregation.secure` (int8 alone) all clients have the same levels, 127 up and 127 down, so that they can be summed
 behind masks: see `layout.Levels`.
 
-The server adds what it reads to $\theta_0$, and nothing after that knows of it: checks, limits and rules see weights.
+The server adds the update to $\theta_0$ first, so that checks, limits and rules see ordinary weights.
 The difference is the next $e$, which stays with the client as a part of its state. Running statistics, counters, and
 entries that would not become smaller are sent as they are.
 """
@@ -50,8 +50,8 @@ class Compress(Postprocessor):
     last = True
 
     to: Literal["fp16", "int8"] = "int8"
-    feedback: bool = True  # whether what a round leaves unsaid is added to the next one
-    # with aggregation.secure: largest change of a number that one reply can say, relative to the largest of its entry
+    feedback: bool = True  # whether the error of a round is added to the next one
+    # with aggregation.secure: largest change of a number in one reply, relative to the largest of its entry
     reach: Annotated[float, Field(gt=0, le=100)] = 0.1
 
     def __call__(self, client: Client, message: Any, reply: R) -> R:
@@ -68,7 +68,7 @@ class Compress(Postprocessor):
         update = value.double() - sent.double()
         if key in left:
             update += left[key].double()
-        if not bool(torch.isfinite(update).all()):  # the server says what it thinks of that
+        if not bool(torch.isfinite(update).all()):  # the server refuses it
             return value
         packed = halves(update) if self.to == "fp16" else levels(update, client.rng)
         left[key] = (sent.double() + update - opened(packed, sent).double()).float()
@@ -86,7 +86,7 @@ class Compress(Postprocessor):
 
 
 def halves(update: Tensor) -> Tensor:
-    """An update in half precision; what is beyond its range becomes the largest number in it."""
+    """An update in half precision; values beyond its range become the largest number."""
     return update.clamp(-LARGEST, LARGEST).to(torch.float16)
 
 
@@ -105,7 +105,7 @@ def levels(update: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def opened(packed: Tensor, sent: Tensor) -> Tensor:
-    """The entry that a packed update stands for; ValueError where it is none of this entry."""
+    """The entry from a packed update; ValueError if it does not fit this entry."""
     if packed.dtype == torch.float16 and packed.shape == sent.shape:
         update = packed.double()
     elif packed.dtype == torch.uint8 and packed.shape == (HEAD + sent.numel(),):
@@ -127,6 +127,6 @@ def _weights(message: Any, reply: Any) -> Iterator[tuple[str, Weights, Weights]]
 
 
 def unsaid(state: State, where: str) -> Weights:
-    """What earlier rounds left unsaid of a field; changes to it are changes of the state."""
+    """The errors of earlier rounds in a field; changes to it are changes of the state."""
     found: Weights = state.setdefault("compress", {}).setdefault(where, {})
     return found

@@ -1,4 +1,4 @@
-r"""Differential privacy for clients: what one client adds to an average is bounded, and noise hides whether it did.
+r"""Differential privacy for clients: the contribution of a client to an average is bounded, and noise hides it.
 
     [aggregation.dp]
     clip = 1.0       # largest L2 norm of a client's update
@@ -61,15 +61,19 @@ STATISTICS = (
 class Privacy:
     """`[aggregation.dp]`."""
 
-    clip: Positive = 1.0  # C, of the first round where it adapts
+    clip: Positive = 1.0  # C; of the first round if it adapts
     quantile: Annotated[float, Field(gt=0, lt=1)] | None = None  # of the norms that C follows; None: it stays
     clip_rate: Positive = 0.2  # how fast it does
-    noise: Annotated[float, Field(ge=0, le=1000)] | None = None  # z; None: the least that keeps epsilon to the end
-    epsilon: Positive | None = None  # the run ends before it would spend more; None: it only counts
+    noise: Annotated[float, Field(ge=0, le=1000)] | None = (
+        None  # z; None: the least noise with which epsilon lasts for all rounds
+    )
+    epsilon: Positive | None = None  # the run ends before it would spend more; None: no limit
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # None: 1 / n^1.1 of n clients
     sampling: Sampling = "fixed"  # a cohort of fixed size, or each client drawn by itself
-    colluders: Annotated[float, Field(ge=0, lt=0.5)] = 0.0  # share of a secure sum that may tell the server its noise
-    unit: Literal["client", "person"] = "client"  # what is bounded and hidden: a client with all it has, or each person
+    colluders: Annotated[float, Field(ge=0, lt=0.5)] = (
+        0.0  # share of the members of a secure sum that may reveal their noise to the server
+    )
+    unit: Literal["client", "person"] = "client"  # what is bounded and hidden: a whole client, or each person
 
     def __post_init__(self) -> None:
         if self.noise is None and self.epsilon is None:
@@ -77,15 +81,15 @@ class Privacy:
 
 
 class BudgetSpent(VisardError):
-    """The next sum would cost more than the run may spend."""
+    """The next sum would exceed the privacy budget."""
 
 
 @dataclass
 class Account:
-    """What a run has spent so far; `state` is a part of the checkpoint, and changes as sums are taken.
+    """The privacy that a run has spent so far; `state` is part of the checkpoint, and changes with every sum.
 
-    With `known`, what counts is what the server can tell, which knows the cohorts (`aggregation.secure`). With
-    `unit` = person the clients of the account are people.
+    With `known`, epsilon holds towards the server, which knows the cohorts (`aggregation.secure`). With `unit` = person
+    the clients of the account are people.
     """
 
     settings: Privacy
@@ -96,7 +100,7 @@ class Account:
 
     @property
     def delta(self) -> float:
-        """At most 1 / n^1.1: a larger one would allow to publish one client in clear."""
+        """At most 1 / n^1.1: a larger delta would allow a client to be published in the clear."""
         most, delta = largest_delta(self.clients), self.settings.delta
         if delta is not None and delta > most:
             what = "people" if self.settings.unit == "person" else "clients"
@@ -110,7 +114,7 @@ class Account:
     def sum_of(self, asked: int, share: float | None) -> Sum:
         """The sum that is about to be taken; `share` is that of a random cohort, None where a method chose it."""
         dp, people = self.settings, self.settings.unit == "person"
-        if share is None or dp.sampling == "fixed":  # a cohort that is no random one is as if everyone knew it
+        if share is None or dp.sampling == "fixed":  # a cohort that is not random counts as known to everyone
             q = 1.0 if share is None or people else min(1.0, asked / self.clients)  # clients are drawn, not people
             found = Sum("fixed", asked, q, self.clients, dp.noise or 0.0)
         else:
@@ -146,7 +150,7 @@ class Account:
             )
 
     def take(self, sum: Sum, clients: Collection[ClientId]) -> dict[str, float]:
-        """Count a sum; returns the figures of the round."""
+        """Count a sum; returns the metrics of the round."""
         sums, plain = self._after(sum, clients)
         self.state["sums"] = [[*vars(each).values(), count] for each, count in sums.items()]
         self.state["plain"] = plain
@@ -175,7 +179,7 @@ class Account:
 
 
 def _most(sums: Mapping[Sum, int], plain: Mapping[ClientId, float]) -> float:
-    """What the client that took part most often adds up to; infinite where a sum had no noise."""
+    """The total of the client that took part most often; infinite where a sum had no noise."""
     return math.inf if any(not each.noise for each in sums) else max(plain.values(), default=0.0)
 
 
@@ -192,7 +196,7 @@ def split_noise(noise: float, clip: float, expected: float, adaptive: bool) -> t
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the numbers of an update stand in a vector of integers, and how large they are."""
+    """The layout of an update as a vector of integers, and its unit."""
 
     places: dict[str, dict[str, torch.Size]]  # by field: the entries that are averaged
     unit: float
@@ -214,7 +218,7 @@ class Grid:
         return sum(shape.numel() for entries in self.places.values() for shape in entries.values())
 
     def update(self, message: Any, reply: Any) -> npt.NDArray[np.float64]:
-        """What a reply changes of what was sent; a ValueError says what is wrong with it."""
+        """The update of a reply relative to what was sent; a ValueError says what is wrong with it."""
         parts = [np.zeros(0)]
         for name, entries in self.places.items():
             sent, value = entries_of(getattr(message, name, None)), entries_of(getattr(reply, name))
@@ -252,11 +256,11 @@ class Grid:
 
 
 class PrivateReduction:
-    """One private sum at the server, in the place of `Reduction`: the same calls.
+    """One private sum at the server, with the interface of `Reduction`.
 
     `stream` gives the random bits of this place in the run for a digest of the sum: the same replies get the same
-    noise, also after a restart, and others get other noise. With `read` a reply is a sum over people already: it gives
-    their bounded updates, how many were within the bound, and how many there are.
+    noise, also after a restart, and other replies get other noise. With `read` a reply is already a sum over people: it
+    gives their bounded updates, how many were within the bound, and how many there are.
     """
 
     def __init__(
@@ -282,10 +286,10 @@ class PrivateReduction:
         return () if self._read is None else self.fields
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to close."""
 
     def take(self, client: ClientId, message: Any, reply: Any) -> Any:
-        """Add a client's update; returns its reply without what the account does not cover."""
+        """Add a client's update; returns its reply without anything that the noise does not cover."""
         if any(getattr(message, f, None) is not getattr(self._message, f, None) for f in self.fields):
             raise VisardError("aggregation.dp: the clients of a sum were sent different weights")
         try:
@@ -304,7 +308,7 @@ class PrivateReduction:
         return bare(reply, self.fields)
 
     def result(self) -> dict[str, Any]:
-        """The fields with the mean update and its noise; C has adapted then, where it does."""
+        """The fields with the mean update and its noise; also adapts C, if it adapts."""
         if not self._clients and self.left_out:
             client, (_, reason) = next(iter(self.left_out.items()))
             raise VisardError(f"no reply can count in the average: {client}: {reason}")
@@ -321,9 +325,9 @@ class PrivateReduction:
 
 
 def bare(reply: Any, fields: Collection[str]) -> Any:
-    """A reply without what was averaged, and without what it says of its client alone.
+    """A reply without the averaged fields, and without metrics and counts of its client.
 
-    What else it holds was never part of a sum: a method that sends such things cannot have differential privacy.
+    Any other field is not part of a sum, so a method that sends one cannot have differential privacy.
     """
     empty: dict[str, Any] = {}
     for name, kind in declared_kinds(type(reply)).items():

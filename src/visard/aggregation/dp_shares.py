@@ -1,7 +1,7 @@
 r"""The noise of a secure sum, in shares: each member adds a part, and the server never sees a sum without noise.
 
-After Kairouz, Liu and Steinke 2021. A sum is opened only where at least `least` vectors have arrived, and every member
-holds to that itself. Of these, `colluders` may tell the server their noise. So each member adds a discrete Gaussian of
+After Kairouz, Liu and Steinke 2021. A sum is opened only if at least `least` vectors have arrived, which every member
+checks itself. Of these, `colluders` may reveal their noise to the server. So each member adds a discrete Gaussian of
 variance $(z C)^2 / (least - colluders)$, and what is left in the sum has noise $z$ at least; it has more where more
 arrive. On integers as fine as these a sum of discrete Gaussians is one, but for less than $10^{-100}$.
 
@@ -39,13 +39,13 @@ class Shared:
 
     label: str  # run, stage, round, ask
     members: int
-    least: int  # vectors without which the sum is not opened
+    least: int  # vectors that must have arrived before the sum is opened
     colluders: int
     clip: float
     noise: float  # z, of the sum
     expected: float  # clients that the sum is divided by
     adaptive: bool
-    people: int = field(default=1, repr=False)  # whose bounded updates one member adds up, at most
+    people: int = field(default=1, repr=False)  # most people whose updates one member adds up
 
     @classmethod
     def of(
@@ -60,7 +60,7 @@ class Shared:
         adaptive: bool,
         people: int = 1,
     ) -> Shared:
-        """By shares of the members, as settings say; one line where too few would be left."""
+        """From the shares of members in the settings; one line if too few would be left."""
         least, odd = max(2, math.ceil(threshold * members - 1e-9)), math.floor(colluders * members + 1e-9)
         if least - odd < 1 or members < 2:
             raise UsageError(
@@ -71,7 +71,7 @@ class Shared:
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any]) -> Shared:
-        """What a server sent; one line if it makes no sense."""
+        """Parse what a server sent; one line if it makes no sense."""
         try:
             found = cls(
                 str(tree["label"]), int(tree["members"]), int(tree["least"]), int(tree["colluders"]),
@@ -97,7 +97,7 @@ class Shared:
 
     @property
     def count_scale(self) -> float:
-        """What b - 1/2 is multiplied with."""
+        """The factor of b - 1/2."""
         whole, counted = self._split
         return whole / counted if counted else self.clip
 

@@ -26,14 +26,16 @@ from visard.errors import PublicError, VisardError
 COARSE = 256.0  # running statistics and metrics are divided by this: they are larger, and need fewer digits
 MOST = 127  # levels of a compressed update, up and down
 BLOCK = 2**14  # numbers that are turned into fixed point at a time: they stay in the processor's cache
-LEAST = 0.1  # largest number that an entry is taken to have, at least: biases begin at 0
+LEAST = 0.1  # least value taken for the largest number of an entry: biases begin at 0
 
 
 @dataclass(frozen=True)
 class Levels:
     """Entries whose updates are summed as levels of 8 bits, several in one number of the vector."""
 
-    widths: dict[str, dict[str, float]]  # by field and entry: of a level; all clients have the same, of what was sent
+    widths: dict[
+        str, dict[str, float]
+    ]  # width of a level by field and entry; the same for all clients, from what was sent
     feedback: bool
 
     @classmethod
@@ -59,7 +61,7 @@ class Levels:
         return 32 // bits, bits
 
     def packed(self, client: Client, message: Any, reply: Any, weight: float, members: int) -> Vector:
-        """The levels of a client's weighted update; what they leave unsaid stays in its state for the next round."""
+        """The levels of a client's weighted update; the rounding error stays in its state for the next round."""
         found = []
         for name, widths in self.widths.items():
             sent, value = getattr(message, name), getattr(reply, name)
@@ -104,7 +106,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each number of a reply stands in the vector: the same for all clients that were sent the same."""
+    """The place of each number of a reply in the vector: the same for all clients that were sent the same."""
 
     entries: dict[str, dict[str, tuple[torch.Size, float]]]  # by field: shape of an entry, and what it is divided by
     metrics: tuple[tuple[str, str], ...]  # field and name; a field that is one number has the name ""
@@ -177,7 +179,7 @@ class Layout:
         return numbers + 2 * len(self.metrics)
 
     def without(self, reply: Any, vector: Tensor) -> Any:
-        """The reply with the vector in its first field, without the others and without what it says of itself."""
+        """The reply with the vector in its first field, without the other fields and its own counts."""
         empty: dict[str, Any] = {name: _nothing(getattr(reply, name)) for name in (*self.entries, *dict(self.metrics))}
         if declared_kinds(type(reply)).get("n") is Disclosure.count:
             empty["n"] = 1
@@ -220,7 +222,7 @@ class Layout:
 
 
 def _share(total: float, weight: float) -> float:
-    """The weight of the clients that had something to say; 0 where rounding alone is left."""
+    """The weight of the clients that contributed; 0 where only rounding is left."""
     if not -1e-3 <= total <= weight + 1e-3:
         raise VisardError("the masks of a secure sum do not cancel: its clients were asked different things")
     return float(total) if total > 1e-3 else 0.0
@@ -233,7 +235,7 @@ def _numbers(value: Tensor) -> npt.NDArray[Any]:
 
 
 def _nothing(value: Any) -> Any:
-    """In the place of a value: of the same type, and empty."""
+    """An empty value of the same type."""
     return (
         {}
         if isinstance(value, dict)

@@ -1,13 +1,13 @@
 r"""Limits between clients that need not trust each other: how much one reply counts, how far it can move the result,
-and which replies are named because they are far from the others.
+and which replies are reported because they are far from the others.
 
     [aggregation]
     max_weight = 0.5   # largest share of one reply in an average; 1 = no limit
     bound = 3.0        # largest norm of an update, as a multiple of the median of the round; 0 = no limit
 
 The update of a reply is what it changes of what its client was sent under the same name, or all of it where nothing was
-sent. Its norm is taken over the trained entries and over batch norm's running statistics apart: these are of another
-size, and one limit for both would guard neither.
+sent. Its norm is taken separately over the trained entries and over batch norm's running statistics: these differ in
+size, and a common limit would protect neither.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def capped(weights: Sequence[float], most: float) -> list[float]:
     r"""The weights of replies, changed so that no share of their sum is above `most`.
 
     The largest get the share `most`, the others share the rest in their proportions (water-filling). Where `most` is
-    below $1/n$ all are equal. Computed in fractions, so neither the order nor the size of a claim shows in the others'
-    shares. Weights of which none is too large come back as they are.
+    below $1/n$ all are equal. Computed in fractions, so neither the order nor the size of a claim changes the others'
+    shares. If no weight is too large, all stay as they are.
     """
     exact, limit = [Fraction(w) for w in weights], Fraction(most)
     if max(exact, default=Fraction(0)) <= limit * sum(exact):
@@ -70,8 +70,8 @@ def longest(found: Sequence[float], bound: float, sent: float) -> float:
     """The longest update that a round allows: `bound` times the median of its norms.
 
     Of an even number of replies the lower of the middle two counts: of two replies the shorter one is the measure. A
-    small update (`SMALL` of the norm of what was sent) is always allowed, so that one of two cannot hold the other
-    fast by sending nothing. One reply alone has no others to be measured by: it may be as long as what was sent.
+    small update (`SMALL` of the norm of what was sent) is always allowed, so that one of two clients cannot stop the
+    other by sending no update. A single reply may be as long as what was sent.
     """
     if len(found) < 2:
         return sent or math.inf
@@ -81,7 +81,7 @@ def longest(found: Sequence[float], bound: float, sent: float) -> float:
 def shortened(value: Weights, sent: Weights | None, allowed: dict[str, float], lengths: dict[str, float]) -> Weights:
     """A value whose update has the same direction and is no longer than `allowed` in any part.
 
-    An update that is longer than float64 can say becomes none at all.
+    An update too long for float64 is dropped.
     """
     result = dict(value)
     for key, tensor in value.items():
@@ -98,9 +98,9 @@ def shortened(value: Weights, sent: Weights | None, allowed: dict[str, float], l
 
 
 def far(found: Sequence[float], sent: Sequence[float]) -> list[str | None]:
-    """Of each norm: in words how far it is from the others', or None where it is not far.
+    """For each norm: in words how far it is from the others, or None if it is not far.
 
-    Fewer than three replies have no median to speak of: there an update is far if it is longer than what was sent.
+    With fewer than three replies an update is far if it is longer than what was sent.
     """
     said: list[str | None] = []
     middle, scale = (median_low(found), _scale(found)) if found else (0.0, 0.0)

@@ -1,4 +1,4 @@
-r"""Server optimisers: how far the server goes from what it sent towards what its rule makes of the replies.
+r"""Server optimisers: how far the server moves from what it sent towards the result of its rule.
 
 Without one the server takes the rule's result as it is. With one the difference between that and what was sent is the
 direction $\Delta_t$ of a step (Reddi et al. 2021, Algorithms 1 and 2):
@@ -34,11 +34,11 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 
 @dataclass(frozen=True, kw_only=True)
 class Optimiser(ABC):
-    """A frozen dataclass whose fields are its settings; what it remembers is handed in and out."""
+    """A frozen dataclass whose fields are its settings; its state is passed in and out."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line that describes it
-    keeps: ClassVar[tuple[str, ...]]  # names of what it remembers of each entry
+    keeps: ClassVar[tuple[str, ...]]  # names of what it keeps for each entry
 
     lr: Rate
 
@@ -47,11 +47,11 @@ class Optimiser(ABC):
         """The step (float64) for one entry from its `delta`; `kept` (float64) is replaced by what to remember."""
 
     def first(self, name: str) -> float:
-        """What every number of something that it remembers is at first."""
+        """The initial value of something that it keeps."""
         return 0.0
 
     def apply(self, sent: Weights, result: Weights, state: State, statistics: Collection[str] = ()) -> Weights:
-        """New weights from those that were sent and the rule's result; `state` is changed to what comes next."""
+        """New weights from those that were sent and the rule's result; `state` is updated."""
         found = dict(result)
         for key, value in result.items():
             if not value.is_floating_point() or is_statistic(key, statistics):

@@ -1,4 +1,4 @@
-r"""Outgoing postprocessors: what happens to a reply at the client before it leaves (clip, and what follows it).
+r"""Outgoing postprocessors: change a reply at the client before it leaves.
 
 The run's settings list them, for every method, and every engine applies them in that order after each step:
 
@@ -7,9 +7,9 @@ The run's settings list them, for every method, and every engine applies them in
     norm = 1.0
 
 A postprocessor is a frozen dataclass whose fields are its settings. It gives a reply of the same type, and passes on
-replies without the fields that it works on. What it sends in another form the server turns back before anything else
-looks at it (`received`); ledgers say what was sent. The ledger of a run declares the list. Data that are centralised
-have left already: what is computed on them is not changed.
+replies without the fields that it works on. If it sends another form, the server converts it back first (`received`);
+ledgers record what was sent, and the ledger of a run lists the postprocessors. They do not apply where data were
+centralised, since these have left already.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Postprocessor(ABC):
     """Changes replies at the client."""
 
     name: ClassVar[str]
-    title: ClassVar[str]  # one line for people
+    title: ClassVar[str]  # one line that describes it
     last: ClassVar[bool] = False  # whether it sends another form, which no postprocessor after it could read
 
     @abstractmethod
@@ -38,7 +38,7 @@ class Postprocessor(ABC):
         """The reply that leaves the client in place of `reply`, which answers `message`; neither is changed."""
 
     def received(self, message: Any, reply: R) -> R:
-        """At the server: the reply that stands for what came; a ValueError says what is wrong with that."""
+        """At the server: the reply in its original form; a ValueError says what is wrong with it."""
         return reply
 
 

@@ -1,4 +1,4 @@
-r"""Differential privacy for people: each person of a client is a virtual client with a bounded update of its own.
+r"""Differential privacy for people: each person of a client is a virtual client with its own bounded update.
 
     [aggregation.dp]
     unit = "person"
@@ -6,11 +6,11 @@ r"""Differential privacy for people: each person of a client is a virtual client
 After DP-FedEmb (Xu et al., CVPR 2023). A client does its step once for each of its people, from the same weights, with
 the pictures of that person alone and a head that stays at home, shortens each update to the norm C and sends their sum.
 One person more or less moves the sum over all clients by C at most, so noise and accounts are those of `dp` with people
-in the place of clients. In the paper a virtual client is a group of people. Here it is one, who learns to differ from
+instead of clients. In the paper a virtual client is a group of people. Here it is one, who learns to differ from
 public people: one person more or less in a group can move its update by 2 C.
 
 With `sampling = "poisson"` all clients are asked, and each draws its people one by one, by its own secret. Otherwise
-all people of the clients that are asked take part, and nothing is claimed for the choice of these clients.
+all people of the clients that are asked take part, and the random choice of clients does not reduce epsilon.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Virtual:
 
 @dataclass
 class Total:
-    """The bounded updates of people, added up."""
+    """The sum of the bounded updates of people."""
 
     grid: Grid
     clip: float
@@ -95,7 +95,7 @@ class Total:
 
 
 def read(reply: Any, fields: tuple[str, ...], grid: Grid, clip: float, most: int) -> tuple[Integers, int, int]:
-    """The sum that a client of at most so many people sent, how many were within the bound, and how many there were.
+    """The sum that a client of at most `most` people sent, how many were within the bound, and how many there were.
 
     A ValueError says what is wrong with it. That each update is bounded is up to the client; the sum is bounded here.
     """
@@ -118,14 +118,14 @@ def present(data: ClientData) -> list[int]:
 
 
 def alone(data: ClientData, label: int) -> ClientData:
-    """The training pictures of one person, as those of a client that has no other."""
+    """The training pictures of one person, as if the client had no other."""
     train, classes = data.train, data.train.classes[label : label + 1]
     none = FaceView.of(train.faces, [], classes)
     return ClientData(FaceView.of(train.faces, train.index[train.labels == label], classes), none, none)
 
 
 def check_apart(clients: Mapping[ClientId, ClientData]) -> None:
-    """Refuse clients that have people in common: such a person would move two updates."""
+    """Refuse clients with people in common: such a person would be in two updates."""
     owner: dict[int, ClientId] = {}
     for client, data in clients.items():
         for label in present(data):

@@ -1,5 +1,5 @@
-"""Fields of many replies on their way to one value: taken in one by one, and held back where the run has limits or its
-rule needs all of them at once."""
+"""Combines fields of many replies: replies are added one by one, or held where the run has limits or its rule needs all
+of them at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from visard.core import ClientId, Weights
 from visard.errors import VisardError
 from visard.text import plural
 
-IN_MEMORY = 2**28  # bytes of held replies; more of them go to a file without a name
+IN_MEMORY = 2**28  # bytes of held replies; the rest goes to an unnamed file
 PIECE = 2**22  # bytes of all replies together that a rule has in memory at once
 
 Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
@@ -41,7 +41,7 @@ class Remark:
 class _Sent:
     """What a client was sent under the name of a field, and its norms by part."""
 
-    given: Any  # as it stands in the message; held, so that its id is not used again
+    given: Any  # as in the message; kept alive, so that its id is not reused
     weights: Weights | None
     lengths: dict[str, float]
 
@@ -65,15 +65,15 @@ class _Entry:
 
 
 class Reduction:
-    """Takes fields out of replies as they come in and makes one value of each by the run's rule.
+    """Takes fields out of replies as they arrive and combines each by the run's rule.
 
     A field holds weights, one tensor, or None, which does not count. Clients that were simulated as a group share one
     value: it is added once, with the weight of all of them.
 
     Without limits a value is added as it comes, so memory does not grow with the clients. With limits no share and no
     median is known before the last reply: values are kept until then, in memory up to 256 MB and beyond in an unnamed
-    file of `folder`, and read again one at a time; a rule that needs all of them at once reads them by pieces. Which
-    replies are far from the others is found either way.
+    file of `folder`, and read again one at a time; a rule that needs all of them at once reads them piece by piece.
+    Replies that are far from the others are found in either case.
     """
 
     def __init__(
@@ -94,16 +94,16 @@ class Reduction:
         self._store = _Store(folder) if rule.limited else None
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Free the held replies."""
         if self._store is not None:
             self._store.close()
 
     def known(self, reply: Any) -> tuple[str, ...]:
-        """The fields of a reply that are the value of the reply before it."""
+        """The fields of a reply that are the same object as in the reply before."""
         return tuple(f for f in self.fields if f in self._last and getattr(reply, f, None) is self._last[f])
 
     def take(self, client: ClientId, message: Any, reply: Any) -> Any:
-        """Count a client's reply to a message in; returns it without the fields."""
+        """Add a client's reply to a message; returns it without the fields."""
         by = self._by
         weight = 1 if by is None else getattr(reply, by) if isinstance(by, str) else by(reply)
         rest = dataclasses.replace(
@@ -127,7 +127,7 @@ class Reduction:
         return rest
 
     def result(self) -> dict[str, Any]:
-        """What each field becomes; None where no client had it. Then `remarks` and `left_out` are complete."""
+        """The result of each field; None where no client had it. Afterwards `remarks` and `left_out` are complete."""
         if self._store is not None:
             for name in self.fields:
                 self._leave_out(name)
@@ -181,7 +181,7 @@ class Reduction:
             last.value = None
 
     def _leave_out(self, name: str) -> None:
-        """A value that nothing was sent for must look as most of them do."""
+        """Leave out values that differ in form from most others, where nothing was sent to compare with."""
         entries = self._entries[name]
         usual = Counter(frozenset(e.layout) for e in entries).most_common(1)
         for entry in entries:
@@ -189,7 +189,7 @@ class Reduction:
                 self.left_out[entry.clients[0]] = name, "has other entries or shapes than most replies"
 
     def _combined(self, name: str, entries: list[_Entry], weights: list[float]) -> Weights:
-        """What the rule makes of values within the limits; one line where there are fewer than it needs."""
+        """The rule's result for values within the limits; one line where there are too few."""
         if reason := self.rule.too_few(len(entries)):
             raise VisardError(f"the average of {name}: {reason}")
         if isinstance(self.rule, RuleOfAll):
@@ -213,7 +213,7 @@ class Reduction:
         return found
 
     def _shorten(self, name: str, entries: list[_Entry], store: _Store) -> None:
-        """Bring updates within `bound`: a longer one is held in its shorter form from here on."""
+        """Shorten updates that exceed `bound`; from here on the shorter form is held."""
         if not self.rule.bound:
             return
         found = {part: [e.lengths[part] for e in entries] for part in (entries[0].lengths if entries else ())}
@@ -254,7 +254,7 @@ class Reduction:
 
 
 class _Store:
-    """Values one after the other, as bytes: in memory at first, then in a file that has no name and goes with it."""
+    """Values one after the other, as bytes: in memory at first, then in an unnamed file."""
 
     def __init__(self, folder: Path | None) -> None:
         # closed by `close`; where the process dies the system removes it

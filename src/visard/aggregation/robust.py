@@ -1,4 +1,4 @@
-r"""Rules that a minority of hostile clients cannot move far, whatever these send.
+r"""Robust rules: a minority of hostile clients cannot move their result far, whatever they send.
 
     rule               each client     what it gives                                              paper
     median             alike           the median of each coordinate                              Yin et al. 2018
@@ -11,10 +11,10 @@ r"""Rules that a minority of hostile clients cannot move far, whatever these sen
 They are for rounds in which all clients are sent the same. Krum and the geometric median measure distances: each field
 by itself, and its trained entries and batch norm's running statistics apart, as `limits` does, so that what is large in
 one part hides nothing in another. Integer entries (counters) become their median, of an even number the lower of the
-middle two. Replies are taken in the order of the clients' names, so that the order in which they come does not show in
-the bits. Memory does not grow with the size of a reply: each rule reads all replies piece by piece.
+middle two. Replies are taken in the order of the clients' names, so that the order of arrival does not change the bits.
+Memory does not grow with the size of a reply: each rule reads all replies piece by piece.
 
-A bound on the norm of each update is no rule of its own: `bound` (see `limits`) holds before every rule, the mean too.
+A bound on the norm of updates is not a rule: `bound` (see `limits`) applies before every rule, including the mean.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def parts(replies: Held) -> list[list[str]]:
 def distances(replies: Held, keys: Sequence[str]) -> Tensor:
     """The squared distances (n, n) between all pairs of replies over some entries, from sums of products.
 
-    Differences from what was sent are multiplied where something was: of weights that hardly move nothing is lost.
+    Uses differences from what was sent, if something was, so that weights that hardly change lose no precision.
     """
     n = len(replies.weights)
     products = torch.zeros(n, n, dtype=torch.float64)
@@ -192,7 +192,7 @@ def shares_of(squared: Tensor, weights: Tensor) -> Tensor:
 
 
 def _typical(between: Tensor) -> float:
-    """The least distance within which a reply has more than half of all, itself among them: no minority decides it."""
+    """The least distance within which a reply has more than half of all replies: no minority can choose it."""
     found = float(between.kthvalue(len(between) // 2 + 1).values.min())
     return found or min(between[between > 0].tolist(), default=0.0)
 

@@ -1,4 +1,4 @@
-r"""Aggregation rules: what `Network.reduce` makes of one field of the replies of many clients.
+r"""Aggregation rules: how `Network.reduce` combines one field of the replies of many clients.
 
 The run's `[aggregation]` section says which rule, for every method. A rule is a frozen dataclass whose fields are its
 settings; it works on one field at a time and knows nothing of methods:
@@ -7,7 +7,7 @@ settings; it works on one field at a time and knows nothing of methods:
     rule = "mean"
 
 Every rule has the two settings of `limits`, which hold before it: it is given weights and values within them. Rules for
-rounds with hostile clients are in `robust`. What the server does with the result of any rule is up to its optimiser.
+rounds with hostile clients are in `robust`. An optimiser may follow any rule.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Gathered(Protocol):
     """One field while the replies come in."""
 
     def add(self, weights: Weights, n: float) -> None:
-        """Take in one client's value with weight n; it may be kept, but not changed."""
+        """Add one client's value with weight n; it may be kept, but not changed."""
 
     def result(self) -> Weights:
-        """What the values of all clients become."""
+        """The combined value of all clients."""
 
 
 class Held(Protocol):
@@ -54,7 +54,7 @@ class Held(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule(ABC):
-    """How the values of many clients become one."""
+    """How the values of many clients are combined."""
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line that describes it
@@ -65,19 +65,19 @@ class Rule(ABC):
     # simulation, the values of `limits` between real parties
     bound: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     max_weight: Annotated[float, Field(gt=0, le=1)] | None = None
-    optimiser: Optimiser | None = None  # None: the server takes what the rule gives
+    optimiser: Optimiser | None = None  # None: the server takes the rule's result
 
     @abstractmethod
     def begin(self, sent: Weights | None) -> Gathered:
         """Start with one field of one ask; `sent` is what the clients were sent under the same name, if anything."""
 
     def too_few(self, replies: int) -> str | None:
-        """Why the rule can make nothing of so few replies; None where it can."""
+        """Why so few replies are not enough for the rule; None if they are."""
         return None
 
     @property
     def limited(self) -> bool:
-        """Whether all replies must be there before the first of them counts."""
+        """Whether all replies must be there before the first can be used."""
         return bool(self.bound) or (self.max_weight or 1.0) < 1.0
 
     def between_parties(self) -> Self:
@@ -92,7 +92,7 @@ class RuleOfAll(Rule):
 
     @abstractmethod
     def combine(self, replies: Held) -> Weights:
-        """What one field of all replies becomes."""
+        """Combine one field of all replies."""
 
     def begin(self, sent: Weights | None) -> Gathered:
         raise TypeError(f"{self.name} takes all replies at once, by `combine`")
@@ -149,14 +149,14 @@ class Mean(Rule):
     of_groups = True
 
     OF_SECURE: ClassVar = ("secure", "signed", "fewest", "threshold", "neighbours", "range")
-    secure: bool = False  # the server sees sums alone (`aggregation.secure`); the other settings are about that
+    secure: bool = False  # the server sees only sums (`aggregation.secure`); the next settings are about that
     signed: bool = False  # clients sign their keys and the list of replies that arrived: policies can name known keys
     fewest: Annotated[int, Field(ge=2, le=4096)] = 2  # clients in a sum, at least
     threshold: Annotated[float, Field(gt=0.5, le=1)] = 2 / 3  # share of the holders of a secret that can open it
     neighbours: Annotated[int, Field(ge=2, le=4095)] = 100  # clients that each client has masks with, at most
     range: Annotated[float, Field(gt=0, le=1e6)] = 4.0  # largest change of one number in one round
 
-    dp: Privacy | None = None  # bounds and noise by which no client shows in the result
+    dp: Privacy | None = None  # differential privacy: bounded updates and noise
 
     def __post_init__(self) -> None:
         if self.dp is not None and self.bound:

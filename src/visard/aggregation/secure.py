@@ -1,4 +1,4 @@
-r"""Secure aggregation: of the fields that a method averages, the server sees the sum over all clients and no part.
+r"""Secure aggregation: the server sees the sum over all clients of the averaged fields, and no single reply.
 
     [aggregation]
     secure = true
@@ -8,15 +8,15 @@ one that is asked for, and that step's reply leaves with its masks on. What is s
 2^32, for a client whose public weight is $w_i \le 1$:
 
     w_i (theta_i - theta)   of each field, theta being what the clients were sent under that name
-    w_i                     for each field, because a client may have nothing to say in it
+    w_i                     for each field, because a client may have no value for it
     w_i m_i, w_i            of each metric that the reply names
 
 With `compress` (to = "int8") the updates of the trained entries are levels of 8 bits, rounded at random, and several of
 them share one number of the vector, each with room for the sum over all clients (`layout`): these are what is masked.
 
 The result is theta + sum / sum of weights. Its bits depend neither on the masks nor on the order of the replies. A
-weight is public: what the operator states of a party (`parties.NAME.pictures`), or 1 for all. What a client claims of
-itself does not count, and metrics come back as their mean: each reply has the same.
+weight is public: what the operator states of a party (`parties.NAME.pictures`), or 1 for all. A client's own claim does
+not count. Every reply gets the mean of the metrics.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Agreed:
-    """A client has seen this list and will open the sum of no other."""
+    """A client has seen this list and will open only its sum."""
 
     signature: Annotated[bytes, Disclosure.public_key]
 
@@ -117,7 +117,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class OpenedShares:
-    """Of each neighbour one share: of its own mask if its vector arrived, of its key if not."""
+    """One share of each neighbour: of its own mask if its vector arrived, of its key if not."""
 
     own: Annotated[dict[str, bytes], Disclosure.share]
     key: Annotated[dict[str, bytes], Disclosure.share]
@@ -138,7 +138,7 @@ def secure_shares(_: Any, client: Client, message: Circle) -> Shares:
 
 @client_step(trains=nothing)
 def secure_agree(_: Any, client: Client, message: Listed) -> Agreed:
-    """The client's word that it has seen one list of replies."""
+    """The client's signature that it has seen one list of replies."""
     return Agreed(_signed(client, of_list(Plan.parse(message.plan).context, message.arrived), True))
 
 
@@ -153,7 +153,7 @@ def secure_open(_: Any, client: Client, message: Opening) -> OpenedShares:
 
 
 class SecureAggregation:
-    """The owner of the small steps."""
+    """The class of the small steps."""
 
     name: ClassVar[str] = "secure aggregation"
     discloses: ClassVar[frozenset[Disclosure]] = frozenset(
@@ -168,12 +168,12 @@ class SecureAggregation:
 
 
 def of_keys(context: str, client: ClientId, keys: Keys) -> bytes:
-    """What a client signs of its keys: they are its own, and of one sum."""
+    """The statement that a client signs about its keys: that they are its own, and of one sum."""
     return _statement("keys", context, client, (keys.seal + keys.mask).hex())
 
 
 def of_list(context: str, arrived: Sequence[ClientId]) -> bytes:
-    """What a client signs of a list of clients whose vectors arrived."""
+    """The statement that a client signs about the list of clients whose vectors arrived."""
     return _statement("list", context, *sorted(arrived))
 
 
@@ -202,7 +202,7 @@ def _unpacked(keys: Mapping[str, bytes]) -> dict[str, Keys]:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that the masks of one client's reply depend on beside the message; it travels with the request."""
+    """Everything beside the message that the masks of a client's reply depend on; it travels with the request."""
 
     context: str  # run, stage, round, ask, attempt
     around: dict[str, Keys]  # neighbours that have sent shares
@@ -244,7 +244,7 @@ class Plan:
         return plan
 
     def asked(self, message: Any, settings: Mapping[str, Any]) -> bytes:
-        """A digest of what every member must have been asked alike.
+        """A digest of what must be the same in the requests to all members.
 
         The members and their weights, the settings of the run, the fields that are summed, and the numbers of the
         message beside these, such as the learning rate. Other fields may be a client's own.
@@ -274,8 +274,8 @@ def masked(
     compress: Compress | None = None,
     people: Total | None = None,
 ) -> Any:
-    """A reply with what is summed behind masks, and nothing else that is the client's own; of a client that sums over
-    its people, with their sum."""
+    """A reply with the summed fields behind masks, and no other data of the client; `total` is the sum over its people,
+    if the client sums over them."""
     if client.id not in plan.members:
         raise PublicError("this client is not among the members of the secure sum")
     layout = Layout.of(plan.fields, message, type(reply), statistics, compress)
@@ -302,10 +302,10 @@ def masked(
 
 @dataclass(frozen=True)
 class Begun:
-    """What a server keeps of a sum before it is opened, so that a run that is killed then can open the same one.
+    """What a server keeps of a sum before it is opened, so that a resumed run can open the same one.
 
-    Clients open one sum for each place in a run. As long as none has opened it, a run that comes back makes another
-    attempt, with other masks and whichever clients are there; afterwards only the same sum can be had.
+    Clients open one sum for each place in a run. As long as none has opened it, a resumed run makes another attempt,
+    with other masks and the clients that are there; afterwards only the same sum can be opened.
     """
 
     place: str  # run, stage, round, ask
@@ -322,7 +322,7 @@ class Begun:
 
 
 class SecureReduction:
-    """One sum at the server, in the place of `Reduction`: the same calls, and the phases before and after."""
+    """One sum at the server, with the interface of `Reduction` and the phases before and after."""
 
     def __init__(
         self,
@@ -398,7 +398,7 @@ class SecureReduction:
         self._sum = Sum(sharing, self._keys, asked)
 
     def begun(self, begun: Begun) -> Begun:
-        """What must be kept before clients are asked to open the sum."""
+        """The record to keep before clients are asked to open the sum."""
         keys = {client: keys.seal + keys.mask for client, keys in self._keys.items()}
         boxes = {client: dict(boxes) for client, boxes in self._boxes.items()}
         return replace(begun, keys=keys, signatures=self._signatures, boxes=boxes, arrived=self.arrived)
@@ -409,7 +409,7 @@ class SecureReduction:
         return self.circles(keys), {client: Shares(boxes) for client, boxes in begun.boxes.items()}
 
     def plan(self, client: ClientId) -> str:
-        """What goes with the request to a client."""
+        """The plan in the request to a client."""
         return self._plans[client].text()
 
     def wrong(self, reply: Any) -> tuple[str, str] | None:
@@ -481,5 +481,5 @@ class SecureReduction:
         return self._layout.means(wide, self._bits, self._message, weight, updates)
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Free the sum."""
         self._sum = None

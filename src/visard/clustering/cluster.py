@@ -1,7 +1,7 @@
 """Pseudo labels for faces without labels: C-FINCH, FINCH, K-means and DBSCAN behind one setting.
 
-A new algorithm is a function and its entry in `CLUSTERINGS`. Which pictures get a label at all is the same for all
-algorithms: those of sufficient quality (`min_quality`), in clusters that are not too small (`min_size`) and that they
+A new algorithm is a function and its entry in `CLUSTERINGS`. For all algorithms the same pictures get a label:
+those of sufficient quality (`min_quality`), in clusters that are not too small (`min_size`) and that they
 clearly belong to (`min_separation`).
 """
 
@@ -55,8 +55,8 @@ class Clustering:
     search: Search = "auto"  # of neighbours: exact, faiss, or by size
     seed: int = 0  # kmeans
     min_quality: NotNegative = 0.0  # pictures whose face set gives them a lower quality score are not clustered
-    min_separation: float = -1.0  # pictures that are nearly as near to another cluster get no label; -1: all do
-    apart: NotNegative = 0.0  # cfinch: how much further apart clusters count that share a photograph
+    min_separation: float = -1.0  # pictures that are nearly as close to another cluster get no label; -1: all do
+    apart: NotNegative = 0.0  # cfinch: distance added between clusters that share a photograph
 
     def __post_init__(self) -> None:
         try:
@@ -73,17 +73,17 @@ class Clustering:
             raise UsageError(f"clustering.apart = {self.apart}: cfinch keeps faces apart, {self.method} does not")
 
     def packages(self) -> dict[str, str]:
-        """What it needs beside visard's own dependencies; see `Method.packages`."""
+        """The modules that it needs; see `Method.packages`."""
         return {"sklearn": "cluster"} if self.method in ("kmeans", "dbscan") else {}
 
     @property
     def oracle(self) -> str:
-        """What the method needs to know that only labels can tell; mostly nothing."""
+        """What the method needs to know that only labels tell; usually empty."""
         return "the number of people" if self.method == "kmeans" and not self.clusters else ""
 
 
 class Clusters(NamedTuple):
-    """What an algorithm makes of features (n, D) at length 1."""
+    """The clusters of features (n, D) of length 1."""
 
     labels: Ints  # (n,), -1 = none
     d: float | None = None  # the distance that was used, where one was
@@ -119,7 +119,7 @@ class Known:
 def prepare(features: Floats, centre: bool = False) -> Floats:
     """Features at length 1; with `centre` their mean is subtracted and they are scaled to length 1 again.
 
-    Of two features the differences from their mean are opposite whatever they show: two stay as they are.
+    Two features are not centred: their differences from the mean are always opposite.
     """
     x = directions(np.ascontiguousarray(features, np.float32))
     if centre and len(x) > 2:
@@ -153,9 +153,9 @@ def cluster(
 
 
 def drop_unsure(x: Floats, labels: Ints, settings: Clustering) -> Ints:
-    """Take the label from pictures that add less than `min_separation` to the separation of the labelled ones.
+    """Remove the label of pictures whose separation is below `min_separation`.
 
-    See `finch.separation`: 0 is as near to another cluster as to the rest of its own. A cluster that is then too small
+    See `finch.separation`: 0 is as close to another cluster as to the rest of its own. A cluster that becomes too small
     loses its label too.
     """
     kept = np.flatnonzero(labels >= 0)
@@ -168,7 +168,7 @@ def drop_unsure(x: Floats, labels: Ints, settings: Clustering) -> Ints:
 
 
 def drop_small(labels: Ints, min_size: int) -> Ints:
-    """Take the label from pictures whose cluster has fewer than `min_size`; number the others by first appearance."""
+    """Remove the label of clusters with fewer than `min_size` pictures; number the others by first appearance."""
     out = np.full(len(labels), -1, np.int64)
     known = np.flatnonzero(labels >= 0)
     _, inverse, sizes = np.unique(labels[known], return_inverse=True, return_counts=True)
@@ -209,7 +209,7 @@ def _dbscan(x: Floats, settings: Clustering, identities: int | None) -> Clusters
         return np.asarray(found, np.int64)
 
     def alone(d: float) -> Ints:
-        """Where DBSCAN sees noise, every picture is alone."""
+        """Pictures that DBSCAN calls noise become clusters of one."""
         labels = within(d)
         noise = labels < 0
         return by_appearance(np.where(noise, labels.max(initial=-1) + np.cumsum(noise), labels))

@@ -60,7 +60,7 @@ def nearest(x: Floats, metric: Metric = "euclidean", search: Search = "auto") ->
         x = directions(x)
     if search == "faiss" or (search == "auto" and len(x) > EXACT):
         row = _through_faiss(x)
-    else:  # a row without a direction stays at the origin, where products alone do not tell who is near
+    else:  # a row without a direction stays at the origin, where products alone do not give the nearest
         unit = metric != "euclidean" and float(np.einsum("nd,nd->n", x, x).min()) > 0.5
         row = _exact(torch.from_numpy(x if unit else _near_origin(x)), unit).cpu().numpy()
     pieces = (slice(i, i + ASKING) for i in range(0, len(x), ASKING))
@@ -246,8 +246,8 @@ class Apart:
     r"""Faces of one photograph show different people: a soft penalty for merging them (ours).
 
     Clusters A and B that share k photographs count as $w\, k / \min(|A|, |B|)$ further apart than they are, both
-    where each looks for its nearest and where they would merge. One photograph that shows somebody twice (a mirror, a
-    print on the wall) thus keeps two single faces apart, but hardly two clusters of many.
+    where each looks for its nearest and where they would merge. A photograph that shows one person twice (a mirror, a
+    print on the wall) thus keeps two single faces apart, but hardly two large clusters.
     """
 
     photograph: Ints  # (n,) of each vector, -1: no other vector is of its photograph
@@ -257,8 +257,8 @@ class Apart:
         """The next labels (m,) of the clusters (m, D), whose nearest neighbours and distances are given.
 
         Each cluster looks for its nearest by the penalised distance. Edges then merge in the order of that distance,
-        unless what they would bring together is, with its penalty, d apart: a chain of edges is stopped where it
-        would unite two faces of a photograph.
+        unless the clusters they would join are, with the penalty, at least d apart: a chain of edges stops where it
+        would join two faces of a photograph.
         """
         shared, sizes = self._shared(labels, len(centroids)), np.bincount(labels, minlength=len(centroids))
         kappa, plain, far = self._nearest(centroids, kappa, distance, shared, sizes, metric)
@@ -413,7 +413,7 @@ def separation(u: Floats, labels: Ints, clusters: int, block: int = BLOCK) -> fl
     r"""A silhouette with centroids: the mean of $(b - a) / \max(a, b)$, where $a = 1 - \cos(u_i, m_{own})$ without
     $u_i$ itself in the mean, and b is the same to the nearest other cluster; 0 for a picture alone.
 
-    Leaving the picture out is what makes small clusters honest: a mean of two is half the picture itself. Of more than
+    Leaving the picture out matters for small clusters: a mean of two is half the picture itself. Of more than
     JUDGED pictures, as many are taken at even distances. Products are made in blocks of `block` pictures by as many
     clusters: there may be nearly as many clusters as pictures.
     """

@@ -1,7 +1,7 @@
 """The contract: what a method is, what a client is, and the one channel between them.
 
 A method talks to clients only through `Network.ask`. A client step is a function `(client, message) -> reply`;
-of the client only `client.state` survives it. Every field of a reply carries the kind of thing that leaves.
+of the client only `client.state` survives it. Every field of a reply declares its kind of data (`Disclosure`).
 """
 
 from visard.core.client import (

@@ -34,7 +34,7 @@ class Signs(Protocol):
 
 @dataclass
 class Client:
-    """A client during one step. The engine builds it anew for every step."""
+    """A client during one step. The engine builds it for every step."""
 
     id: ClientId
     data: ClientData
@@ -67,7 +67,7 @@ Trains = Callable[[Any, Client, Any], Work | None]  # of method, client and mess
 
 
 def nothing(method: Any, client: Client, message: Any) -> None:
-    """For `client_step(trains=nothing)`: a step that looks at pictures, or does arithmetic, and trains no network."""
+    """For `client_step(trains=nothing)`: a step that trains no network."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class BoundStep(Generic[M, R]):
     name: str
     function: Callable[[Any, Client, M], R]
     together: Callable[[Any, Sequence[Client], Sequence[M]], tuple[Weights, list[R]]] | None = None
-    trains: Trains | None = None  # None: it does not say, and no party of a deployment does it
+    trains: Trains | None = None  # None: not stated, so no party of a deployment does this step
 
     def __call__(self, client: Client, message: M) -> R:
         return self.function(self.owner, client, message)
@@ -135,6 +135,7 @@ def client_step(function: Any = None, *, trains: Trains | None = None) -> Any:
     """Decorator: `def local(self, client: Client, message: Down) -> Up` runs at the client.
 
     `trains` says where learning rate, steps and batch of the step come from, settings or message, so that a party can
-    hold them against its policy; `trains=nothing` is a step without training. A party refuses a step that says neither.
+    check them against its policy; `trains=nothing` is a step without training. A party refuses a step that says
+    neither.
     """
     return ClientStep(function) if function is not None else lambda f: ClientStep(f, trains)

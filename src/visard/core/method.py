@@ -1,4 +1,4 @@
-"""What a method is: settings, server state, stages, client steps, and the models that come out."""
+"""The base class of methods: settings, server state, stages, client steps, and the resulting models."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 AtLeastOne = Annotated[int, Field(ge=1)]
 Number = Annotated[int, Field(ge=0)]
+
+
+# sentences of `Method.hostile` that several methods share
+ALREADY_CENTRAL = (
+    "Everything is in one place before the first round: there is nothing left to learn. Parties that keep their "
+    "pictures refuse it."
+)
+SEES_UPDATES = (
+    "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each client's update "
+    "in the clear: pictures can be reconstructed from it, more easily the fewer pictures and steps there are "
+    "(bounds.batch, bounds.steps, bounds.pictures)."
+)
+CRAFTED_WEIGHTS = (
+    "Weights crafted for that must be near those of the round before (bounds.distance), and the first ones must be "
+    "those that are pinned (weights.start)."
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +76,10 @@ class Method(ABC, Generic[S]):
     discloses: ClassVar[frozenset[Disclosure]]  # every kind that may leave a client; the engine refuses others
     compared: ClassVar[tuple[str, ...]] = ()  # names of `alternatives`
     hostile: ClassVar[str] = ""  # what a server that breaks the protocol can learn, and which setting prevents it
-    singly: ClassVar[str] = ""  # what the server needs of each client by itself, which aggregation.secure does not hide
+    singly: ClassVar[str] = ""  # what the server needs from single clients, which aggregation.secure does not hide
     centralises: ClassVar[frozenset[Disclosure]] = frozenset()  # kinds that move to one place before the first round
 
-    extendable: ClassVar[bool] = (
-        False  # whether rounds depend on how many follow by `training.schedule` alone, if at all
-    )
+    extendable: ClassVar[bool] = False  # whether only `training.schedule` makes a round depend on the number of rounds
 
     @abstractmethod
     def start(self, setup: Setup) -> S:
@@ -85,7 +99,7 @@ class Method(ABC, Generic[S]):
         return self.discloses if moving or own else self.discloses - {Disclosure.statistic}
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
-        """What a method that centralises data takes from one client; nothing: its data stay where they are."""
+        """The kinds that a method that centralises data takes from one client; empty: its data stay there."""
         return self.centralises
 
     def centralises_public(self) -> bool:
@@ -93,13 +107,13 @@ class Method(ABC, Generic[S]):
         return False
 
     def without_labels(self, clients: Sequence[ClientId]) -> tuple[ClientId, ...]:
-        """Those of the clients whose pictures need no labels."""
+        """The clients whose pictures need no labels."""
         return ()
 
     def packages(self) -> dict[str, str]:
-        """What the settings need beside visard's own dependencies: module -> the extra that brings it.
+        """Modules that these settings need beside visard's own dependencies, and the extra that installs each.
 
-        A run asks for them before it starts.
+        A run checks them before it starts.
         """
         return {}
 
@@ -108,7 +122,7 @@ class Method(ABC, Generic[S]):
         return False
 
     def oracle(self) -> str:
-        """What the method asks of clients that only labels can tell: a run says so, a deployment refuses it."""
+        """What the method needs to know that only labels tell, or empty: a run reports it, a deployment refuses it."""
         return ""
 
     def fixed_length(self) -> str:
@@ -141,7 +155,7 @@ class Method(ABC, Generic[S]):
     def personal(self, state: State, theta: Weights | None) -> Weights | None:
         """The weights with which a client with this state recognises its own identities; default the generic model.
 
-        Entries `transform.weight` and `transform.bias` beside the backbone's are a last layer of the client's own.
+        Entries `transform.weight` and `transform.bias` beside the backbone's are the client's own last layer.
         """
         return theta
 

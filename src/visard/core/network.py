@@ -22,7 +22,7 @@ class Network(Protocol):
     """All that a method can do with its clients."""
 
     clients: tuple[ClientId, ...]  # those that take part in training
-    held_out: tuple[ClientId, ...]  # those that only come when a model is there, to be tested on
+    held_out: tuple[ClientId, ...]  # clients that take no part in training and are only tested
     round: int  # in this stage, from 0
     rng: torch.Generator  # the server's, seeded by (run seed, stage, round)
 
@@ -62,12 +62,12 @@ class Network(Protocol):
         timeout: float | None = None,
         min_replies: int | None = None,
     ) -> tuple[dict[str, Any], Replies[R]]:
-        """As `ask`, but of the fields `mean` only what all clients make together comes back, by name.
+        """As `ask`, but the fields `mean` come back aggregated over all clients, by name.
 
-        The run's aggregation rule says how they become one, by default as the weighted mean. A client's weight is a
+        The run's aggregation rule says how, by default as the weighted mean. A client's weight is a
         field of its reply, a function of its reply, or the same for all (None). A field holds weights or a tensor;
         a client whose field is None does not count for it, and a field that no client has comes back as None. The
-        replies are without the fields, so memory does not grow with the clients. An engine that simulates the
+        replies come without these fields, so memory does not grow with the clients. An engine that simulates the
         clients may do many of them in one pass (`ClientStep.together`): the same mean up to rounding.
         """
         ...
@@ -82,7 +82,7 @@ class Network(Protocol):
         ...
 
     def log_client(self, client: ClientId, /, **metrics: float) -> None:
-        """Record metrics of one client in this round; the seconds that its steps took are put beside them."""
+        """Record metrics of one client in this round; the engine adds the seconds that its steps took."""
         ...
 
 
@@ -92,7 +92,7 @@ def sample_clients(net: Network, share: float) -> list[ClientId]:
 
 
 def mean_metrics(parts: Iterable[tuple[Mapping[str, float], float]]) -> dict[str, float]:
-    """The mean of each metric over (metrics, n) of clients; one that a client lacks does not count for it."""
+    """The mean of each metric over (metrics, n) of clients; a client without a metric does not count for it."""
     total: dict[str, float] = {}
     weight: dict[str, float] = {}
     for metrics, n in parts:

@@ -1,4 +1,4 @@
-r"""The audit of encrypted MMD: a real exchange, then what one client computes of the others from what it decrypts.
+r"""The audit of encrypted MMD: a real exchange, then what a client can compute about the others from what it decrypts.
 
 Every own feature $a_i$ (n, L) comes with $z_i$ and $s_i = a_i \cdot B_1$ (`crypto.moments`), which are linear in the
 other side's unknown moments: with enough samples there is one solution.
@@ -19,7 +19,7 @@ from visard.crypto.paillier import generate
 from visard.errors import UsageError
 from visard.learning.mmd import Polynomial, fit_quadratic, squared_distances
 
-BITS = 512  # what is revealed does not depend on the key
+BITS = 512  # the length of the key does not change what is revealed
 
 
 def guess_moments(a: Tensor, values: Tensor, kernel: Polynomial) -> tuple[Tensor, Tensor]:

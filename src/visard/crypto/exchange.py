@@ -29,7 +29,7 @@ ByParameters = Callable[[int, Tensor], Tensor]  # batch, gradients by features (
 
 @dataclass(frozen=True)
 class Plan:
-    """What all clients agree on."""
+    """The parameters that all clients agree on."""
 
     variant: Variant
     kernel: Polynomial
@@ -44,7 +44,7 @@ class Plan:
     sums: bool = True  # whether answers of several peers are masked, so that only their sum can be read
     noise: float = 0.0  # multiplier of the Gaussian noise on moments; packed alone
     scheme: Scheme = "paillier"  # ckks: packed alone
-    n_target: int = 0  # samples of a batch of the target; 0: as many as a source's
+    n_target: int = 0  # samples of a batch of the target; 0: the same as for a source
 
     def with_kernel(self, kernel: Polynomial) -> Plan:
         return replace(self, kernel=kernel)

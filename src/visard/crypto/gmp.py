@@ -1,4 +1,4 @@
-"""gmpy2, which the extra `crypto` brings: where it is missing, the first use says so."""
+"""gmpy2 from the extra `crypto`; the first use fails with one line if it is missing."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Packing(ABC):
             values = [m.B1, (m.Q + extra / self.kernel.c[1])[None]] if loss else [m.B1]
             means = weight * torch.cat(values)
             if not float(means.abs().max()) <= BOUND * abs(weight):
-                raise VisardError(TOO_LARGE)  # by how much would tell the server something
+                raise VisardError(TOO_LARGE)  # by how much would reveal something to the server
             return self.encrypt_answer(key, means)
         rows = moments.rows_of(m, self.kernel, weight, loss, extra)
         if not rows.bound() <= BOUND * abs(weight):
@@ -87,12 +87,12 @@ class Packing(ABC):
         return self.apply(key, offer, n, rows)
 
     def values(self, private: Any, answer: Sequence[Any], n: int, loss: bool = False) -> Tensor:
-        """What an answer, or a sum of answers, says: (n, rows) of degree 2, (1, L or L + 1) of degree 1."""
+        """The values of an answer, or of a sum of answers: (n, rows) of degree 2, (1, L or L + 1) of degree 1."""
         table = self.decrypt(private, answer, *self._shape(n, loss))
         return table if self.kernel.degree == 1 else table.t()
 
     def columns(self, a: Tensor) -> Tensor:
-        """What an offer holds: features and their squared lengths (L + 1, n)."""
+        """The content of an offer: features and their squared lengths (L + 1, n)."""
         a = a.detach().double()
         square = (a * a).sum(1)
         if not float(square.max()) <= 1 + 1e-6:

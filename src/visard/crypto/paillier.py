@@ -62,7 +62,7 @@ def count(operation: str, amount: int = 1) -> None:
 
 @dataclass(frozen=True)
 class PublicKey:
-    """What everyone may know; `n` has exactly `bits` bits."""
+    """The public key; `n` has exactly `bits` bits."""
 
     n: int
     bits: int
@@ -120,19 +120,19 @@ class PublicKey:
         return int(c * powers_of(int(self.n)).draw() % self.n2)
 
     def prepare(self, count: int) -> None:
-        """Get ready for as many refreshes, in the background."""
+        """Prepare this many refreshes in the background."""
         powers_of(int(self.n)).prepare(count)
 
     def add(self, c: int, d: int) -> int:
-        """Of the sum of two plaintexts."""
+        """A ciphertext of the sum of two plaintexts."""
         return int(gmp.mpz(c) * d % self.n2)
 
     def add_plain(self, c: int, m: int) -> int:
-        """Of the plaintext plus m; not refreshed."""
+        """A ciphertext of the plaintext plus m; not refreshed."""
         return int(gmp.mpz(c) * (1 + m * self.n) % self.n2)
 
     def multiply(self, c: int, k: int) -> int:
-        """Of the plaintext times k; not refreshed."""
+        """A ciphertext of the plaintext times k; not refreshed."""
         count("multiplications")
         return int(gmp.powmod(c, k, self.n2))
 
@@ -167,7 +167,7 @@ class PublicKey:
         return results
 
     def check(self, ciphers: Sequence[int]) -> None:
-        """Refuse what cannot be honest ciphertexts: out of range, not invertible, without randomness, repeated."""
+        """Refuse invalid ciphertexts: out of range, not invertible, without randomness, repeated."""
         product = gmp.mpz(1)
         for c in ciphers:
             if not 1 < c < self.n2:

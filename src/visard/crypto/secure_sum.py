@@ -62,7 +62,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Opened:
-    """The shares that a member gives away at the end."""
+    """The shares that a member reveals at the end."""
 
     own: dict[Name, bytes]  # of b of members whose vector arrived
     key: dict[Name, bytes]  # of s of members whose vector did not
@@ -72,7 +72,7 @@ class Opened:
 
 
 def fraction_bits(members: int, largest: float) -> int:
-    """How many bits after the point leave room for a sum over so many members of numbers up to `largest`."""
+    """How many bits after the point leave room for a sum over the members of numbers up to `largest`."""
     return 31 - math.ceil(math.log2(members * largest + 1))
 
 
@@ -256,7 +256,7 @@ class Member:
         return Opened(own, key)
 
     def _box(self, other: Name, around: Mapping[Name, Keys], to: bool) -> AESGCM:
-        """The cipher of what one of the two sends to the other in this sum, and of nothing else."""
+        """The cipher for messages between two members in this sum."""
         pair = (self.name, other) if to else (other, self.name)
         info = (self.context, *(name.encode() for name in pair))
         if other == self.name:
@@ -277,12 +277,12 @@ def holders_of(name: Name, around: Collection[Name]) -> list[Name]:
 
 
 def sign(name: Name, other: Name) -> int:
-    """Of the mask that two members have in common."""
+    """The sign of the mask that two members share."""
     return 1 if name < other else -1
 
 
 def pair_seed(own: X25519PrivateKey, public: bytes) -> bytes:
-    """What two members agree on, from the private key of one and the public key of the other."""
+    """The common seed of two members, from the private key of one and the public key of the other."""
     return _derived(_agreed(own, public), b"pair")
 
 
@@ -333,7 +333,7 @@ class Sum:
         return self._total
 
     def _left(self, name: Name, secret: bytes) -> list[tuple[bytes, int]]:
-        """What takes off the mask of a member whose vector arrived, or those of a lost member with others."""
+        """The mask to remove of a member whose vector arrived, or those of a lost member with others."""
         if name in self.arrived:
             return [(secret, -1)]
         own = _mask_key(secret)

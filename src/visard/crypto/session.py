@@ -43,7 +43,7 @@ from visard.files import safe_name
 TAG = 32
 NONCE = 16
 PART = 31  # bytes of each client's part of a common secret
-AEAD_NONCE, AEAD_TAG = 12, 16  # bytes around what is concealed
+AEAD_NONCE, AEAD_TAG = 12, 16  # bytes around the concealed data
 EVERYONE = "*"
 Letters = dict[str, bytes]  # receiver, or EVERYONE, -> message; or sender -> received message
 SealedMail = tuple[Letters, Letters]  # messages, and tags by receiver
@@ -53,7 +53,7 @@ _LENGTH = struct.Struct(">I")
 
 @dataclass(frozen=True)
 class Binding:
-    """What a message is: which run, which exchange of batches, what it carries, from whom, under whose key."""
+    """The identity of a message: run, exchange of batches, content, sender and key."""
 
     session: str
     exchange: int
@@ -214,7 +214,7 @@ def _aead(secret: bytes, place: bytes) -> ChaCha20Poly1305:
 
 
 def hello(me: str, folder: str, bits: int, insecure: bool, block: int = 0) -> tuple[bytes, dict[str, Any]]:
-    """A client's hello, and what it keeps for the next step.
+    """A client's hello, and its state for the next step.
 
     The hello is its public key with the certificate of its modulus, with a block of slots also a new key for CKKS, and
     a nonce.

@@ -1,10 +1,10 @@
-"""What a frozen trunk makes of the pictures of a face set: computed once, kept on disk, read in the place of pictures.
+"""Activations of a frozen trunk on the pictures of a face set: computed once, kept on disk, read instead of pictures.
 
 activations/<key>/          in the cache folder; mode 700, files 600: an activation is as personal as its picture
-  about.json                what it is of: set, trunk, shape, type
+  about.json                the set, trunk, shape and type
   plain.bin, mirror.bin     a row for each picture of the set, and for its mirror image; only needed rows take room
   plain.done, mirror.done   a byte for each CHUNK rows: 1 where they are complete
-  .lock                     held while somebody fills it
+  .lock                     held by the process that fills it
 
 A row is computed with the other rows of its chunk, one thread each: the same bits whichever run needs it first.
 """
@@ -85,7 +85,7 @@ class Store:
 
     @property
     def row_bytes(self) -> int:
-        """Of one activation."""
+        """Bytes of one activation."""
         return int(math.prod(self.stored)) * int(self.dtype.itemsize)
 
     def missing(self, rows: Rows, kind: str) -> Rows:
@@ -120,7 +120,7 @@ class Store:
     def fill(self, faces: FaceSet, wanted: dict[str, Rows], trunk: Network, progress: Progress | None = None) -> None:
         """Compute what is missing of the wanted rows of each kind, on every core.
 
-        One process fills; another one waits for it and does what is left then. A kill loses the last seconds.
+        One process fills; another one waits for it and then computes the rest. A kill loses the last seconds.
         """
         if not any(len(self.missing(rows, kind)) for kind, rows in wanted.items()):
             return
@@ -244,7 +244,7 @@ def _ahead(progress: Progress, before: int, total: int) -> Progress:
 
 
 def _sized(path: Path, size: int) -> None:
-    """A file of this length, made of nothing where there is none; sparse, so that only what is written takes room."""
+    """A file of this length, created sparse if it does not exist, so that only written parts take space."""
     with suppress(FileNotFoundError):
         if path.stat().st_size == size:
             return
@@ -294,7 +294,7 @@ def _marking(store: Store) -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def _one_thread_each() -> Iterator[Callable[[], None]]:
-    """What every thread of a pool calls first, so that torch does not share its work out a second time."""
+    """Called first in every thread of a pool, so that torch does not split its work again."""
     before = torch.get_num_threads()
     try:
         yield lambda: torch.set_num_threads(1)
@@ -309,7 +309,7 @@ def through(faces: FaceSet, rows: Rows, trunk: Network, mirrored: bool = False) 
 
 
 class Activations(FaceSet):
-    """A face set as a trunk sees it: views of it give activations in the place of pictures, with the same labels.
+    """A face set behind a trunk: views of it give activations instead of pictures, with the same labels.
 
     From a store, which is filled when the first one is read; or, without a store, from pictures that go through the
     trunk whenever they are needed, after they were changed at random.
@@ -374,7 +374,7 @@ class Activations(FaceSet):
         return self.trunk(x)
 
     def behind(self, view: FaceView) -> FaceView:
-        """The view with activations in the place of its pictures."""
+        """The view with activations instead of pictures."""
         return replace(view, faces=self)
 
 
@@ -499,7 +499,7 @@ def remove(folder: Path) -> None:
 
 
 def forget(faces: Path, root: Path | None = None) -> int:
-    """Remove what is stored of the set in this folder, when it or a person of it goes; how many stores that were."""
+    """Remove stored activations of the set in this folder, when it or a person in it is removed; returns how many."""
     path = str(Path(faces).absolute())
     gone = [entry for entry in entries(root) if entry.about.get("path") == path]
     for entry in gone:

@@ -41,7 +41,7 @@ def to_float(
     """Pictures (B, H, W, 3) uint8 RGB -> (B, 3, H, W) float32: (x / 255 - mean) / std, by default in [-1, 1].
 
     With `channels_last` the result keeps the picture's own memory order and no transposition is made.
-    What is float already (sensor data, vectors) passes as it is. The result is on the device of this process.
+    Float data (sensor readings, vectors) is returned unchanged. The result is on the device of this process.
     """
     if images.dtype != np.uint8:
         return moved(torch.from_numpy(np.asarray(images, np.float32)))

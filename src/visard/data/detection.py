@@ -34,7 +34,7 @@ from visard.data.pictures import (
     warp,
 )
 from visard.errors import UsageError, VisardError
-from visard.graphs import Graph
+from visard.onnx_process import Graph
 
 SIDE = 640  # pixels; larger pictures are reduced before a detector looks at them
 SMALL = 160  # pictures with no longer side than this are crops of one face: they get a border and are enlarged
@@ -230,10 +230,10 @@ def _overlap(a: Box, b: Box) -> float:
 
 
 def open_detector(name: str | None = None, say: Callable[[str], None] = lambda text: None) -> Detector:
-    """A detector by its name (`yunet`, `mtcnn`) or file (YuNet or SCRFD); None: the best that is at hand.
+    """A detector by its name (`yunet`, `mtcnn`) or file (YuNet or SCRFD); None: the best one available.
 
     OpenCV reads files in this process, with no bound on time or memory: only those whose digest is known. Any other
-    file is taken for SCRFD, which runs in a process of its own.
+    file is taken for SCRFD, which runs in a separate process.
     """
     if name is None:
         if (file := downloads.kept("yunet")) is not None:
@@ -299,7 +299,7 @@ QUALITY = ("score", "confidence", "eyes", "sharpness", "frontal")  # columns of 
 
 
 def quality(face: Face, square: Pixels) -> npt.NDArray[np.float32]:
-    """How good a picture of a face is, in the order of QUALITY: one score from 0 to 1, and what it is made of.
+    """How good a picture of a face is, in the order of QUALITY: one score from 0 to 1, and its components.
 
     confidence   the detector's
     eyes         distance of the eyes in pixels of the photograph

@@ -1,4 +1,4 @@
-"""Face sets on disk, views of some of their pictures, and the federation that clients are made of."""
+"""Face sets on disk, views of some of their pictures, and the federation of clients."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ NO_FACE, LOW_QUALITY, UNREADABLE, TOO_FEW = range(4)  # reasons: TOO_FEW picture
 
 @dataclass(frozen=True, eq=False)
 class Skipped:
-    """Pictures of the source that are not in a set. People of whom no picture is left have numbers beyond its names."""
+    """Pictures of the source that are not in a set. Identities without any picture have numbers beyond its names."""
 
     identity: npt.NDArray[np.int32]
     domain: npt.NDArray[np.int32]
@@ -84,24 +84,24 @@ class FaceSet:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """Of one picture as `read` gives it."""
+        """The shape of one picture as `read` gives it."""
         return self.pixels.shape[1:]
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Of the numbers that `read` gives."""
+        """The type of the numbers that `read` gives."""
         return self.pixels.dtype
 
     @cached_property
     def unlabelled(self) -> npt.NDArray[np.bool_]:
-        """Which names (identities,) stand for pictures of people who are not told apart."""
+        """Which names (identities,) stand for unlabelled pictures."""
         bare = self.info.get("unlabelled")  # of sets that were merged, some without labels
         named = set(bare) if isinstance(bare, list) else set()
         return np.array([self.info.get("labels") is False or name in named for name in self.names], bool)
 
     @cached_property
     def roles(self) -> npt.NDArray[np.str_]:
-        """What each identity is for in a run: clients, public, source or test; see `visard.data.joined`."""
+        """The role of each identity in a run: clients, public, source or test; see `visard.data.joined`."""
         return np.full(len(self.names), "clients")
 
     @property
@@ -180,15 +180,15 @@ class FaceSet:
 
     @property
     def stored(self) -> bool:
-        """Whether `read` gives what a trunk made of the pictures, and their mirror images too."""
+        """Whether `read` gives stored activations of the pictures and their mirror images."""
         return False
 
     def read(self, rows: Rows, mirrored: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
-        """What a network is fed with at these rows: pictures; `mirrored` rows are known to stored activations alone."""
+        """The input of a network at these rows: pictures, or stored activations, which also know `mirrored` rows."""
         return np.take(self.pixels, rows, axis=0)
 
     def through(self, x: "Tensor") -> "Tensor":
-        """Pictures as floats, or what a trunk makes of them now."""
+        """Pictures as floats, or the activations that a trunk computes from them now."""
         return x
 
     def all(self) -> "FaceView":
@@ -242,7 +242,7 @@ class FaceView:
 
     @property
     def labelled(self) -> bool:
-        """Whether it is known who is in the pictures."""
+        """Whether the pictures have labels."""
         return not self.faces.unlabelled[self.classes].any()
 
     @property
@@ -263,7 +263,7 @@ class FaceView:
     def batch(self, rows: npt.ArrayLike, mirrored: npt.NDArray[np.bool_] | None = None) -> npt.NDArray[Any]:
         """Read the pictures at positions `rows` of this view: (len(rows), size, size, 3) uint8.
 
-        Of a set with stored activations these come instead, those of mirror images where `mirrored` is true.
+        A set with stored activations gives these instead, those of mirror images where `mirrored` is true.
         """
         return self.faces.read(self.index[np.asarray(rows, np.int64)], mirrored)
 
@@ -324,7 +324,7 @@ def list_sets(folder: Path) -> list[Path]:
 
 
 def describe(faces: FaceSet) -> dict[str, Any]:
-    """What a table or a report says of a set."""
+    """The description of a set in tables and reports."""
     per_identity = np.bincount(faces.identity, minlength=len(faces.names))
     return {
         "path": str(faces.path),

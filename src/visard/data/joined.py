@@ -1,4 +1,4 @@
-"""Several face sets as one: what each is for in a run, whose people are whose, one picture size for all."""
+"""Several face sets joined as one: the role of each in a run, shared identities, one picture size for all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RESERVED = ("source", "public", "pool")  # names of clients that are no sites
 
 @dataclass(frozen=True)
 class Member:
-    """One of the sets: what the run calls it, and what it is for."""
+    """One of the sets: its name and its role in the run."""
 
     name: str
     faces: FaceSet
@@ -134,7 +134,7 @@ class Joined(FaceSet):
             left = member.faces.skipped()
             if left is None:
                 return None
-            strangers = left.identity >= len(identity)  # of whom no picture is left
+            strangers = left.identity >= len(identity)  # identities without any picture
             number = np.where(strangers, left.identity - len(identity) + beyond, 0)
             number[~strangers] = identity[left.identity[~strangers]]
             marks = np.zeros((len(number), len(self.attribute_names)), np.int32)
@@ -152,7 +152,7 @@ class Joined(FaceSet):
         return f"faces are cut differently ({listed}): import all sets with the same --align"
 
     def namesakes(self) -> list[str]:
-        """Names that people of a test set share with people of other sets, who are taken for others."""
+        """Names of a test set that also occur in other sets, where they are taken for different people."""
         named: dict[bool, set[str]] = {True: set(), False: set()}
         for member in self.members:
             if not member.faces.unlabelled.any():
@@ -163,7 +163,7 @@ class Joined(FaceSet):
 def merge(
     joined: Joined, out: Path, overwrite: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> Path:
-    """Write sets that are joined as one face set of its own, with their domains and attributes.
+    """Write joined sets as one new face set, with their domains and attributes.
 
     Landmarks and quality are kept where all sets have them; lists of pairs and templates are not, for they are tests of
     one set. Nothing is at `out` before all of it is.
@@ -239,7 +239,7 @@ def _domains(member: Member) -> list[str]:
 
 
 def _roles(joined: Joined, numbers: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.str_]:
-    """What each identity is for, which is one thing alone."""
+    """The one role of each identity."""
     roles = np.full(len(joined.names), "", "<U7")
     for member, number in zip(joined.members, numbers, strict=True):
         taken = number[(roles[number] != "") & (roles[number] != member.role)]

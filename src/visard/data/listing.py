@@ -1,4 +1,4 @@
-"""The pictures of a source before any is decoded: where their bytes are read from, and what is known of each."""
+"""The pictures of a source before any is decoded: where their bytes are, and what is known of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from visard.data.pictures import CENTRE, Crop
 from visard.errors import UsageError
 
 Numbers = npt.NDArray[np.int64]
-PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # LZMA makes room for what a file says
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # LZMA allocates whatever a file claims
 PACKED, RATIO = 2**24, 100  # bytes of a picture in a zip file, unless it is packed less tightly than this
 # saves more arrays beside the pictures: (item of each row that was kept) -> name of array -> values
 Extras = Callable[[Numbers], dict[str, np.ndarray[Any, Any]]]
@@ -49,7 +49,7 @@ class Listing:
     """The pictures of a source, numbered from 0 ("items"), and what is known of each."""
 
     pictures: Pictures
-    files: Sequence[str]  # what each picture is called
+    files: Sequence[str]  # the name of each picture
     identity: npt.NDArray[np.int32]  # of each picture, number of a name
     names: list[str]  # of the identities, in the order that limits and numbers follow
     attribute_names: list[str] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Listing:
     align: str = "none"  # unless the user asks for something else; "five" where the pictures are raw photographs
     landmarks: npt.NDArray[np.float32] | None = None  # (files, 5, 2) x, y in the source's pixels, NaN = unknown
     boxes: npt.NDArray[np.float32] | None = None  # (files, 4) x, y, width, height, NaN = unknown
-    size: int = 112  # of a side, unless the user asks for another: what networks for faces are made for
+    size: int = 112  # default side in pixels, the usual input of face networks
     extras: Extras | None = None
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ class Container:
         if self._zip is not None:
             part = self._zip.getinfo(name)
             check_length(part.file_size)
-            if part.compress_size > self.path.stat().st_size:  # zipfile makes room for what a file says
+            if part.compress_size > self.path.stat().st_size:  # zipfile allocates whatever a file claims
                 raise ValueError(f"cut short: {part.compress_size} bytes are not in the file")
             if part.compress_type not in PACKINGS:
                 raise ValueError("packed in an unusual way")

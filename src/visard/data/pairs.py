@@ -1,4 +1,4 @@
-"""What a benchmark compares: pairs of pictures, templates (sets of pictures of one identity), galleries and probes.
+"""The parts of benchmarks: pairs of pictures, templates (sets of pictures of one identity), galleries and probes.
 
 Read from an imported set, or, pairs, from a list that a user wrote.
 """
@@ -168,7 +168,7 @@ def consecutive_folds(count: int) -> Numbers:
 
 
 def pair_extras(table: Numbers, files: Sequence[str], info: dict[str, Any]) -> Extras:
-    """Saves those pairs (P, 4) of which both items were kept, and says in `info` how many there are, and were lost.
+    """Saves the pairs (P, 4) whose two items were kept, and notes in `info` how many there are and how many were lost.
 
     Pairs are of items, which `files` names; -1 is a picture that is not there.
     """

@@ -166,7 +166,7 @@ def test_sets(faces: FaceSet) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def excluded(faces: FaceSet, names: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The identities of these names; a name that is not there may be a slip that leaves somebody in."""
+    """The identities of these names; an unknown name is an error, since a typo would leave an identity in."""
     number = {name: i for i, name in enumerate(faces.names)} if names else {}
     if missing := [name for name in names if name not in number]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""

@@ -40,10 +40,10 @@ class PartitionSettings(BaseModel):
     test_identities: CountFromZero = 0  # set aside as unseen test set, of each domain if there are several
     public_identities: CountFromZero = 0  # set aside as pictures that every client has
     min_images: Count = 1  # identities with fewer pictures are left out
-    client_images: Count = 1  # and clients (by domains: target clients) get those with so many or more
+    client_images: Count = 1  # clients (by domains: target clients) get identities with at least this many
     exclude: tuple[str, ...] = ()  # names of identities that are left out everywhere; or a file with one in each line
     split: tuple[Fraction, Fraction, Fraction] = (0.7, 0.1, 0.2)  # train, validation, test inside a client
-    hold_out: CountFromZero = 0  # the last so many clients take no part in training
+    hold_out: CountFromZero = 0  # this many clients, the last ones, take no part in training
     without: tuple[str, ...] = ()  # clients that are not there; all others have the pictures that they have with them
     mu: float = 3.0  # lognormal: S_i ~ LogNormal(mu, sigma)
     sigma: float = Field(3.0, ge=0)
@@ -51,7 +51,7 @@ class PartitionSettings(BaseModel):
     alpha: PositiveFloat = 0.5  # dirichlet: each identity's pictures over the clients ~ Dirichlet(alpha)
     # attribute: one expression a client, earlier ones choose first; or the name of a list ("table-ii", "eight")
     attributes: tuple[str, ...] = ()
-    cap: Count | None = None  # attribute: at most so many pictures a client
+    cap: Count | None = None  # attribute: most pictures of a client
     least: Count = 1  # attribute: identities with fewer pictures at a client are left out there
     # sites: (k, n) tests on part k (from 0) of n of the source's people, and of the sites' where no set is for tests
     fold: tuple[CountFromZero, Count] | None = None
@@ -308,7 +308,7 @@ class Sites(Kind):
         return {name: self._part(faces, group, name, rng) for name, group in people.items() if len(group)}
 
     def _part(self, faces: FaceSet, identities: Ints, name: str, rng: np.random.Generator) -> Ints:
-        """Part k of n of the identities with two pictures or more, of each domain as many."""
+        """Part k of n of the identities with two pictures or more, the same share of each domain."""
         k, n = self.settings.fold or (0, 1)
         usable = rng.permutation(identities[pictures_of(faces)[identities] >= 2])
         usable = usable[np.argsort(home_domain(faces)[usable], kind="stable")]
@@ -392,7 +392,7 @@ def rows_by_client(rows: Ints, client: Ints, clients: int) -> list[Ints]:
 
 
 def equal_rows(faces: FaceSet, identities: Ints, clients: int) -> list[Ints]:
-    """The rows of as many identities for each client; where that does not come out even, the first have one more."""
+    """The rows of each client, with equal numbers of identities; the first clients get one more if needed."""
     check_enough(identities, clients)
     total = len(identities)
     counts = np.array([total // clients + (i < total % clients) for i in range(clients)], np.int64)

@@ -74,7 +74,7 @@ CENTRE = Crop()
 
 
 class Framed(NamedTuple):
-    """A picture that was cut: the square (size, size, 3), and what is known of the face in it."""
+    """A cropped picture: the square (size, size, 3), and what is known of the face in it."""
 
     square: Pixels
     points: Points | None = None  # landmarks (5, 2) in the square
@@ -177,7 +177,7 @@ class _Quiet:
                 self._catch.__exit__(*details)
 
 
-QUIET = _Quiet()  # damaged metadata makes decoders warn; what matters is raised
+QUIET = _Quiet()  # damaged metadata makes decoders warn; real errors are raised
 
 
 def upright(

@@ -1,4 +1,4 @@
-"""People taken out of a face set, and the receipt of any removal: what was looked at, found and removed.
+"""Removes people from a face set, and writes the receipt of a removal: what was searched, found and removed.
 
 A receipt holds no name, no file name and nothing of a picture or template. Instead of a name stands
 
@@ -32,7 +32,7 @@ from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import whole, write_json
 
 CHUNK = 256  # pictures that are written at a time
-LEFT = (  # what a removal cannot reach
+LEFT = (  # what a removal does not reach
     "copies and backups of the files, and the pictures that they were made from",
     "blocks of the disk that the old files took, until other files take them",
     "models that were trained with pictures of these people (visard run --without makes one without a client)",
@@ -42,13 +42,13 @@ LEFT = (  # what a removal cannot reach
 
 @dataclass
 class Receipt:
-    """What is known of a removal; in its file from before the first thing is removed, and complete when all is."""
+    """The receipt of a removal; written before anything is removed, and completed at the end."""
 
     path: Path
     kind: str  # gallery, or face set
     name: str  # of the file or folder, without where it is
     people: Sequence[str]  # their names, which are not written
-    case: str = ""  # what the operator calls it
+    case: str = ""  # the operator's name for it
     proof: bytes = field(default_factory=lambda: secrets.token_bytes(32))
     before: dict[str, str] = field(default_factory=dict)  # file -> SHA-256
     after: dict[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Receipt:
     looked_at: list[dict[str, Any]] = field(default_factory=list)
 
     def look(self, what: str, where: str, found: int, removed: int, **more: Any) -> None:
-        """Note what was looked for, and how much of it was there."""
+        """Note what was searched, and how much was found."""
         self.looked_at.append({"what": what, "where": where, "found": found, "removed": removed, **more})
 
     def write(self, state: str) -> None:
@@ -77,12 +77,12 @@ class Receipt:
 
 
 def person_digest(proof: bytes, name: str) -> str:
-    """What stands in a receipt for a name."""
+    """The digest that replaces a name in a receipt."""
     return hmac.digest(proof, name.encode(), "sha256").hex()
 
 
 def receipt_path(of: Path) -> Path:
-    """A new name beside what somebody is removed from."""
+    """A new file name beside the data from which people are removed."""
     when = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     return of.with_name(f"{of.name}.removed-{when}.json")
 
@@ -114,7 +114,7 @@ def remove_people(
         raise UsageError(f"that is everyone in {folder.name}: delete the folder instead")
     receipt.before = digests(folder)
     receipt.look("folders of an interrupted writer", "beside the face set", leftovers, leftovers)
-    receipt.write("begun")  # nobody is removed where no receipt can be written
+    receipt.write("begun")  # nothing is removed if the receipt cannot be written
     writer = FaceSetWriter(
         folder, count=int(keep.sum()), size=faces.size, overwrite=True, info=faces.info,
         names=[name for number, name in enumerate(faces.names) if number not in set(gone.tolist())],
@@ -145,7 +145,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def _numbers(faces: FaceSet, people: Sequence[str], leftovers: int) -> npt.NDArray[np.int64]:
-    """Of these people in the set; those of whom all pictures were skipped have none."""
+    """The numbers of these people in the set; people whose pictures were all skipped have none."""
     done = " (what an interrupted removal had left is gone now)" if leftovers else ""
     found = []
     for name in people:
@@ -179,7 +179,7 @@ def _copy(
 def _extras(
     faces: FaceSet, keep: npt.NDArray[np.bool_], people: Sequence[str], gone: npt.NDArray[np.int64]
 ) -> dict[str, tuple[np.ndarray[Any, Any], int]]:
-    """The arrays beside the pictures without what is about the rows that go; and how many entries each loses."""
+    """The arrays beside the pictures without the entries of removed rows; and how many entries each loses."""
     row_of = np.where(keep, np.cumsum(keep) - 1, -1)
     names = sorted(p.stem for p in faces.path.glob("*.npy") if p.stem not in ARRAYS and p.stem != FILES)
     arrays = {name: np.array(faces.extra(name)) for name in names}
@@ -219,7 +219,7 @@ def _extras(
 
 
 def _check_table(faces: FaceSet, name: str, values: np.ndarray[Any, Any], columns: int, rows: int) -> None:
-    """Refuse what is no table of whole numbers with so many columns or more, of which the first are rows of the set."""
+    """Refuse anything but a table of whole numbers with enough columns, the first of which are rows of the set."""
     fits = values.ndim == 2 and values.shape[1] >= columns and values.dtype.kind == "i"
     if not fits or not (values[:, :rows].min(initial=0) >= 0 and values[:, :rows].max(initial=0) < len(faces)):
         raise VisardError(f"{array_path(faces.path, name)} is damaged: it is no table of this set")
@@ -280,7 +280,7 @@ def _is_about(entry: Sequence[str], person: str) -> bool:
 
 
 def _forget_activations(folder: Path, pictures: str, receipt: Receipt) -> None:
-    """Remove what trunks made of the set's pictures, under whatever path it was opened."""
+    """Remove stored activations of the set's pictures, under whatever path it was opened."""
     root = activations_folder()
     theirs = [e for e in entries(root) if e.about.get("path") == str(folder) or e.about.get("faces") == pictures]
     for entry in theirs:

@@ -83,7 +83,7 @@ class Readings(FaceSet):
         return False
 
     def file(self, row: int) -> str:
-        """Readings come from no file of their own."""
+        """Empty: readings have no files."""
         return f"{self.domains[self.domain[row]]}/{row}"
 
 
@@ -191,7 +191,7 @@ def cached_sensors(classes: int, rows: int, size: int, users: tuple[str, ...], s
 
 @dataclass(frozen=True)
 class Found:
-    """What an importer read: values (N, ...), the class and the user of each row, and their names."""
+    """The result of an importer: values (N, ...), the class and the user of each row, and their names."""
 
     values: npt.NDArray[Any]
     classes: tuple[str, ...]

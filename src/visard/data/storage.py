@@ -37,7 +37,7 @@ Name = Annotated[str, StringConstraints(min_length=1)]
 
 
 class Header(BaseModel):
-    """What faces.json holds."""
+    """The content of faces.json."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -82,7 +82,7 @@ def first_problem(error: ValidationError) -> str:
 
 
 def array_path(folder: Path, name: str) -> Path:
-    """Where array `name` of the set lies."""
+    """The file of the array `name` of the set."""
     return folder / f"{name}.npy"
 
 
@@ -116,7 +116,7 @@ def map_npy(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _npy_version(file: IO[bytes]) -> tuple[int, int]:
-    """Which .npy format follows, if its header is no longer than what numpy takes: it makes room for any length."""
+    """The .npy version of a file; refuses long headers, because numpy allocates any length."""
     version, start = np.lib.format.read_magic(file), file.tell()
     length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
     if length > MAX_HEADER:
@@ -140,7 +140,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _npz_part(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> np.ndarray[Any, Any]:
-    if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others make room for what a file says
+    if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate whatever a file claims
         raise ValueError(f"{part.filename} is packed in an unusual way")
     with file.open(part) as content:
         version = _npy_version(content)
@@ -220,7 +220,7 @@ class FaceSetWriter:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the header says of the set's origin; may be changed until `close`."""
+        """The header's information on the set's origin; may be changed until `close`."""
         return self._header.info
 
     def _refuse_existing(self) -> None:
@@ -286,7 +286,7 @@ class FaceSetWriter:
             os.fsync(file.fileno())
 
     def drop(self, keep: npt.NDArray[np.bool_]) -> None:
-        """Of the first len(keep) rows leave those where `keep` is true, moved together."""
+        """Of the first len(keep) rows, keep those where `keep` is true, without gaps."""
         rows = np.flatnonzero(keep)
         with _writing(self.folder):
             for row, old in enumerate(rows):
@@ -352,7 +352,7 @@ class FaceSetWriter:
         shutil.rmtree(old, ignore_errors=True)
 
     def abort(self) -> None:
-        """Forget what was not moved to its place; harmless after `close`."""
+        """Discard an unfinished set; harmless after `close`."""
         if self._open:
             self._images.close()
             self._open = False
@@ -384,7 +384,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def recover(out: Path) -> int:
-    """Finish what killed writers of a set began: one that was on its way to its place comes back, remains of it go.
+    """Finish what killed writers of a set began: a complete new set is moved into place, leftovers are removed.
 
     Returns how many folders of dead processes there were.
     """
@@ -400,7 +400,7 @@ def recover(out: Path) -> int:
 
 
 def _remove_stale(out: Path) -> int:
-    """Remove what this or a dead process left half-written beside `out`; how many folders that were."""
+    """Remove what this or a dead process left half-written beside `out`; returns how many folders."""
     stale = _stale(out, "partial")
     for path in stale:
         shutil.rmtree(path, ignore_errors=True)

@@ -85,7 +85,7 @@ class _Machine:
 
     def refuse(self, what: str) -> UsageError:
         """The error that says what the pickle wanted."""
-        plain = what[:80].encode("unicode-escape").decode()  # what a stranger wrote goes to a terminal
+        plain = what[:80].encode("unicode-escape").decode()  # untrusted text goes to a terminal
         return UsageError(f"{self.where} is refused: its pickle asks for {plain}; nothing of it was run")
 
     def copied(self, count: int) -> None:
@@ -185,7 +185,7 @@ class _Machine:
         self.memo[index] = self.stack[-1]
 
     def reduce(self) -> None:
-        """A call of a function: what it makes, if it is one of CALLS."""
+        """The result of a function call, if it is one of CALLS."""
         args, function = self.pop(), self.pop()
         make = CALLS.get(function.text) if isinstance(function, Name) else None
         if make is None or not isinstance(args, tuple):

@@ -1,1 +1,1 @@
-"""Real parties: what they are asked, what they allow, their keys, and the wire between them."""
+"""Runs between real parties: their requests, policies, keys, ledgers and connections."""

@@ -1,8 +1,9 @@
 """Certificates of a deployment (X.509): its CA, the server's certificate, and the signed entries of the parties.
 
-A party's entry says: this key is that party, for these clients, until then. It is a certificate of the party's own key,
-which never left the party: the party sends a signing request (PKCS #10), and the CA signs. A request that renews a key
-is signed by the old key as well. Why entries and no TLS client certificates: docs/decisions/015-entries.md.
+A party's entry states that a key belongs to a party, for which clients and until when. It is a certificate of the
+party's own key, which never leaves the party: the party sends a signing request (PKCS #10), and the CA signs. A request
+that renews a key is signed by the old key as well. Why entries instead of TLS client certificates:
+docs/decisions/015-entries.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ NAME = re.compile(r"[\w.~-]{1,100}")  # of a client
 PARTY = re.compile(r"node-[A-Za-z0-9_-]{1,50}")
 LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"  # of a host's name
 ROLE = "urn:visard:role:"  # a client in a certificate
-RENEWAL = b"visard: this key follows mine\n"  # what an old key signs of a new one
+RENEWAL = b"visard: this key follows mine\n"  # signed by the old key, followed by the new key
 MOST_CLIENTS = 1000  # of one entry
 LONGEST = 2**20  # bytes of a certificate or a request
 MALFORMED = (
@@ -79,7 +80,7 @@ class Entry:
     key: ec.EllipticCurvePublicKey
     clients: tuple[str, ...] = ()
     begins: float = 0.0  # seconds since 1970
-    ends: float = float("inf")  # a bare public key, of a trial, has no end
+    ends: float = float("inf")  # a bare public key, as in a trial, does not expire
 
     @property
     def fingerprint(self) -> str:
@@ -88,7 +89,7 @@ class Entry:
 
 @contextmanager
 def _sound(what: str) -> Iterator[None]:
-    """One line for whatever malformed bytes can cause: parts of a certificate are read when they are looked at."""
+    """One line for any error that malformed bytes cause: parts of a certificate are parsed when they are accessed."""
     try:
         yield
     except MALFORMED:
@@ -96,7 +97,7 @@ def _sound(what: str) -> Iterator[None]:
 
 
 def read_entry(data: bytes, where: object, ca: x509.Certificate) -> Entry:
-    """A party's entry, if this deployment's CA has signed it. Whether it has ended is for the caller to see."""
+    """A party's entry, if this deployment's CA has signed it. The caller checks whether it has expired."""
     with _sound(f"{where} is damaged: it cannot be read as an entry"):
         return _entry(data, where, ca)
 
@@ -154,7 +155,7 @@ def make_request(
 
 
 def read_request(data: bytes, where: object) -> Asked:
-    """What a request asks for, once it is clear that its sender has the key, and an old key where it says so."""
+    """The content of a request, after checking that its sender has the key, and the old key where it claims so."""
     with _sound(f"{where} is not a signing request (visard keys request)"):
         return _asked(x509.load_pem_x509_csr(data[:LONGEST]), where)
 
@@ -216,7 +217,7 @@ def _clients(extensions: x509.Extensions, where: object) -> tuple[str, ...]:
 
 
 def _key_id(certificate: x509.Certificate) -> bytes | None:
-    """By which key of a CA a certificate says that it was signed; of a CA itself that is its own."""
+    """The id of the CA key that signed a certificate; for a CA itself that is its own."""
     try:
         return certificate.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
     except (x509.ExtensionNotFound, ValueError):
@@ -237,7 +238,7 @@ def _for_leaf(purpose: x509.ObjectIdentifier) -> list[x509.ExtensionType]:
 
 
 def _usage(ca: bool) -> x509.KeyUsage:
-    """A CA signs certificates, a server signs handshakes."""
+    """Key usage: a CA signs certificates, a server signs handshakes."""
     return x509.KeyUsage(
         digital_signature=not ca, content_commitment=False, key_encipherment=False, data_encipherment=False,
         key_agreement=False, key_cert_sign=ca, crl_sign=ca, encipher_only=False, decipher_only=False,
@@ -252,7 +253,7 @@ def _certificate(
     days: float,
     extensions: Sequence[x509.ExtensionType],
 ) -> x509.Certificate:
-    """Signed by an issuer, and valid no longer than it, or by itself."""
+    """A certificate signed by an issuer, valid no longer than the issuer, or self-signed."""
     now = datetime.datetime.now(datetime.UTC)
     ends = now + datetime.timedelta(days=days)
     builder = (

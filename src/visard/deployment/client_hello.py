@@ -1,8 +1,9 @@
-"""A party's key shows in its first packet: a signature in the ClientHello, the message that opens a TLS connection.
+"""A party proves its key in the first packet, by a signature in the ClientHello that opens a TLS connection.
 
-The server can so tell its parties from strangers before it spends memory or time on a connection. The signature
-stands in the list of protocols (ALPN, RFC 7301) as one more name, which TLS itself passes over. It opens nothing:
-inside, every call is signed on its own. A connection without it is served too, with whatever strangers leave over.
+So the server can tell its parties from unknown connections before it spends memory or time on them. The signature is
+one more name in the list of protocols (ALPN, RFC 7301), which TLS itself ignores. It does not replace authentication:
+every call over the connection is signed too. A connection without it is also served, within the limits for unknown
+ones.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-MARK = b"visard-1."  # the name of the protocol that a proof is
+MARK = b"visard-1."  # how the protocol name of a proof begins
 SIGNED = b"visard: a party asks to be let in\n"
 ALGORITHM = ec.ECDSA(hashes.SHA256())
 AHEAD, OLD = 5.0, 300.0  # seconds that the clocks may differ, as for the signatures of calls
@@ -28,7 +29,7 @@ LONGEST = HEADER + 2**14  # bytes of a TLS record
 
 
 def party_context(ca: Path, key: ec.EllipticCurvePrivateKey) -> ssl.SSLContext:
-    """For connections of a party to the server that `ca` vouches for."""
+    """The TLS context of a party, for a server whose certificate `ca` has signed."""
     context = _Context(ssl.PROTOCOL_TLS_CLIENT)
     context.key = key
     context.load_verify_locations(str(ca))
@@ -36,7 +37,7 @@ def party_context(ca: Path, key: ec.EllipticCurvePrivateKey) -> ssl.SSLContext:
 
 
 class _Context(ssl.SSLContext):
-    """Adds a fresh proof to the protocols, which httpx sets for each connection anew."""
+    """Adds a fresh proof to the protocols, which httpx sets for each connection."""
 
     key: ec.EllipticCurvePrivateKey
 
@@ -45,20 +46,22 @@ class _Context(ssl.SSLContext):
 
 
 def proof(key: ec.EllipticCurvePrivateKey, now: float) -> str:
-    """Which key it is, the time, and the signature of both."""
+    """A proof: the id of the key, the time, and the signature of both."""
     said = _short(key.public_key()) + int(now * 1e6).to_bytes(8, "big")
     return MARK.decode() + urlsafe_b64encode(said + key.sign(SIGNED + said, ALGORITHM)).decode()
 
 
 class Proofs:
-    """The proofs of the registered parties; each counts a few times, so listening in on one gains next to nothing."""
+    """Checks the proofs of the registered parties; each is valid only a few times, so eavesdropping gains little."""
 
     def __init__(self, keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]]) -> None:
         self.admit(keys)
-        self._seen: dict[bytes, tuple[float, int]] = {}  # what a proof says -> until when it would count, and its uses
+        self._seen: dict[
+            bytes, tuple[float, int]
+        ] = {}  # content of a proof -> until when it is valid, and how often it was used
 
     def admit(self, keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]]) -> None:
-        """From now on these keys of parties count, and no others."""
+        """From now on only these keys of parties are valid."""
         self._keys = {_short(key): (party, key) for party, key in keys}
 
     def __len__(self) -> int:
@@ -90,7 +93,7 @@ class Proofs:
 
 
 def _short(key: ec.EllipticCurvePublicKey) -> bytes:
-    """Eight bytes to find a key by."""
+    """The id of a key: eight bytes."""
     der = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
     return hashlib.sha256(der).digest()[:8]
 
@@ -129,7 +132,7 @@ def alpn_names(hello: bytes) -> list[bytes]:
 
 
 class _Reader:
-    """Numbers and blocks from the front of some bytes."""
+    """Reads numbers and blocks from bytes."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -148,5 +151,5 @@ class _Reader:
         return int.from_bytes(self.take(width), "big")
 
     def block(self, width: int) -> bytes:
-        """As many bytes as the number before them says."""
+        """A block: its length, then so many bytes."""
         return self.take(self.number(width))

@@ -1,4 +1,4 @@
-"""The question before a party's first part in a run: who asks for what, what would leave, what a hostile server learns.
+"""The question before a party takes part in a run: who asks for what, what would leave, what could go wrong.
 
 The worker process of the party, which knows the methods, writes it; the main process asks it (`consent`).
 """
@@ -17,16 +17,16 @@ from visard.engines.world import World
 from visard.learning.train import Training
 from visard.text import line, plural
 
-ANY = Policy(methods=("any",))  # where nothing is held against a policy
+ANY = Policy(methods=("any",))  # where nothing is checked against a policy
 MATTER = (  # settings of a method that the question shows, by the last part of their names
     "rounds", "pretrain_rounds", "lr", "beta", "batch_size", "unit", "amount", "steps", "schedule", "share_head",
     "batch_norm", "participation", "enrol", "init", "classes", "noise", "key_bits", "insecure_keys", "weight",
 )  # fmt: skip
-DAYS = 30.0  # after which what was agreed to at a terminal is forgotten
+DAYS = 30.0  # after which an agreement at a terminal is forgotten
 
 
-def anything_of(run: Mapping[str, Any]) -> Policy:
-    """A policy to look at a run with, before anyone has agreed to it: its method, and no plug-ins."""
+def preview_policy(run: Mapping[str, Any]) -> Policy:
+    """The policy under which a run is described, before it is agreed to: its method, and no plug-ins."""
     settings = run.get("settings")
     method = settings.get("method") if isinstance(settings, Mapping) else None
     name = method.get("name") if isinstance(method, Mapping) else None
@@ -35,7 +35,7 @@ def anything_of(run: Mapping[str, Any]) -> Policy:
 
 def question(request: Request, world: World, method: Method[Any], server: str) -> str:
     """JSON of the text to show and of the policy that a yes stands for."""
-    policy = offered(request, world, method, server)
+    policy = offered_policy(request, world, method, server)
     return json.dumps({"text": text(request, world, method, policy), "policy": policy.to_toml()})
 
 
@@ -80,7 +80,7 @@ def text(request: Request, world: World, method: Method[Any], policy: Policy) ->
     return "\n".join(line(shown, 2000) for shown in lines)
 
 
-def offered(request: Request, world: World, method: Method[Any], server: str) -> Policy:
+def offered_policy(request: Request, world: World, method: Method[Any], server: str) -> Policy:
     """The policy that a yes stands for: this run of this server, its kinds, and bounds around its settings."""
     settings = request.settings.get("settings")
     section = settings.get("method") if isinstance(settings, Mapping) else None

@@ -1,9 +1,9 @@
-"""A party's policy at work: every request is held against it before a step is done, every reply before it leaves.
+"""Enforces a party's policy: checks every request before a step is done, and every reply before it leaves.
 
-What a run says of itself (method, kinds, rounds, parties) is checked first. Then what the request really carries: the
+First the description of the run is checked (method, kinds, rounds, parties), then the content of the request: the
 learning rate, steps and batch that the step takes from settings or message (`client_step(trains=...)`), rows of class
-vectors, and weights, which may not be farther from those of the request before than the policy says. Pinning the
-weights that a run begins with does not bind later rounds; `bounds.distance` does, one round at a time.
+vectors, and weights, whose distance from those of the last request is bounded. Pinning the weights that a run begins
+with does not restrict later rounds; `bounds.distance` does, one round at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -24,34 +24,32 @@ import torch
 from torch import Tensor
 
 from visard.aggregation.accounting import epsilon_plain
-from visard.aggregation.secure import Circle, Listed, Opening, Plan, of_keys, of_list
+from visard.aggregation.secure import Circle, Listed, Opening, Plan
 from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
-from visard.crypto.secure_sum import Keys
-from visard.crypto.signatures import signed_by
 from visard.deployment.policy import Policy, digest_of
+from visard.deployment.secure_sum_checks import SecureSumChecks, digest_of_text
 from visard.deployment.state_folder import RunRecord, StateFolder
 from visard.disclosure import carried_kinds, pieces
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
-from visard.engines.refusal import MODEL
+from visard.engines.reply_checks import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError
 from visard.files import PRIVATE, replacing, write_atomically
 
-LIGHT = 0.1  # of a client's own weight in a sum: who has less does not count as another party
 LARGE = 2**26  # bytes of networks that are not kept in memory between two requests, only on disk
 Seen = dict[str, Weights]  # by the field of a message: entries of the network
 
 
 class NoPolicy(PublicError):
-    """Nobody at this party has agreed to the run."""
+    """The party has no policy for the run: it must be agreed to first."""
 
     def __init__(self) -> None:
         super().__init__("this party has not agreed to the run")
 
 
 class Guard:
-    """The policies of a party, and what it remembers of runs."""
+    """Holds a party's policies and its records of runs."""
 
     def __init__(self, home: Path, policy: Policy | None, server: str = "") -> None:
         """`policy` None: those in the folder `consents`, each for one run. `server` is the fingerprint of its CA."""
@@ -61,7 +59,7 @@ class Guard:
         self.expire()
 
     def policy_of(self, request: Request) -> Policy:
-        """The policy for a run; `NoPolicy` where somebody must be asked first."""
+        """The policy for a run; `NoPolicy` if the run must be agreed to first."""
         policy = self.policy or self._agreed(request.run)
         if policy is None:
             raise NoPolicy
@@ -76,7 +74,7 @@ class Guard:
         return Policy.load(path) if path.exists() else None
 
     def expire(self) -> None:
-        """Forget runs that have been quiet for as long as their policy says."""
+        """Forget runs that had no request for as long as their policy says."""
         for run in self.folder.runs():
             policy = self.policy or self._agreed(run)
             days = policy.retention.days if policy else None
@@ -84,7 +82,7 @@ class Guard:
                 self.folder.forget(run)
 
     def admit(self, request: Request, policy: Policy, world: World, method: Method[Any]) -> RequestCheck:
-        """Hold what the run says of itself against the policy, and count the request."""
+        """Check the description of the run against the policy, and count the request."""
         bounds = policy.bounds
         kinds = leaving(method, world)
         policy.check_kinds(kinds, f"{method.name} would send")
@@ -93,7 +91,9 @@ class Guard:
             raise PublicError(f"the run has {max(rounds, request.round)} rounds, this party allows {bounds.rounds}")
         if kinds & {Disclosure.weights, Disclosure.class_vectors} and averaged(request, world, method) < bounds.parties:
             raise PublicError(f"this party wants {bounds.parties} parties in an average, at least (bounds.parties)")
-        if request.settings.get("own") and not policy.allows(Disclosure.count):  # it says how many people it has
+        if request.settings.get("own") and not policy.allows(
+            Disclosure.count
+        ):  # joining tells the number of identities
             raise PublicError("this party does not allow the kind count to leave")
         for client in [request.client] if request.client in world.clients else world.clients:
             if len(world.clients[client].train) < bounds.pictures:
@@ -111,11 +111,11 @@ class Guard:
         return self._seen[1]
 
     def remember(self, request: Request, networks: Seen) -> None:
-        """Keep the networks of a request, to measure the next ones by."""
+        """Keep the networks of a request, to measure the next ones against."""
         before = self.seen(request)
         large = sum(v.nbytes for part in networks.values() for v in part.values()) > LARGE
         if any(_news(before.get(path, {}), part) for path, part in networks.items()):
-            # entries that a request leaves out stay known: leaving them out is no way to send others next time
+            # entries that a request leaves out stay known, so that leaving them out does not allow others next time
             known = before | {path: before.get(path, {}) | part for path, part in networks.items()}
             self._write(request, known)
             if not large:
@@ -125,7 +125,7 @@ class Guard:
             self._seen = None
 
     def _write(self, request: Request, known: Seen) -> None:
-        """Keep networks on disk; those of several clients of this party that are the same are one file."""
+        """Keep networks on disk; equal ones of several clients of this party share one file."""
         path = self._path(request)
         what = (request.run, {field: digest_of(part) for field, part in known.items()})
         if self._written is not None and self._written[0] == what and self._written[1] != path:
@@ -142,14 +142,14 @@ class Guard:
 
 @dataclass
 class RequestCheck:
-    """The policy over one request."""
+    """Checks one request against the policy."""
 
     guard: Guard
     policy: Policy
     request: Request
     world: World
     record: RunRecord
-    still: frozenset[str]  # statistics of batch norm that no client sends, so that the run cannot have new ones
+    still: frozenset[str]  # statistics of batch norm that no client sends, so they must not change
 
     def before(self, step: BoundStep[Any, Any], client: Client, message: Any) -> None:
         """Refuse a step that the policy does not allow; called with the client's state, before anything is computed."""
@@ -167,17 +167,18 @@ class RequestCheck:
                 raise PublicError(f"{step.name} has batches of fewer than {bounds.batch} pictures (bounds.batch)")
         self.policy.check_kinds(certain_kinds(step.types[1]), f"{step.name} would send")
         self.look(message)
+        sums = SecureSumChecks(self.policy, self.request, self.world, self.record, self.guard.folder)
         if isinstance(message, Circle):
-            self._shares(message, client)
+            sums.shares(message, client)
         elif isinstance(message, Listed):
-            self._agrees(Plan.parse(message.plan), message, client)
+            sums.agrees(Plan.parse(message.plan), message, client)
         elif isinstance(message, Opening):
-            self._opens(Plan.parse(message.plan), message, client)
+            sums.opens(Plan.parse(message.plan), message, client)
         elif self.request.secure:
             plan = Plan.parse(self.request.secure)
             if self.policy.protect.dp_epsilon is not None and plan.private is None:
                 raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
-            self._masks(plan, message, client)
+            sums.masks(plan, message, client)
         elif self.policy.sums_only and MODEL & frozenset(declared_kinds(step.types[1]).values()):
             raise PublicError("this party requires secure aggregation: it sends no weights in the clear (protect)")
 
@@ -185,10 +186,10 @@ class RequestCheck:
             self._spend(message)
 
     def _spend(self, message: Any) -> None:
-        """Count the sum that the reply is for, for good, before anything is computed; refuse one beyond the budget.
+        """Count the sum that the reply is for, before anything is computed; refuse it beyond the privacy budget.
 
-        The server knows who takes part, so the party counts each time in full. The same request again, as after a
-        restart, costs nothing: its reply is the same.
+        The server knows who takes part, so each time counts in full. The same request again, as after a restart, costs
+        nothing: its reply is the same.
         """
         protect, request = self.policy.protect, self.request
         if protect.dp_epsilon is None:
@@ -220,7 +221,7 @@ class RequestCheck:
         found = {path: own for path, part in dicts(message) if (own := {k: v for k, v in part.items() if k in names})}
         if not found:
             return
-        # what a run began with as zeros, such as control variates beside the weights, has no norm to measure by
+        # fields that begin as zeros, such as control variates beside the weights, have no norm to measure against
         networks = {path: part for path, part in found.items() if any_nonzero(before.get(path, part))}
         measured = {k for part in networks.values() for k in part}
         if zeros := next((path for path, part in found.items() if path not in networks and part.keys() - measured), ""):
@@ -233,118 +234,10 @@ class RequestCheck:
                 self._near(path, part, before)
         self.guard.remember(self.request, networks if before else found)
 
-    def _shares(self, circle: Circle, client: Client) -> None:
-        """Holders of shares that this party does not know could be the server: too few to open both secrets.
-
-        A hostile server asks some holders for one secret and the others for the other one. It has both if the known
-        ones, divided between the two, and the unknown ones, which give it everything, are enough for each.
-        """
-        if self.policy.known:
-            around = {name: Keys(both[:32], both[32:]) for name, both in circle.keys.items()}
-            known = self._known(circle.context, around, circle.signatures)
-            holders, unknown = len(around) + 1, len(around) - len(known)
-            if 2 * circle.needed <= holders + unknown:
-                raise PublicError(f"this party knows {len(known)} of {len(around)} neighbours in a secure sum: too few")
-            self._enough(set(known.values()) | {fingerprint_of(client)})
-
-    def _masks(self, plan: Plan, message: Any, client: Client) -> None:
-        """One sum, one reply: two different ones behind the same masks would give away their difference."""
-        place = self.request
-        if plan.context.rpartition(" ")[0] != f"{place.run} {place.stage} {place.round} {place.ask}":
-            raise PublicError("the plan of a secure sum belongs to another place of the run")
-        self._enough(self._parties(plan, plan.members, client))
-        noise = place.noise if plan.private is None else plan.private.noise
-        label = plan.context.rpartition(" ")[0] if plan.private is None else plan.private.label
-        if (label, noise) != (plan.context.rpartition(" ")[0], place.noise):
-            raise PublicError("the noise of a secure sum is not that of its request")
-        known = self._attempt(plan, begins=True)
-        digest = hashlib.sha256(plan.asked(message, place.settings) + encode(message)).hexdigest()
-        self._once(known, "masked", digest, "this party has masked another reply for the same secure sum")
-        self._once(known, "plan", digest_of_text(place.secure), "this secure sum had another plan")
-
-    def _agrees(self, plan: Plan, message: Listed, client: Client) -> None:
-        """A party gives its word to open one sum: from enough of these the others know that all open the same."""
-        known = self._attempt(plan)
-        if known.get("plan") != digest_of_text(message.plan):
-            raise PublicError("this party has masked nothing for this secure sum")
-        arrived = frozenset(message.arrived)
-        if self.request.client not in arrived or not arrived <= plan.members.keys():
-            raise PublicError("the clients of a secure sum are not those that it began with")
-        self._enough(self._parties(plan, arrived, client))
-        digest = digest_of_text(json.dumps(sorted(arrived)))
-        self._once(known, "agreed", digest, "this party has agreed to open the same secure sum for other clients")
-
-    def _opens(self, plan: Plan, message: Opening, client: Client) -> None:
-        """A sum is opened once, for one set of clients: two sums that differ by one client would give it away."""
-        self._agrees(plan, Listed(message.plan, message.arrived), client)
-        if self.policy.known:
-            known = self._known(plan.context, plan.around, plan.signatures)
-            statement = of_list(plan.context, message.arrived)
-            words = [n for n, s in message.signatures.items() if n in known and signed_by(statement, s) == known[n]]
-            if 2 * (len(words) + 1) <= len(plan.around) + 1:
-                raise PublicError(f"{len(words)} known neighbours have agreed to open this secure sum: too few")
-        digest = digest_of_text(json.dumps(sorted(message.arrived)))
-        refusal = "this party has opened the same secure sum for other clients"
-        self._once(self._attempt(plan), "opened", digest, refusal)
-
-    def _known(self, context: str, around: Mapping[str, Keys], signatures: Mapping[str, bytes]) -> dict[str, str]:
-        """Of the neighbours whose keys are signed by a party that this one knows: the fingerprint of that party."""
-        found = {}
-        for name in around.keys() & signatures.keys():
-            try:
-                who = signed_by(of_keys(context, name, around[name]), signatures[name])
-            except PublicError:
-                raise PublicError(f"the keys of {name} in a secure sum are not the ones that it signed") from None
-            if who in self.policy.known:
-                found[name] = who
-        return found
-
-    def _parties(self, plan: Plan, among: Collection[str], client: Client) -> set[str]:
-        """The parties that count: all that the server names or, where a policy knows some, those of the neighbours.
-
-        One with much less weight than this client hides nothing of it, and does not count.
-        """
-        least = LIGHT * plan.weights.get(client.id, 0.0)
-        heavy = {name for name in among if plan.weights[name] >= least}
-        if not self.policy.known:
-            return heavy
-        known = self._known(plan.context, plan.around, plan.signatures)
-        return {who for name, who in known.items() if name in heavy} | {fingerprint_of(client)}
-
-    def _enough(self, parties: Collection[str]) -> None:
-        fewest = max(self.policy.bounds.parties, getattr(self.world.aggregation, "fewest", 0))
-        if len(parties) < fewest:
-            what = f"has {len(parties)} that it knows" if self.policy.known else "has fewer"
-            raise PublicError(
-                f"this party wants {fewest} parties in a sum, at least, and {what} (bounds.parties, aggregation.fewest)"
-            )
-
-    def _attempt(self, plan: Plan, begins: bool = False) -> dict[str, str]:
-        """The record of a sum. One that was not opened may begin anew, with other masks; then the old one is over."""
-        place, _, number = plan.context.rpartition(" ")
-        known = self.record.sums.setdefault(f"{place} {self.request.client}", {})
-        last = int(known.get("attempt", "0"))
-        if not number.isdecimal() or len(number) > 9 or int(number) < last:
-            raise PublicError("this secure sum has begun anew since")
-        if int(number) > last:
-            if not begins or "opened" in known or "agreed" in known:
-                raise PublicError("this party has opened this secure sum for good, or has not begun it")
-            known.clear()
-            known["attempt"] = number
-        return known
-
-    def _once(self, known: dict[str, str], what: str, digest: str, refusal: str) -> None:
-        """Note a digest for good, before anything leaves; another one for the same thing is refused."""
-        if known.get(what, digest) != digest:
-            raise PublicError(refusal)
-        if what not in known:
-            known[what] = digest
-            self.guard.folder.write(self.request.run, self.record)
-
     def _pinned(self, networks: Seen) -> None:
-        """The first weights of a run are those that the policy names, in one field of the message or in several.
+        """The first weights of a run must be those that the policy names, in one field of the message or in several.
 
-        Where only a part of the network travels, they are with the part that is here.
+        Where only a part of the network is sent, they are completed with the part that is here.
         """
         merged: Weights = {}
         for part in networks.values():
@@ -356,7 +249,7 @@ class RequestCheck:
             raise PublicError(f"the run begins with weights of digest {digest}, which this party has not pinned")
 
     def _frozen(self, weights: Weights) -> None:
-        """What does not train in this run is the same at every request."""
+        """Entries that do not train in this run must be the same in every request."""
         patterns, known = self.policy.weights.frozen, self.record.frozen.setdefault(self.request.client, {})
         held = {k: v for k, v in weights.items() if k in self.still or any(fnmatch.fnmatchcase(k, p) for p in patterns)}
         digests = {k: digest_of({k: v}) for k, v in held.items()}
@@ -368,17 +261,19 @@ class RequestCheck:
             self.guard.folder.write(self.request.run, self.record)
 
     def _near(self, path: str, weights: Weights, before: Seen) -> None:
-        """Later weights are near those before: entry by entry, of the same field or else of another."""
+        """Later weights must be near those before: entry by entry, from the same field or from another."""
         others = [part for part in before.values() if any_nonzero(part)]
         known = {k: v for part in (*others, before.get(path, {})) for k, v in part.items() if k in weights}
         if any(v.shape != known[k].shape for k, v in weights.items() if k in known):
             raise PublicError("the weights have other shapes than before")
-        if self.world.trunk is not None:  # factors are measured by what they make of the network
+        if self.world.trunk is not None:  # factors are measured by the weights that they produce
             known, weights = (self.world.trunk.effective(part) for part in (known, weights))
         shared = [k for k in known if k in weights and k not in self.world.statistics and known[k].is_floating_point()]
         moved = math.sqrt(sum(float((weights[k].double() - known[k].double()).square().sum()) for k in shared))
         length = math.sqrt(sum(float(known[k].double().square().sum()) for k in shared))
-        vanished = shared and not any_nonzero({k: weights[k] for k in shared})  # nothing could be measured by it
+        vanished = shared and not any_nonzero(
+            {k: weights[k] for k in shared}
+        )  # nothing could be measured against zeros
         if moved > self.policy.bounds.distance * length or vanished:
             raise PublicError(
                 f"the weights are {moved / max(length, 1e-30):.3g} times their norm away from those before, "
@@ -386,7 +281,7 @@ class RequestCheck:
             )
 
     def after(self, message: Any, reply: Any) -> None:
-        """Refuse to send a reply that carries a kind which may not leave."""
+        """Refuse to send a reply with a kind of data that may not leave."""
         kinds = set(carried_kinds(reply, self.world.statistics))
         if Disclosure.statistic in kinds and not news(message, reply, self.world.statistics):
             kinds.discard(Disclosure.statistic)
@@ -401,22 +296,11 @@ class RequestCheck:
 
 
 def _content(path: Path) -> bytearray:
-    """Of a file; unlike bytes it is decoded without another copy of all of it."""
+    """The content of a file as a bytearray, which is decoded without another copy."""
     data = bytearray(path.stat().st_size)
     with path.open("rb") as file:
         del data[file.readinto(data) :]
     return data
-
-
-def fingerprint_of(client: Client) -> str:
-    """Of the key that a client's party signs with."""
-    if client.signer is None:
-        raise PublicError("this party has no key to sign with")
-    return client.signer().fingerprint
-
-
-def digest_of_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def leaving(method: Method[Any], world: World) -> frozenset[Disclosure]:
@@ -425,7 +309,7 @@ def leaving(method: Method[Any], world: World) -> frozenset[Disclosure]:
 
 
 def averaged(request: Request, world: World, method: Method[Any]) -> int:
-    """How many clients are in an average, as the run says."""
+    """How many clients are in an average, according to the run."""
     said = request.settings.get("settings")
     partition = said.get("partition") if request.settings.get("own") and isinstance(said, dict) else None
     count = partition.get("clients") if isinstance(partition, dict) else len(world.training)
@@ -434,13 +318,13 @@ def averaged(request: Request, world: World, method: Method[Any]) -> int:
 
 
 def certain_kinds(reply: type) -> frozenset[Disclosure]:
-    """Kinds of fields that cannot be empty: these leave whatever the step computes."""
+    """Kinds of fields that cannot be empty: these leave in any case."""
     hints = get_type_hints(reply)
     return frozenset(k for name, k in declared_kinds(reply).items() if hints[name] in (Tensor, int, float, bytes))
 
 
 def news(message: Any, reply: Any, statistics: frozenset[str]) -> bool:
-    """Whether statistics in a reply are anything but those that came with the message."""
+    """Whether a reply has other statistics than the message."""
     for name, kind, value in pieces(reply, statistics):
         if kind is Disclosure.statistic:
             gathered = value if declared_kinds(type(reply))[name] is Disclosure.weights else None
@@ -450,7 +334,7 @@ def news(message: Any, reply: Any, statistics: frozenset[str]) -> bool:
 
 
 def changed(message: Any, entries: Weights) -> bool:
-    """Whether entries differ from those of the same name in a message; differences of zero are no news."""
+    """Whether entries differ from those of the same name in a message; all-zero entries do not count."""
     sent = [part for _, part in dicts(message)]
     return any(
         bool(value.any()) and not any(k in part and torch.equal(part[k], value) for part in sent)

@@ -1,6 +1,6 @@
-"""Whether a server or a party is well: one line of JSON at /health, for this machine unless another address is named.
+"""The health of a server or a party: one line of JSON at /health, on this machine unless another address is given.
 
-It names no client, no key and no run. 200 if all is well, 503 if not.
+It names no client, no key and no run. The status is 200 if all is well, 503 if not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from visard.errors import UsageError
 
-State = Callable[[], tuple[bool, dict[str, Any]]]  # whether all is well, and more to say
+State = Callable[[], tuple[bool, dict[str, Any]]]  # whether all is well, and more entries of the answer
 
 
 class Health:
@@ -39,7 +39,7 @@ class Health:
 
 
 def own_version() -> str:
-    """The version of visard here."""
+    """The version of visard on this machine."""
     try:
         return version("visard")
     except PackageNotFoundError:
@@ -48,7 +48,7 @@ def own_version() -> str:
 
 def _handler(state: State) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = 5  # seconds for a request to come whole
+        timeout = 5  # seconds for a whole request
         server_version, sys_version = "visard", ""
 
         def do_GET(self) -> None:

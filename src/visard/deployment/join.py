@@ -1,4 +1,4 @@
-"""What parties learn about a run, and the world that a party builds from it on its own data."""
+"""How parties join a run: what they learn about it, and the world that a party builds from it on its own data."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ MOST = 10**9  # pictures of one party
 
 @dataclass(frozen=True)
 class Presence:
-    """What a party that brings its own pictures says of them when it joins."""
+    """What a party with its own pictures says about them when it joins."""
 
     identities: Annotated[int, Disclosure.count]
     pictures: Annotated[int, Disclosure.count]
 
     @classmethod
     def of(cls, client: str, counts: dict[str, int]) -> Presence:
-        """Refuses what no data can be; the server makes room for as many people as all parties together have."""
+        """Refuses impossible counts: the server allocates room for the identities of all parties together."""
         if counts.keys() != {"identities", "pictures"} or not 1 <= counts["identities"] <= counts["pictures"] <= MOST:
             raise VisardError(f"{client} says of its pictures what cannot be: {str(counts)[:100]}")
         return cls(**counts)
 
 
 def run_spec(settings: Settings, manifest: Manifest, size: int, world: World) -> dict[str, Any]:
-    """What every request carries of the run: enough for a party to build the same world, and nothing of the server."""
+    """What every request says about the run: enough for a party to build the same world."""
     plain = {k: v for k, v in without_folders(settings.to_dict()).items() if k not in ("name", "engine", "parties")}
     plain["model"] = {k: v for k, v in plain["model"].items() if k not in ("weights", "class_vectors")}
     plain["model"]["name"] = world.spec["model"]
@@ -81,9 +81,9 @@ def join(
     states: Checkpoint,
     ledger: Ledger,
 ) -> tuple[World, dict[str, Any], list[str]]:
-    """Introduce the run to the parties; those that bring their own pictures say how many, and become the clients.
+    """Introduce the run to the parties; those with their own pictures say how many they have, and become the clients.
 
-    Returns the world with them, what every request carries of the run, and what the user should know.
+    Returns the world with these clients, the run spec for every request, and notes for the user.
     """
     spec = run_spec(settings, manifest, size, world)
     if files := [plugin for plugin in settings.plugins if "#" in plugin]:
@@ -121,10 +121,10 @@ def join(
 
 
 def counted(settings: Settings, present: Mapping[ClientId, Presence]) -> tuple[dict[ClientId, int], list[str]]:
-    """How many people each party counts for: as many as it says, at most as many as the operator states; with a line
-    for each party that says it has more.
+    """How many identities each party counts for: those it claims, at most those the operator states; and a note for
+    each party that claims more.
 
-    The server makes room for all of them, so their sum has a limit, which holds before anything is allocated.
+    The server allocates room for all of them, so their sum has a limit, which is checked first.
     """
     found, notes = {}, []
     for client, claim in present.items():
@@ -144,7 +144,7 @@ def counted(settings: Settings, present: Mapping[ClientId, Presence]) -> tuple[d
 
 
 def refuse_oracle(method: Method[Any]) -> None:
-    """Names of folders at the parties must not answer what only labels know."""
+    """Refuse a method that needs labels it must not use: folder names at the parties must not be used as labels."""
     if oracle := method.oracle():
         raise UsageError(f"{method.name} asks for {oracle}, which only a simulation knows: set clustering.clusters")
 
@@ -159,11 +159,11 @@ def world_of_party(
     trunk: str | None = None,
     device: str = "cpu",
 ) -> tuple[World, Method[Any]]:
-    """The world of a run at a party: its clients, on its own pictures, if the settings are as its policy says.
+    """The world of a run at a party: its clients, on its own pictures, if its policy allows the settings.
 
-    A party with a key does nothing that would leave on disk what the key does not protect. `trunk` is a model file
-    that it has: where the run freezes a part of this network, the server need not send it. It computes on a `device`
-    of its own choice, whatever the settings say.
+    A party with a key refuses to keep unprotected data on disk. `trunk` is a model file of the party: if the run
+    freezes a part of this network, the server need not send that part. The party chooses its `device`, whatever the
+    settings say.
     """
     settings = settings_of(run, policy, encrypt_with)
     compute_on(device, settings.numerics.deterministic)
@@ -193,9 +193,9 @@ def world_of_party(
 
 
 def network_spec(run: dict[str, Any], settings: Settings) -> dict[str, str]:
-    """The network that the run says it has: the one of its settings, which a policy has seen."""
-    told = mapping(run.get("spec"))
-    spec = {key: str(told[key]) for key in DESCRIBES if key in told}
+    """The network spec of the run, which must match its settings, which the policy has checked."""
+    given = mapping(run.get("spec"))
+    spec = {key: str(given[key]) for key in DESCRIBES if key in given}
     try:
         if spec["model"] != settings.model.name or not 1 <= int(spec["embedding"]) <= 4096:
             raise ValueError("is not the one of its settings")
@@ -207,7 +207,7 @@ def network_spec(run: dict[str, Any], settings: Settings) -> dict[str, str]:
 
 
 def own_trunk(trunk: Trunk, file: str, spec: Mapping[str, str]) -> Weights:
-    """The frozen part in a party's own file; nothing, and a line in its log, where it is another network."""
+    """The frozen part from a party's own file; empty, with a line in the log, if the file holds another network."""
     try:
         with torch.random.fork_rng(devices=[]):  # this may be in the middle of a step
             found = trunk.of_trunk(
@@ -222,11 +222,11 @@ def own_trunk(trunk: Trunk, file: str, spec: Mapping[str, str]) -> Weights:
 
 
 def frozen_part(run: dict[str, Any], settings: Settings) -> tuple[str, str] | None:
-    """Layer and digest of the frozen part that the run says it has; its weights come later, once."""
+    """Layer and digest of the frozen part of the run; its weights come later, once."""
     if not settings.model.is_cut:
         return None
-    told = mapping(run.get("trunk"))
-    layer, digest = str(told.get("layer")), str(told.get("digest"))
+    given = mapping(run.get("trunk"))
+    layer, digest = str(given.get("layer")), str(given.get("digest"))
     known = not layer if settings.model.rank else HOW.fullmatch(f"from:{layer}")
     if not known or not DIGEST.fullmatch(digest):
         raise PublicError("the run freezes a part of the network and does not say which")
@@ -234,7 +234,7 @@ def frozen_part(run: dict[str, Any], settings: Settings) -> tuple[str, str] | No
 
 
 def _memory(settings: Settings) -> Path | None:
-    """Where a party keeps activations that are not to be on disk: gone with its process."""
+    """A folder for activations that must not be on disk; removed when the process ends."""
     if settings.model.stored_in != "memory":
         return None
     folder = in_memory()
@@ -243,9 +243,9 @@ def _memory(settings: Settings) -> Path | None:
 
 
 def settings_of(run: dict[str, Any], policy: Policy, encrypt_with: str | None = None) -> Settings:
-    """What the server says of the run, as long as it names no file of this machine and nothing that labels know.
+    """The settings of the run, which may name no file of this machine and need no forbidden labels.
 
-    Plug-ins that the party does not allow are not imported, here and whenever this process looks for one later.
+    Plug-ins that the party does not allow are not imported, now or later in this process.
     """
     policy.check_method(run["settings"])
     plugins.allow_only(policy.plugins.allow)

@@ -1,6 +1,6 @@
 """How the keys of a deployment change: requested and renewed by parties, signed and revoked by the server's operator.
 
-Everything is a file that is written whole, so a running server, which looks at its folder, takes it without a restart.
+Every change is a file that is written atomically; a running server watches its folder and needs no restart.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def request(out: Path, node: str, clients: Iterable[str]) -> Asked:
 
 
 def renew_party(folder: Path, node: str) -> Asked:
-    """A party makes a new key, and a request that its present key has signed too; its entry puts it in place."""
+    """A party makes a new key, and a request that its present key has signed too; the new entry activates it."""
     own, party = PartyKeys.load(folder, node), f"node-{node}"
     folder = own.file.parent
     entry, key = folder / f"{party}.crt", ec.generate_private_key(CURVE)
@@ -73,7 +73,7 @@ def load_ca(folder: Path) -> Ca:
 
 
 def check_request(asked: Asked, held: ServerKeys) -> bool:
-    """Refuse a request that this deployment cannot sign; True if a key of the party that is taken now asks for it."""
+    """Refuse a request that this deployment cannot sign; True if a valid key of the party has signed it."""
     if why := held.revoked.get(asked.fingerprint):
         raise UsageError(f"the request of {asked.party} is refused: its key was revoked {why}")
     if other := [e.party for e in held.entries if e.fingerprint == asked.fingerprint and e.party != asked.party]:
@@ -89,7 +89,7 @@ def check_request(asked: Asked, held: ServerKeys) -> bool:
 
 
 def sign(asked: Asked, ca: Ca, held: ServerKeys, out: Path, clients: Iterable[str] | None, days: float) -> Entry:
-    """Sign a request: the entry goes to the server, which takes it while it runs, and with ca.crt to `out`."""
+    """Sign a request: the entry is written to the server's folder and, with ca.crt, to `out`."""
     if ca.certificate != read_certificate(held.ca.read_bytes(), held.ca):
         raise UsageError(f"the CA is not that of {held.folder}: it is of another deployment")
     check_request(asked, held)
@@ -105,7 +105,7 @@ def sign(asked: Asked, ca: Ca, held: ServerKeys, out: Path, clients: Iterable[st
 
 
 def revoke(server: Path, party: str, key: str, reason: str) -> list[Entry]:
-    """Let keys of a party count no more, for good: all of them, or the one with this fingerprint (or how it begins)."""
+    """Revoke keys of a party for ever: all of them, or the one whose fingerprint begins so."""
     held = ServerKeys.load(server)
     gone = [e for e in held.entries if e.party == party and e.fingerprint.startswith(key.lower())]
     if not gone:
@@ -120,7 +120,7 @@ def revoke(server: Path, party: str, key: str, reason: str) -> list[Entry]:
 
 
 def renew_server(server: Path, ca: Ca, hosts: list[str], new_key: bool) -> float:
-    """A new certificate for the server, for the same names unless others are given; returns when it ends."""
+    """Make a new certificate for the server, for the same names unless others are given; returns when it expires."""
     held = ServerKeys.load(server)
     if ca.certificate != read_certificate(held.ca.read_bytes(), held.ca):
         raise UsageError(f"the CA is not that of {held.folder}: it is of another deployment")

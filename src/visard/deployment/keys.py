@@ -1,8 +1,8 @@
-"""The key folders of a deployment: what its server and its parties hold, who may take part, and until when.
+"""The key folders of a deployment: the keys of its server and its parties, who may take part, and until when.
 
 On disk and on the command line a party is a node, and the clients that belong to its key are its roles. A party makes
-its key where it stays and gets a signed entry (`signing`). For trials on one machine `make_keys` makes all keys in one
-place; the server then holds bare public keys, without an end.
+its key on its own machine and gets a signed entry (`key_lifecycle`). For trials `make_keys` makes all keys in one
+place; the server then has bare public keys, which do not expire.
 
     FOLDER of a server: ca.crt, server.crt, server.key, roles.json, revoked.json, nodes/NODE.pub, nodes/NODE.NUMBER.crt
     FOLDER of a party:  ca.crt, NODE.key, NODE.crt, NODE.csr; NODE.next.key until its entry has come
@@ -31,13 +31,13 @@ FILE = "roles.json"  # beside the public keys of the parties: party -> its clien
 REVOKED = "revoked.json"  # there too: fingerprint of a key -> whose it was, since when, why
 ONLINE = "nodes.json"  # in the state folder of a running server: Flower's number of a node -> party
 SITES = "sites.json"  # there too: party -> connected, last seen, version, for visard watch
-GONE = "gone.json"  # there too: party -> why none of its keys is taken
+GONE = "gone.json"  # there too: party -> why none of its keys is valid
 SOON = 14 * 86400.0  # seconds before its end at which an entry should be renewed
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Party -> the clients that belong to its key. A party speaks for these and no others, one without any for none."""
+    """Party -> the clients that belong to its key. A party may be these clients and no others."""
 
     of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Assignment:
 
     @classmethod
     def load(cls, folder: Path) -> Assignment:
-        """The one in a key folder or a server's state folder; empty if there is no file."""
+        """Read the assignment in a key folder or a server's state folder; empty if there is no file."""
         if not (folder / FILE).exists():
             return cls()
         try:
@@ -99,7 +99,7 @@ class Assignment:
 def write_parties(
     state: Path, numbers: Mapping[int, str], assignment: Assignment, gone: Mapping[str, str] | None = None
 ) -> None:
-    """A server tells the runs on its machine who its parties are, which clients they may be, and who may no more."""
+    """Write, for the runs on the server's machine, its parties, their clients, and the refused parties."""
     assignment.save(state)
     write_json(state / GONE, dict(gone or {}))
     write_json(state / ONLINE, {str(number): party for number, party in numbers.items()})
@@ -114,22 +114,22 @@ def read_parties(state: Path) -> tuple[dict[int, str], Assignment]:
 
 
 def read_gone(state: Path) -> dict[str, str]:
-    """Party -> why none of its keys is taken."""
+    """Party -> why none of its keys is valid."""
     found = mapping(read_json(state / GONE)) if (state / GONE).exists() else {}
     return {party: str(why) for party, why in found.items()}
 
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """What the server holds: its certificate and key, and what it knows of the keys of the parties."""
+    """The server's certificate and key, and the keys of the parties."""
 
     ca: Path
     certificate: Path
     key: Path
-    entries: tuple[Entry, ...]  # in order of their beginning; also ended and revoked ones
+    entries: tuple[Entry, ...]  # in order of their start; including expired and revoked ones
     revoked: Mapping[str, str]  # fingerprint of a key -> since when, and why
     assignment: Assignment
-    problems: tuple[str, ...]  # entries that are not taken, a line each
+    problems: tuple[str, ...]  # invalid entries, a line each
 
     @property
     def folder(self) -> Path:
@@ -137,7 +137,7 @@ class ServerKeys:
 
     @classmethod
     def load(cls, folder: Path) -> ServerKeys:
-        """Read the folder `server` of a deployment. An entry that cannot be taken is a problem, and costs no other."""
+        """Read the folder `server` of a deployment. An invalid entry is a problem and does not affect the others."""
         folder = folder / "server" if (folder / "server").is_dir() else folder
         ca, certificate, key = (folder / n for n in ("ca.crt", "server.crt", "server.key"))
         check_there(ca, certificate, key, why="make keys with visard keys make")
@@ -163,7 +163,7 @@ class ServerKeys:
         return cls(ca, certificate, key, tuple(entries), revoked, assignment, tuple(problems))
 
     def refusal(self, entry: Entry, now: float) -> str:
-        """Why a key is not taken now; empty if it is."""
+        """Why a key is not valid now; empty if it is."""
         if why := self.revoked.get(entry.fingerprint):
             return f"the key of {entry.party} was revoked {why}"
         if now < entry.begins:
@@ -171,7 +171,7 @@ class ServerKeys:
         return "" if now < entry.ends else f"the entry of {entry.party} ended {day(entry.ends)}: visard keys renew"
 
     def live(self, now: float) -> list[Entry]:
-        """The entries whose keys are taken now; of one key the one that ends last."""
+        """The entries that are valid now; of several for one key the one that expires last."""
         best: dict[str, Entry] = {}
         for entry in sorted(self.entries, key=lambda e: e.ends):
             if not self.refusal(entry, now):
@@ -180,12 +180,12 @@ class ServerKeys:
 
     @property
     def parties(self) -> dict[str, ec.EllipticCurvePublicKey]:
-        """Party -> its latest key, of those that are taken now."""
+        """Party -> its latest valid key."""
         live = sorted(self.live(time.time()), key=lambda e: (e.party, e.begins))
         return {entry.party: entry.key for entry in live}
 
     def stamp(self) -> tuple[object, ...]:
-        """Changes when a file does that `load` reads."""
+        """A value that changes when a file that `load` reads changes."""
         paths = [self.certificate, self.key, self.folder / FILE, self.folder / REVOKED]
         paths += sorted((self.folder / "nodes").glob("*"))
         return tuple((path.name, about.st_mtime_ns, about.st_size) for path in paths if (about := _stat(path)))
@@ -193,7 +193,7 @@ class ServerKeys:
 
 @dataclass(frozen=True)
 class PartyKeys:
-    """What a party holds: the CA to know the server by, and its own key."""
+    """A party's own key, and the CA that proves the server's identity."""
 
     ca: Path
     private: ec.EllipticCurvePrivateKey
@@ -203,7 +203,7 @@ class PartyKeys:
 
     @classmethod
     def load(cls, folder: Path, node: str) -> PartyKeys:
-        """Read the folder of one party, or the folder of all keys. A key whose entry has come takes its place."""
+        """Read the folder of one party, or of all keys. A new key whose entry has come replaces the old one."""
         folder = folder / f"node-{node}" if (folder / f"node-{node}").is_dir() else folder
         ca, key, entry = folder / "ca.crt", folder / f"node-{node}.key", folder / f"node-{node}.crt"
         why = "visard keys request makes a key, and the operator of the server sends ca.crt and the signed entry"
@@ -222,7 +222,7 @@ class PartyKeys:
         return cls(ca, private, authority.fingerprint(hashes.SHA256()).hex(), key, ends)
 
     def stamp(self) -> tuple[object, ...]:
-        """Changes when the files of the key or its entry do."""
+        """A value that changes when the files of the key or its entry change."""
         found = (_stat(path) for path in (self.file, self.file.with_suffix(".crt")))
         return tuple((about.st_mtime_ns, about.st_size) for about in found if about)
 
@@ -250,7 +250,7 @@ def fingerprints(folder: Path) -> dict[str, str]:
 
 
 def make_keys(out: Path, parties: int, hosts: list[str], assignment: Assignment | None = None) -> dict[Path, str]:
-    """Write the keys of a deployment below `out`, with those of `parties` if any; each folder with what it is for."""
+    """Write the keys of a deployment below `out`, with those of `parties` if any; returns what each folder is for."""
     _check_new(out)
     assignment = assignment or Assignment()
     ca, key = Ca.make(), ec.generate_private_key(CURVE)
@@ -343,7 +343,7 @@ def _check_new(out: Path) -> None:
 
 
 def _make_party(folder: Path, server: Path, number: int, ca: bytes, assignment: Assignment) -> str:
-    """Write the key of a party into its folder and the server's; returns what to do with the former."""
+    """Write the key of a party into its folder and the server's; returns what to do with its folder."""
     key, party = ec.generate_private_key(CURVE), f"node-{number}"
     write_key(folder / "ca.crt", ca)
     write_key(folder / f"{party}.key", private_pem(key), secret=True)

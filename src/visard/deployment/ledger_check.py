@@ -1,13 +1,13 @@
-"""The records of both sides: each checked on its own, and what parties sent against what the server received.
+"""Checks the records of replies: each one by itself, and what parties sent against what the server received.
 
     checked = verify(Path("runs/ours"))
     found = compare(Path("runs/ours"), [Path("mine")])
     assert found.agree, found.differences
 
-A reply is the same on both sides if run, session, client, stage, round, ask and the digest of its bytes are. One that
-the party sent and the server has no record of is `open`, and no difference, in these cases alone: the party does not
-know that it arrived (it was stopped, its connection broke, or the server turned it away); the run had stopped waiting
-for it; or the server's process was stopped, and it is the last reply of that client to it.
+A reply is the same on both sides if run, session, client, stage, round, ask and the digest of its bytes are equal. A
+reply that the party sent and the server has not recorded is `open`, and no difference, only in these cases: the party
+does not know whether it arrived (it was stopped, its connection broke, or the server turned it away); the run had
+stopped waiting for it; or the server's process was stopped, and it is the last reply of that client to it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Key = tuple[str, str, str, int, int]  # session, client, stage, round, ask
 
 @dataclass(frozen=True)
 class Checked:
-    """A chain without a break."""
+    """A chain that is intact."""
 
     files: list[Path]
     records: int
-    head: str  # digest of the last record: who notes it down can tell later whether the end is still there
+    head: str  # digest of the last record; noted down, it shows later whether the end was cut off
     replies: Counter[str]  # by outcome; those that a party sent have none
 
     @property
@@ -76,11 +76,11 @@ class Entry:
 
 @dataclass
 class Comparison:
-    """What the two sides say of one run."""
+    """The result of comparing the two sides of a run."""
 
     same: int = 0  # replies
     differences: list[str] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)  # sent, not on the server's record, and why that may be
+    open: list[str] = field(default_factory=list)  # sent, but not on the server's record, with the explanation
     unchecked: Counter[str] = field(default_factory=Counter)  # clients for which no party's record was given
 
     @property
@@ -155,12 +155,14 @@ class _Server:
 
 def _compare_party(server: _Server, path: Path, run: str, found: Comparison) -> None:
     files = chain_of(path)
-    mine, strays = list(_sent(files, run)), {e.digest for e in _sent(files, "")}  # to requests that had no place
+    mine, strays = list(_sent(files, run)), {e.digest for e in _sent(files, "")}  # replies to malformed requests
     if not mine:
         found.differences.append(f"{path}: has no reply of this run")
         return
     missing = []
-    for entry in sorted(mine, key=lambda e: e.fate != DELIVERED):  # of two equal ones, sent again after a kill
+    for entry in sorted(
+        mine, key=lambda e: e.fate != DELIVERED
+    ):  # of two equal replies, sent again after a kill, the delivered one first
         here = server.left.get(entry.key, [])
         twin = next((e for e in here if e.digest == entry.digest), None)
         if twin is None:
@@ -190,7 +192,7 @@ def _compare_party(server: _Server, path: Path, run: str, found: Comparison) -> 
 
 
 def _open(server: _Server, entry: Entry, last: Entry) -> str:
-    """Why a reply may be missing at the server; empty: it may not."""
+    """Why a reply may be missing at the server; empty if nothing explains it."""
     if entry.fate == NOT_TAKEN:
         return "the server turned it away before its content was sent"
     if entry.fate == UNKNOWN:

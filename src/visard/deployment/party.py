@@ -1,4 +1,4 @@
-"""A party's side of a run: it does the steps that requests name, on its own data, and keeps its own state."""
+"""A party's side of a run: it does the requested steps on its own data, and keeps its clients' states."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from visard.aggregation.secure import SecureAggregation
 from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.crypto.signatures import Signer
-from visard.deployment.consent_question import ANY, anything_of, question
+from visard.deployment.consent_question import ANY, preview_policy, question
 from visard.deployment.guard import Guard, NoPolicy, RequestCheck
 from visard.deployment.keys import private_key
 from visard.deployment.policy import Policy
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
 from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
-from visard.engines.refusal import undeclared
+from visard.engines.reply_checks import undeclared
 from visard.engines.request import LACKS, Reply, Request, StateFile, check_names, owner_of, pack, step_of, unpack
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError, one_line
@@ -51,14 +51,14 @@ from visard.text import line, visible
 KEPT = "kept.json"  # a party's record of the states of a run
 SECRET = 32  # bytes
 MOST_MODELS = 10  # of one client in one run: a run that is resumed after its end asks for its model again
-MakeWorld = Callable[[dict[str, Any], Policy], tuple[World, Method[Any]]]  # of what a run says, under a policy
+MakeWorld = Callable[[dict[str, Any], Policy], tuple[World, Method[Any]]]  # from the spec of a run, under a policy
 
 
 class OwnStates:
     """States on the party's own disk: the server knows their names and a keyed digest, never their content.
 
     The request names the present state and the one of the last committed round. A state is written before the
-    reply leaves and nothing names it until the server commits, so a lost or refused reply moves nothing. The party
+    reply leaves and nothing names it until the server commits, so a lost or refused reply changes nothing. The party
     keeps its own record (`kept.json`) of the states that were ever called committed: no request removes or replaces
     the last two of them, and a request that leaves out the state of a client that has one is refused.
     """
@@ -72,7 +72,7 @@ class OwnStates:
         self._key = key.read_bytes()
 
     def digest(self, data: bytes) -> str:
-        """Keyed, so that the server cannot guess small states by hashing guesses."""
+        """A keyed digest, so that the server cannot find small states by hashing guesses."""
         return hmac.new(self._key, data, hashlib.sha256).hexdigest()
 
     def read(self, request: Request) -> State:
@@ -106,7 +106,7 @@ class OwnStates:
         return StateFile(request.new_state, digest)
 
     def _sweep(self, request: Request) -> None:
-        """Note what the request calls committed; remove what lost and refused replies left behind, and nothing else."""
+        """Note the state that the request calls committed; remove only states of lost and refused replies."""
         folder = self.folder / request.run / "clients"
         client = safe_name(request.client)
         mine = [n for p in folder.glob("*") if owner_of(n := f"clients/{p.name}") == client]
@@ -119,7 +119,7 @@ class OwnStates:
         for name in filter(None, (present, request.committed)):
             if not (self.folder / request.run / name).is_file():
                 raise PublicError(f"its state {name} of run {request.run[:8]} is not in the party's state folder")
-        step = step_of(request.new_state)  # all that comes between two committed rounds, its tests too, has the same
+        step = step_of(request.new_state)  # the same for everything between two committed rounds, including tests
         if present:
             record["step"] = step
         elif mine and (record["committed"] or record["step"] not in (0, step)):
@@ -137,12 +137,12 @@ class OwnStates:
         return mapping(read_json(path)) if path.exists() else {}
 
     def _record(self, request: Request) -> dict[str, Any]:
-        """Of a client: its committed states, oldest first, and the step of the run in which a state was last named."""
+        """A client's committed states, oldest first, and the step of the run in which a state was last named."""
         return {"committed": [], "step": 0} | mapping(self._records(request).get(request.client))
 
 
 def _what(request: Request, name: str) -> str:
-    """What an encrypted state is bound to: no state can be put in the place of another one, of a run or a client."""
+    """The name that an encrypted state is bound to, so that no state can replace that of another run or client."""
     return f"state {name} of run {request.run}"
 
 
@@ -163,7 +163,7 @@ class Party:
 
     def do(self, header: bytes, payload: Data) -> tuple[bytes, bytes]:
         """Header and payload of the reply to a request."""
-        request = unpack(header, Request)  # a malformed request has no place to reply to: it raises
+        request = unpack(header, Request)  # raises if it is malformed: there is no place to reply to
         try:
             check_names(request)
             policy = self.guard.policy_of(request) if self.guard is not None else ANY
@@ -187,7 +187,7 @@ class Party:
         """The question to ask at this party before the run may begin, or why it cannot begin."""
         assert self.guard is not None
         try:
-            policy = anything_of(request.settings)
+            policy = preview_policy(request.settings)
             return question(request, *self.world(request.settings, policy), self.guard.server).encode()
         except Exception as error:
             return json.dumps({"refused": failed(request, error, self.all_local).failure}).encode()
@@ -212,22 +212,22 @@ class Party:
         if step is None:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
         message = decode(payload, step.types[0])
-        if isinstance(payload, bytearray):  # which was received for this step alone: it is not needed beside its copy
+        if isinstance(payload, bytearray):  # it was received for this step alone: free it, as the message is a copy
             payload.clear()
         reply = perform(world, step, replace(request, message=message), self.states, sent=True, check=watch)
         if wrong := undeclared(step, message, reply.value, world.statistics):
-            name, reason = wrong  # which may quote what must not leave
+            name, reason = wrong  # the reason may quote data that must not leave
             print(line(f"{request.client}: {name or 'reply'} {reason}"), file=sys.stderr, flush=True)
             what = f"{step.types[1].__name__}{name and '.' + name}"
             raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
-        del message  # as long as the network: not beside the bytes of the reply
+        del message  # as large as the network: free it before the reply is encoded
         self.carried = {"message": type(reply.value).__name__, "parts": parts_of(reply.value, world.statistics)}
         return pack(reply), encode(reply.value)
 
     def trunk(self, digest: str, own: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """The frozen part with this digest, as a server sent it before or from the party's `own` file.
 
-        One line that the server understands where it is not here, or damaged.
+        Raises `LACKS`, which the server understands, if it is missing or damaged.
         """
         assert self.trunks is not None
         try:
@@ -241,14 +241,14 @@ class Party:
         return held
 
     def take_trunk(self, request: Request, world: World, payload: Data) -> Reply:
-        """Keep the frozen part of the run's network, once: the next run with the same one finds it here."""
+        """Keep the frozen part of the run's network, for this and later runs."""
         if world.trunk is None or world.trunk.digest != request.trunk or self.trunks is None:
             raise PublicError("this run has no such frozen part")
         sent = decode(payload, Basis).theta
         if sent is None:
             world.trunk.load()  # raises where it is not here
             return request.reply()
-        # refuses another digest, and what does not fit the network
+        # refuses another digest, and weights that do not fit the network
         replace(world.trunk, load=lambda: sent, _weights=None).network()
         self.trunks.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         write_atomically(self.trunks / f"{request.trunk}.bin", encode(Basis(sent)), PRIVATE)
@@ -257,7 +257,7 @@ class Party:
     def keep(
         self, request: Request, world: World, method: Method[Any], payload: Data, watch: RequestCheck | None
     ) -> Reply:
-        """Save the client's own model at the party; only the fact leaves."""
+        """Save the client's own model at the party; the reply only confirms it."""
         from visard.models.files import DESCRIBES, save_model
 
         if self.models is None:
@@ -269,8 +269,8 @@ class Party:
         own = method.personal(self.states.read(request), theta)
         if own is not None:
             self.models.mkdir(parents=True, exist_ok=True)
-            told = request.settings["spec"]
-            spec = {key: str(told[key]) for key in DESCRIBES if key in told}
+            given = request.settings["spec"]
+            spec = {key: str(given[key]) for key in DESCRIBES if key in given}
             if world.trunk is not None:
                 spec["trained"] = world.trunk.trained
             path, earlier = self._new_model(request)
@@ -280,7 +280,7 @@ class Party:
         return request.reply()
 
     def _new_model(self, request: Request) -> tuple[Path, list[Path]]:
-        """A file of this run that does not exist yet, and those that do: what a server names is never overwritten."""
+        """A new file for a model of this run, and the existing ones, which are never overwritten."""
         assert self.models is not None
         name = f"{request.keep[:100]}-{request.run}-{safe_name(request.client)[:50]}"
         numbers = ["", *(f"-{number}" for number in range(2, MOST_MODELS + 1))]
@@ -292,7 +292,7 @@ class Party:
 
 
 def presence(world: World, own: bool) -> dict[ClientId, dict[str, int]]:
-    """The clients at a party; what it says of its data only where the server cannot know it."""
+    """The clients at a party, with counts of their data where the server does not know them."""
     if not own:
         return {client: {} for client in world.clients}
     return {
@@ -303,13 +303,13 @@ def presence(world: World, own: bool) -> dict[ClientId, dict[str, int]]:
 
 @dataclass(frozen=True)
 class Basis:
-    """What a party makes its own model from."""
+    """The weights from which a party makes its own model."""
 
     theta: dict[str, torch.Tensor] | None
 
 
 def failed(request: Request, error: Exception, all_local: bool) -> Reply:
-    """The reply of a step that raised: one line. What could name local files stays in the log of the party."""
+    """The reply of a step that raised: one line. Details that could name local files stay in the party's log."""
     if all_local or isinstance(error, PublicError):
         return request.failed(error)
     if isinstance(error, VisardError):
@@ -320,7 +320,7 @@ def failed(request: Request, error: Exception, all_local: bool) -> Reply:
 
 
 def own_secret(path: Path) -> bytes:
-    """The secret of a party, made once: 32 random bytes that never leave it."""
+    """The secret of a party: 32 random bytes, made once, that never leave it."""
     if not path.exists():
         write_atomically(path, secrets.token_bytes(SECRET), PRIVATE, parents=True)
     found = path.read_bytes()
@@ -341,8 +341,8 @@ def serve(
     """The long-lived worker process of a party: it holds torch, the data and the client states.
 
     It answers until its main process is gone. A request is two frames, header and payload, and so is the reply;
-    a third frame says what is in it, for the party's own record, and does not leave the machine. Without a
-    `policy` it does nothing that was not agreed to before; `server` is the fingerprint of the server's CA, `key` the
+    a third frame describes its content for the party's own ledger, and does not leave the machine. Without a
+    `policy` it only does what was agreed to before; `server` is the fingerprint of the server's CA, `key` the
     file of the party's own key.
     """
     torch.set_num_threads(1)

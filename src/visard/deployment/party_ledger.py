@@ -1,8 +1,8 @@
-"""A party's own record of every reply that it sent: what was in it, its exact bytes and its digest.
+"""A party's ledger: a record of every reply that it sent, with its fields, its exact size and its digest.
 
 It is a chain of lines in the party's state folder, `ledger-000001.jsonl` and so on (see `engines.records`), which only
-the party's account can read. A record is durable before the reply leaves. What became of a reply stands in the record
-that follows it, as `before`: `delivered` (the server's machine has taken it), `not taken` (it was turned away before
+the party's account can read. A record is durable before the reply leaves. The next record says what became
+of the reply, as `before`: `delivered` (the server's machine has received it), `not taken` (it was turned away before
 its content was sent), or `unknown` (the connection broke, or this process was stopped in between).
 """
 
@@ -20,11 +20,11 @@ from visard.processes import Data
 
 NAME = "ledger"  # of the files
 DELIVERED, NOT_TAKEN, UNKNOWN = "delivered", "not taken", "unknown"
-LONGEST = 300  # characters of what a request says, and of a reason: a server must not fill the party's disk with them
+LONGEST = 300  # characters of text from a request: a server must not fill the party's disk
 
 
 class PartyLedger:
-    """Writes the record; `carried` gives what the worker process said of the reply at hand: its type and its parts."""
+    """Writes the ledger; `carried` gives the worker's description of the current reply: its type and its parts."""
 
     def __init__(self, state: Path, server: str, node: str, carried: Callable[[], bytes]) -> None:
         self._records, self._carried = Records(state, NAME), carried
@@ -51,7 +51,7 @@ class PartyLedger:
         self._before = UNKNOWN
 
     def after(self, taken: bool) -> None:
-        """The server has taken the last reply, or turned it away."""
+        """Note whether the server received the last reply or turned it away."""
         self._before = DELIVERED if taken else NOT_TAKEN
 
     def close(self) -> None:

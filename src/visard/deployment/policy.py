@@ -1,19 +1,19 @@
-"""What a party allows, whatever the server of a run says: a TOML file of its own (`visard client --policy FILE`).
+"""A party's policy: what it allows, whatever the server says. It is a TOML file (`visard client --policy FILE`).
 
 methods     methods that it takes part in, by the names that runs give them
-kinds       kinds of things that may leave (weights, class_vectors, statistic, metric, count, ...)
+kinds       kinds of data that may leave (weights, class_vectors, statistic, metric, count, ...)
 runs        ids of runs, servers: fingerprints of their CA; empty: any
 known       fingerprints of the keys of other parties: only these count as parties, in sums that they sign
 [bounds]    of every request: rounds, steps, learning rate, batch, pictures, parties, distance of weights, ...
 [weights]   start: digests of the weights that a run may begin with; frozen: entries that must stay the same
 [protect]   batch_norm_at_home, secure_aggregation, and a budget of differential privacy: dp_epsilon, dp_delta
-[retention] days after which the states of a run that has gone quiet are removed
+[retention] days without a request after which the states of a run are removed
 [require]   settings of the run -> what they must be: a value, { at_least = x }, { at_most = x } or { one_of = [...] }
 [local]     settings that this party sets itself, in place of what the run says
 [plugins]   allow = ["package.module", ...]: plug-ins of these modules may be imported, others never are
 
-A run that differs is refused before anything of this party leaves, and so is one without a setting that is named.
-What only a request can show, such as its weights, is checked at every request (`deployment.guard`).
+A run that differs, or that lacks a setting named here, is refused before anything leaves this party. The content of
+requests, such as weights, is checked at every request (`deployment.guard`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "at_most": lambda value, bound: isinstance(value, int | float) and value <= bound,
     "one_of": lambda value, allowed: value in allowed,
 }
-OWN = "keys"  # folders of a party: no server chooses them
+OWN = "keys"  # folders of a party, which no server may choose
 WEAK = "insecure_keys"  # only a party itself may allow them
 SAFE = ("weights", "metric", "count", "ciphertext", "public_key")  # kinds that a policy allows unless it says otherwise
 
@@ -59,7 +59,7 @@ class Between(Table):
 
 
 class Bounds(Table):
-    """`[bounds]`: checked at every request, against what it really asks for."""
+    """`[bounds]`: checked at every request."""
 
     rounds: int = Field(default=1000, ge=1)  # at most, over all stages of a run
     requests: int = Field(default=20_000, ge=1)  # at most, of one run
@@ -91,7 +91,7 @@ class Start(Table):
 class Protect(Table):
     """`[protect]`: protection that a run must have."""
 
-    batch_norm_at_home: bool = False  # no entry of batch norm leaves, its scale and shift neither
+    batch_norm_at_home: bool = False  # no entry of batch norm leaves, not even its scale and shift
     secure_aggregation: bool = False  # the server sees sums alone
     dp_epsilon: float | None = Field(default=None, gt=0)  # most that all runs together may spend (aggregation.dp)
     dp_delta: float = Field(default=1e-5, gt=0, lt=1)
@@ -191,30 +191,30 @@ class Policy(Table):
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
     def allows(self, kind: Disclosure) -> bool:
-        """Whether things of this kind may leave; what a secure sum needs may, where weights may leave in the clear."""
+        """Whether this kind may leave; the kinds of a secure sum may where weights may leave in the clear."""
         return kind.value in self.kinds or (kind in SUMMED and Disclosure.weights.value in self.kinds)
 
     @property
     def sums_only(self) -> bool:
-        """Whether weights leave in sums alone; who counts known parties must, for only sums say who is in them."""
+        """Whether weights may leave only in sums. A policy with known parties needs this: only sums name parties."""
         return self.protect.secure_aggregation or bool(self.known)
 
     def check_kinds(self, kinds: frozenset[Disclosure], what: str) -> None:
-        """Refuse what would let a kind leave that is not allowed; the line says how to go on."""
+        """Refuse kinds that are not allowed to leave; the error says what to do."""
         for kind in Disclosure:
             if kind in kinds and not self.allows(kind):
                 hint = STATISTIC if kind is Disclosure.statistic else ""
                 raise PublicError(f"{what} {kind.value}, a kind that this party does not allow to leave{hint}")
 
     def check_method(self, run: Mapping[str, Any]) -> None:
-        """Refuse a run of another method; a plug-in goes by its place, whatever it calls itself."""
+        """Refuse a run of another method; a plug-in is identified by its module, not by its own name."""
         section = run.get("method")
         name = section.get("name") if isinstance(section, Mapping) else None
         if name not in self.methods:
             raise PublicError(f"this party does not take part in {str(name)[:100]!r} (methods of its policy)")
 
     def applied(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings of the run as they are at this party."""
+        """The settings of the run with this party's own."""
         return _merged(without_folders(settings), self.local)
 
     def check(self, settings: Mapping[str, Any]) -> None:
@@ -284,7 +284,7 @@ def without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def leaves(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and what is said of them; a table of WORDS is said of its name."""
+    """Dotted names and their values; a table of WORDS is a value."""
     for key, value in tree.items():
         if isinstance(value, Mapping) and not (value and value.keys() <= WORDS.keys()):
             yield from leaves(value, f"{path}{key}.")

@@ -1,7 +1,7 @@
-"""The network of a run whose clients are somewhere else: requests go out over a link, replies come back.
+"""The network of a run whose clients are elsewhere: requests go out over a link, replies come back.
 
-What a link must do is small, so that the same code runs over Flower's simulation, over a Flower deployment and
-over a dictionary in a test. Order, time limits, and the check that a reply belongs to its request are here.
+A link does little, so that the same code runs over Flower's simulation, a Flower deployment and a dictionary in a test.
+This file handles order, time limits, and the check that a reply belongs to its request.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from visard.files import safe_name
 from visard.processes import Data
 
 Parts = tuple[bytes, Data]  # header and payload
-LAST_LOOK = 2.0  # seconds for replies that were given up, when a run ends
+LAST_LOOK = 2.0  # seconds to wait for late replies when a run ends
 MOST_ROLES = 1000  # of one party, on record
-QUIET, LONGEST_POLL = 0.03, 1.0  # seconds between looks for replies for each second without one, and at most
+QUIET, LONGEST_POLL = 0.03, 1.0  # seconds between polls for each second without a reply, and at most
 REFUSED = "reply refused"
 
 
@@ -40,14 +40,14 @@ class Link(ABC):
     """A way to the parties."""
 
     window = 64  # requests on their way at once
-    queue = 1  # requests that one worker at the other side may have in line
-    poll = 0.05  # seconds between looks for replies
-    recorded = False  # whether every reply is put on record: where the clients are other people's
-    folder: Path | None = None  # where long replies wait for their turn, in files without a name
+    queue = 1  # requests that may wait for one worker at the other side
+    poll = 0.05  # seconds between polls for replies
+    recorded = False  # whether every reply is recorded, as between real parties
+    folder: Path | None = None  # where long replies wait, in unnamed files
 
     @functools.cached_property
     def late(self) -> dict[str, tuple[Request, type | None]]:
-        """Requests that were given up, with the types of their replies: what comes for them is put on record."""
+        """Requests that timed out, with the types of their replies: late replies are still recorded."""
         return {}
 
     @abstractmethod
@@ -59,14 +59,14 @@ class Link(ABC):
         """Send a request; returns its number, or None if the client cannot be reached now."""
 
     def all_sent(self) -> None:  # noqa: B027 (most links hold nothing)
-        """No more requests for now: what is held of the last one can go."""
+        """No more requests for now: the memory of the last one can be freed."""
 
     def forget(self, number: str) -> None:  # noqa: B027
-        """A request is over, answered or not: what is held of it can go."""
+        """A request is over, answered or not: its memory can be freed."""
 
     @abstractmethod
     def receive(self, numbers: Collection[str]) -> dict[str, Parts | str]:
-        """What has come in for these requests: header and payload of a reply, or why there is none."""
+        """The replies to these requests so far: header and payload, or why there is none."""
 
     @abstractmethod
     def close(self) -> None:
@@ -74,10 +74,10 @@ class Link(ABC):
 
 
 class PartyLink(Link):
-    """A way to parties that are elsewhere: they learn about the run, and say which clients they are."""
+    """A link to parties: they learn about the run, and say which clients they are."""
 
     recorded = True
-    received: Received | None = None  # where the replies to greetings are put on record
+    received: Received | None = None  # where the replies to greetings are recorded
 
     def greetings(self) -> list[int]:
         """Which greetings have no reply yet, by their number."""
@@ -117,7 +117,7 @@ class RemoteNetwork(EngineNetwork):
         self.link.close()
 
     def _end(self, received: Received) -> None:
-        """Look once more for what was given up, and end the record in order, as far as the link still works."""
+        """Look once more for late replies, and end the record in order, as far as the link still works."""
         late = self.link.late
         with suppress(VisardError):
             until = time.monotonic() + LAST_LOOK
@@ -136,7 +136,7 @@ class RemoteNetwork(EngineNetwork):
         return self._exchange(requests, step.types[1])
 
     def _give_trunk(self, clients: Sequence[ClientId]) -> None:
-        """Send the frozen part of the network to parties that have not got it; those of a simulation make it."""
+        """Send the frozen part of the network to parties that lack it; simulated parties build it."""
         trunk = self.world.trunk
         if trunk is None or not self.settings:
             return
@@ -179,7 +179,7 @@ class RemoteNetwork(EngineNetwork):
         self, requests: Sequence[Request], kind: type | None, sent: dict[str, tuple[int, float]]
     ) -> Iterator[Reply]:
         finished: dict[int, Reply] = {}
-        heard = time.monotonic()  # when something last came
+        heard = time.monotonic()  # when the last reply came
         given, position, last = 0, 0, (object(), b"")
         while given < len(requests):
             while len(sent) + len(finished) < self.link.window and position < len(requests):
@@ -216,14 +216,14 @@ class RemoteNetwork(EngineNetwork):
             if self.received is not None:
                 self.received.flush()
             if given not in finished and sent:
-                quiet = time.monotonic() - heard  # after a long time a look more or less does not matter
+                quiet = time.monotonic() - heard  # after a long wait, polling less often does not matter
                 time.sleep(min(max(self.link.poll, QUIET * quiet), LONGEST_POLL))
             while given in finished:
                 yield finished.pop(given)
                 given += 1
 
     def _arrived(self, request: Request, parts: Parts | str, reply: Reply, late: bool = False) -> None:
-        """Put a reply on record as it came, before anything is done with it."""
+        """Record a reply as it arrived, before it is used."""
         if self.received is None:
             return
         refused = reply.failure is not None and reply.failure.startswith(REFUSED)
@@ -231,7 +231,7 @@ class RemoteNetwork(EngineNetwork):
         on_record(self.received, request, parts, outcome, reply, self.world.statistics)
 
     def _give_up(self, number: str, request: Request, kind: type | None) -> None:
-        """Go on without a reply; if it comes later it is put on record, and no more."""
+        """Continue without a reply; if it comes later it is only recorded."""
         self.link.forget(number)
         if self.received is not None:
             self.link.late[number] = replace(request, message=None), kind
@@ -243,7 +243,7 @@ class RemoteNetwork(EngineNetwork):
 
 
 def set_aside(parts: Parts | str) -> None:
-    """A reply waits for its turn: if it is mapped from a file, its memory is not needed until then."""
+    """Free the memory of a reply that waits for its turn, if it is mapped from a file."""
     if not isinstance(parts, str) and isinstance(parts[1], memoryview) and isinstance(parts[1].obj, mmap.mmap):
         parts[1].obj.madvise(mmap.MADV_DONTNEED)
 
@@ -261,7 +261,7 @@ def on_record(
     reply: Reply,
     statistics: Collection[str] = (),
 ) -> None:
-    """Write what came for a request: its exact bytes and digest, and what is in it as far as it can be read."""
+    """Record the reply to a request: its exact size and digest, and its parts as far as they can be read."""
     if isinstance(parts, str):
         received.add("unreadable", place_of(request), reason=plain(parts))
         return
@@ -282,7 +282,7 @@ def read(request: Request, parts: Parts | str, kind: type | None) -> Reply:
         return request.reply(failure=parts)
     try:
         reply = unpack(parts[0], Reply)
-        if reply.failure is not None:  # a party that could not read the request does not know its place
+        if reply.failure is not None:  # a party that could not read the request does not know its place in the run
             return request.reply(failure=reply.failure, traceback=reply.traceback)
         if reply.place != request.place:
             raise WireError(f"it belongs to {reply.stage} round {reply.round}, ask {reply.ask}")
@@ -299,7 +299,7 @@ def read(request: Request, parts: Parts | str, kind: type | None) -> Reply:
 
 
 def _asked_for(state: StateFile, new_state: str) -> bool:
-    """Whether a new state is where it should be: the party's file, or a pack that begins as asked for."""
+    """Whether a new state has the requested name: the party's file, or a pack with the requested prefix."""
     name, _, offset, length = state
     if new_state.endswith(".bin"):
         return (name, offset, length) == (new_state, 0, 0)

@@ -1,13 +1,14 @@
-"""What a party keeps of the runs that it took part in, a folder for each, and how it forgets them.
+"""The state folder of a party: what it keeps of the runs that it took part in, and how it forgets them.
 
     states/RUN/run.json     when it began and was last seen, how often it asked, digests of what may not change
     states/RUN/kept.json    which states were committed (`party.OwnStates`), which lie beside it in clients/
     states/RUN/seen-*.bin   the weights of the last request to a client, to measure the next ones by
-    consents/RUN.toml       the policy that somebody agreed to at this machine, where no file was given
-    spent.json              of each client what its sums with noise add up to, over all runs (`protect.dp_epsilon`)
+    consents/RUN.toml       the policy that was agreed to at the terminal, where no policy file was given
+    spent.json              the privacy budget that each client has spent, over all runs (`protect.dp_epsilon`)
     models/*-RUN-*          the models that the party keeps; forgetting a run leaves them unless asked to remove them
 
-Of a forgotten run only its id, the day and what it spent remain, so that no server takes it up again. No torch here.
+Of a forgotten run only its id, the date and its privacy budget remain, so that it cannot be resumed. This file imports
+no torch.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ DAY = 86400.0
 
 @dataclass
 class RunRecord:
-    """What a party knows of a run beside its states."""
+    """What a party remembers of a run beside its states."""
 
     method: str = ""
     settings: str = ""  # digest of the settings of the first request, without the number of rounds
     begun: float = 0.0  # seconds since 1970
     used: float = 0.0
     requests: int = 0
-    frozen: dict[str, dict[str, str]] = field(default_factory=dict)  # client -> digests of entries that stay
-    forgotten: float = 0.0  # when; 0: it is not
+    frozen: dict[str, dict[str, str]] = field(default_factory=dict)  # client -> digests of entries that must not change
+    forgotten: float = 0.0  # when it was forgotten; 0: it was not
     sums: dict[str, dict[str, str]] = field(default_factory=dict)  # secure sum -> digests of what was masked and opened
 
     @classmethod
@@ -59,7 +60,7 @@ class StateFolder:
         self.states, self.consents, self.models = home / "states", home / "consents", home / "models"
 
     def record(self, run: str) -> RunRecord:
-        """Of a run; an empty one if it is new."""
+        """The record of a run; an empty one if it is new."""
         return RunRecord.read(self.states / run / "run.json")
 
     def write(self, run: str, record: RunRecord) -> None:
@@ -68,7 +69,7 @@ class StateFolder:
         write_atomically(path, json.dumps(vars(record), indent=1) + "\n", PRIVATE, parents=True)
 
     def spent(self) -> dict[str, tuple[float, str]]:
-        """Of each client: the sum of 1 / noise^2 over all sums that it was in, and the digest of the last one."""
+        """For each client: the sum of 1 / noise^2 over all its sums, and the digest of the last one."""
         path = self.home / "spent.json"
         tree = mapping(read_json(path)) if path.exists() else {}
         try:
@@ -87,7 +88,7 @@ class StateFolder:
         return {k: r for k, r in sorted(found.items(), key=lambda item: item[1].begun) if not r.forgotten}
 
     def find(self, start: str) -> str:
-        """The run whose id begins so; one clear line where there is none, or more than one."""
+        """The one run whose id begins with `start`."""
         found = [run for run in self.runs() if start and run.startswith(start)]
         if len(found) != 1:
             what = "several runs begin" if found else "no run begins"
@@ -111,7 +112,7 @@ class StateFolder:
         return record
 
     def forget(self, run: str, models: bool = False) -> dict[str, int]:
-        """Remove what is kept of a run; returns how many files of each kind are gone."""
+        """Remove what is kept of a run; returns how many files of each kind were removed."""
         folder = self.states / run
         kinds = {"states": list((folder / "clients").glob("*.bin")), "weights": list(folder.glob("seen-*.bin"))}
         kinds["agreements"] = list(self.consents.glob(f"{run}.toml"))
@@ -129,13 +130,13 @@ class StateFolder:
         return sorted(self.models.glob(f"*-{run}-*.safetensors"))
 
     def quiet_for(self, days: float) -> list[str]:
-        """Runs without a request for so long."""
+        """Runs without a request for this many days."""
         now = time.time()
         return [run for run, record in self.runs().items() if record.used and now - record.used > days * DAY]
 
 
 def digest_of_settings(settings: dict[str, Any]) -> str:
-    """Of what a request says of its run; how many rounds it has may grow, within the bounds of the policy."""
+    """The digest of a run's settings, without the number of rounds, which may grow within the policy's bounds."""
     tree = json.loads(json.dumps(settings))
     method = mapping(mapping(tree.get("settings")).get("method"))
     method.pop("rounds", None)

@@ -12,16 +12,16 @@ from visard.errors import VisardError
 from visard.processes import Child, ChildError, Data, Recipe, send
 
 START_SECONDS = 120.0
-LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
+LONGEST = 1e6  # seconds: longer than any request, and less than the largest timeout of a socket
 STOPPED = "the party was stopped"
 NO_START = "the worker process did not start"
 Do = Callable[[bytes, Data], tuple[bytes, Data]]
 
 
 class Supervisor:
-    """Hands requests to the worker; a dead worker costs one retry, a late one its step.
+    """Hands requests to the worker; if it dies the step is tried once more, if it is late the step fails.
 
-    The recipe makes (World, Method) of the settings of a run; states are kept in the folder `state`, encrypted
+    The recipe makes (World, Method) from the settings of a run; states are kept in the folder `state`, encrypted
     if a key is named. `policy` is what the party allows, `server` the fingerprint of the server's CA, `key` the file
     of the party's own key.
     """
@@ -40,7 +40,7 @@ class Supervisor:
         self._encrypt_with, self._key = (str(path) if path else None for path in (encrypt_with, key))
         self._worker: Child | None = None
         self._stopped = False
-        self.carried = b""  # what the worker says of its last reply, for the party's record
+        self.carried = b""  # the worker's description of its last reply, for the party's ledger
         self._start_worker()
 
     def _start_worker(self) -> Child:
@@ -55,7 +55,7 @@ class Supervisor:
         return worker
 
     def stop(self) -> None:
-        """Give up the step at hand; safe in a signal handler. The state of the client does not move."""
+        """Abort the current step; safe in a signal handler. The state of the client does not change."""
         self._stopped = True
         if (worker := self._worker) is not None:
             worker.process.kill()

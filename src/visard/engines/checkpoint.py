@@ -1,13 +1,13 @@
 """Checkpoints: server state and client states of one round, committed by a single rename.
 
 checkpoint/
-  manifest.json        the only truth: what it names is complete, everything else is debris
+  manifest.json        names the files of the last committed round; everything else in the folder is leftovers
   chain.jsonl          a digest for each round, of the round's states, ledger and the digest before: a manifest that was
-                       changed, or replaced by an older one, does not fit to it and is refused
+                       changed, or replaced by an older one, does not match it and is refused
   server-000012.bin    server state after step 12
-  memory-000012.bin    what the aggregation remembers, such as the momentum of a server optimiser; where there is such
+  memory-000012.bin    state of the aggregation, such as the momentum of a server optimiser, if there is any
   clients/000009-*     packs of client states (see `Packs`), each state written only when it changed
-  ledger.jsonl         rows of the ledger; the manifest says how many bytes of it count
+  ledger.jsonl         rows of the ledger; the manifest says how many of its bytes are committed
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ T = TypeVar("T")
 class Packs:
     """Client states in pack files: reads from any pack of a folder, and appends the states of a round to one file.
 
-    clients/<step>-<run of the coordinator>-<writer>.pack is encoded states back to back, nothing else; where a state
-    lies, and its digest, stand in the checkpoint's manifest. A pack is never changed after its round, only copied
+    clients/<step>-<run of the coordinator>-<writer>.pack is encoded states one after the other; the checkpoint's
+    manifest has the place and the digest of each. A pack is never changed after its round, only copied
     from and removed, so that a kill at any moment leaves every state that a manifest names. States may hold keys:
     packs have mode 600. With a `key` each state is encrypted, and bound to its client.
     """
@@ -103,7 +103,7 @@ class Packs:
                     self.let_go()
                 self._reading[file.name] = os.open(self.folder / file.name, os.O_RDONLY)
             handle = self._reading[file.name]
-            # room is made for what is there, whatever a manifest says
+            # memory for what is really there, whatever a manifest says
             return os.pread(handle, min(file.length, max(0, os.fstat(handle).st_size - file.offset)), file.offset)
         except OSError as error:
             raise self._unreadable(file.name, error) from None
@@ -121,7 +121,7 @@ class Packs:
         try:
             while rest:
                 rest = rest[os.write(handle, rest) :]
-        except OSError:  # a full disk: what was written of this state is cut off again
+        except OSError:  # a full disk: cut off what was written of this state
             os.ftruncate(handle, offset)
             raise
         self._writing = name, handle, offset + len(data)
@@ -134,7 +134,7 @@ class Packs:
             raise self._unreadable(name, error) from None
 
     def let_go(self) -> None:
-        """Close what is open for reading: a removed pack takes room until the last one lets go of it."""
+        """Close the packs that are open for reading: a removed file takes disk space until it is closed."""
         for handle in self._reading.values():
             os.close(handle)
         self._reading.clear()
@@ -147,10 +147,11 @@ class Packs:
             self._writing = None
 
     def compact(self, clients: Mapping[ClientId, StateFile], prefix: str) -> dict[ClientId, StateFile]:
-        """Where the states are after those of mostly dead packs were copied to a new one.
+        """Copy the states of packs that are mostly unused to a new pack; returns where all states are then.
 
-        A pack goes when less than half of it is alive, so that all packs together take at most twice what is alive
-        and each byte is copied only when as much is freed. Old packs stay until a manifest no longer names them.
+        A pack is replaced when less than half of it is in use, so that all packs together take at most twice the space
+        of the states in use, and each byte is copied only when as much is freed. Old packs stay until no manifest names
+        them.
         """
         alive: dict[str, int] = {}
         for file in clients.values():
@@ -180,8 +181,8 @@ class Packs:
 class PackStates:
     """The states that requests name, in packs.
 
-    Where they are `shared` over a network file system, packs are closed after every step: others see only then what
-    was written.
+    If they are `shared` over a network file system, packs are closed after every step, because only then others see
+    what was written.
     """
 
     def __init__(self, packs: Packs, shared: bool = False) -> None:
@@ -213,7 +214,7 @@ class Position:
 
 
 class Checkpoint:
-    """The checkpoint folder of a run, and the only place where client states live."""
+    """The checkpoint folder of a run, with all client states."""
 
     def __init__(
         self, folder: Path, run_hash: str, remote: bool = False, unchained_hash: str = "", key: Key | None = None
@@ -221,15 +222,15 @@ class Checkpoint:
         self.folder = folder
         self.key = key  # for server and client states; the chain is keyed then too
         self.run_hash = run_hash
-        self._unchained_hash = unchained_hash or run_hash  # as a checkpoint without a chain has it
-        self.remote = remote  # client states live at the parties: here are only their names and digests
+        self._unchained_hash = unchained_hash or run_hash  # the hash in a checkpoint without a chain
+        self.remote = remote  # client states are at the parties: here are only their names and digests
         self.committed = Position()
         self.chain = Chain(folder / "chain.jsonl", key)
         self.packs = Packs(folder, key)
         self._rows = hashlib.sha256()  # of the ledger so far
         self._changed: dict[ClientId, StateFile] = {}
         self._names = 0
-        self._token = secrets.token_hex(4)  # workers of a killed run may still be writing: their packs are not ours
+        self._token = secrets.token_hex(4)  # workers of a killed run may still be writing packs, under another name
         folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         (folder / "clients").mkdir(PRIVATE_FOLDER, exist_ok=True)
 
@@ -272,14 +273,14 @@ class Checkpoint:
         return True
 
     def _content(self, position: Position) -> str:
-        """All that a round's place in the chain stands for."""
+        """The content that a round's digest in the chain covers."""
         states = sorted((client, file.digest) for client, file in position.clients.items())
         ledger = [position.ledger_bytes, position.ledger_digest]
         memory = [position.memory_digest] if position.memory else []
         return json.dumps([self.run_hash, self.remote, position.step, ledger, position.digest, states, *memory])
 
     def _read_ledger(self, position: Position) -> Any:
-        """The running digest of the committed rows, which must be there as they were."""
+        """The digest of the committed rows, which must be unchanged."""
         rows = hashlib.sha256(read_start(self.ledger, position.ledger_bytes))
         if position.ledger_digest not in ("", rows.hexdigest()):
             raise VisardError(f"{self.ledger} was changed: its digest does not match the manifest")
@@ -291,7 +292,7 @@ class Checkpoint:
         return decode(data, kind, MAX_HEADER_OF_FILES)
 
     def memory(self) -> State:
-        """What the aggregation remembered after the last committed round."""
+        """The state of the aggregation after the last committed round."""
         position = self.committed
         if not position.memory:
             return {}
@@ -300,7 +301,7 @@ class Checkpoint:
         return found
 
     def secret(self) -> bytes:
-        """A secret of this run that the server's noise comes from, made once: 32 random bytes that never leave it."""
+        """The secret behind the server's noise: 32 random bytes, made once, that never leave the server."""
         path = self.folder / "secret.key"
         if not path.exists():
             made = secrets.token_bytes(32)
@@ -320,22 +321,22 @@ class Checkpoint:
 
     @property
     def new_pack(self) -> str:
-        """How the names of packs of the round at hand begin; nothing refers to them until they are adopted."""
+        """How the names of this round's packs begin; nothing refers to them until they are adopted."""
         return f"clients/{self.committed.step + 1:06d}-{self._token}"
 
     def new_state(self, client: ClientId) -> str:
-        """Where a client's state of the round at hand goes: how the packs begin, or a new file at its party."""
+        """Where a client's state of this round goes: how the name of its pack begins, or a new file at its party."""
         if not self.remote:
             return self.new_pack
         self._names += 1
         return f"clients/{safe_name(client)}-{self.committed.step + 1:06d}-{self._names}.bin"
 
     def adopt(self, client: ClientId, state: StateFile) -> None:
-        """Take a written state as the client's; it counts once the round is committed."""
+        """Make a written state the client's; it counts once the round is committed."""
         self._changed[client] = state
 
     def commit(self, server: Any, ledger_bytes: int, memory: State | None = None) -> None:
-        """Make this round the one that `resume` finds: states first, then one rename of the manifest."""
+        """Commit this round, so that `resume` finds it: states first, then one rename of the manifest."""
         step = self.committed.step + 1
         name, digest = self._write(f"server-{step:06d}.bin", server)
         kept = self._write(f"memory-{step:06d}.bin", memory) if memory else ("", "")
@@ -363,14 +364,14 @@ class Checkpoint:
 
     def _write_manifest(self, position: Position) -> None:
         fields = {"version": VERSION, "run": self.run_hash, "remote": self.remote, **vars(position)}
-        if not position.memory:  # older versions of visard go on with such a run
+        if not position.memory:  # without it, older versions of visard can resume the run
             del fields["memory"], fields["memory_digest"]
         if self.key is not None:
             fields["encrypted"] = self.key.id.hex()
         write_atomically(self.folder / "manifest.json", json.dumps(fields, separators=(",", ":")))
 
     def _sweep(self) -> None:
-        """Remove what the manifest does not name: older rounds, refused states, debris of a kill."""
+        """Remove files that the manifest does not name: older rounds, refused states, leftovers of a kill."""
         self.packs.close()
         named = {self.committed.server, self.committed.memory, *(file.name for file in self.committed.clients.values())}
         written = [path for kind in ("server", "memory") for path in self.folder.glob(f"{kind}-*.bin")]
@@ -380,7 +381,7 @@ class Checkpoint:
 
 
 def _check(position: Position) -> None:
-    """Refuse what no checkpoint says, with a ValueError: places outside its folder, and what is no number."""
+    """Refuse a malformed manifest with a ValueError: paths outside the folder, numbers that are none."""
     server, clients = re.fullmatch(r"server-\d{6,9}\.bin", position.server), position.clients.values()
     memory = re.fullmatch(r"(memory-\d{6,9}\.bin)?", position.memory)
     named = all(PACK_NAME.fullmatch(file.name) or STATE_NAME.fullmatch(file.name) for file in clients)
@@ -404,7 +405,7 @@ class Chain:
         self._last = ""
 
     def begin(self) -> None:
-        """Without a manifest: remove the line of a first round that was never committed; more lines: it was lost."""
+        """Start without a manifest: remove the line of a first round that was never committed."""
         if not self.path.exists():
             return
         if len(links := self._read()) > 1:
@@ -420,7 +421,7 @@ class Chain:
             os.fsync(file.fileno())
 
     def check(self, step: int, content: str) -> None:
-        """Refuse a manifest that does not fit to the chain; a line of a round that was never committed is cut off."""
+        """Refuse a manifest that does not match the chain; the line of a round that was never committed is cut off."""
         links = self._read()
         steps = [number for number, _ in links]
         wrong = f"{self.path.with_name('manifest.json')} was changed or replaced"
@@ -452,7 +453,7 @@ def read_start(path: Path, stop: int, start: int = 0) -> bytes:
         return b""
     try:
         with path.open("rb") as file:
-            file.seek(start)  # room is made for what is there, whatever a manifest says
+            file.seek(start)  # memory for what is really there, whatever a manifest says
             data = file.read(min(stop - start, os.fstat(file.fileno()).st_size))
     except OSError as error:
         raise VisardError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
@@ -462,7 +463,7 @@ def read_start(path: Path, stop: int, start: int = 0) -> bytes:
 
 
 def digest_of(data: bytes, key: Key | None) -> str:
-    """The digest that a manifest has of a state; keyed where states are encrypted, because it stands there openly."""
+    """The digest of a state in a manifest; keyed where states are encrypted, because the manifest is not."""
     return hashlib.sha256(data).hexdigest() if key is None else key.digest(data)
 
 

@@ -24,7 +24,7 @@ Place = tuple[str, str, int, int]  # client, stage, round, ask
 
 
 def parts_of(reply: Any, statistics: Collection[str]) -> list[Part]:
-    """What a reply carries: field, kind and bytes of each piece; of what is no reply, nothing."""
+    """What a reply carries: field, kind and bytes of each piece; empty for anything but a reply."""
     try:
         return [(name, kind.value, size_of(value)) for name, kind, value in pieces(reply, statistics)]
     except Exception:  # a reply that was refused may be anything
@@ -32,8 +32,8 @@ def parts_of(reply: Any, statistics: Collection[str]) -> list[Part]:
 
 
 class Received:
-    """The record of replies that a resume does not cut: every reply of a party, and of simulated clients those that
-    were not accepted. A chain of lines (see `Records`); each life of the run's process is a session."""
+    """The record of replies, which a resume does not truncate: every reply of a party, and those of simulated clients
+    that were not accepted. A chain of lines (see `Records`); each process of the run is a session."""
 
     def __init__(self, folder: Path) -> None:
         self.records = Records(folder, "received")
@@ -55,7 +55,7 @@ class Received:
         self.records.flush()
 
     def end(self, open_requests: Sequence[Place]) -> None:
-        """The session ends in order; these requests have no reply yet, and one that still comes is not taken."""
+        """End the session in order; these requests have no reply yet, and later ones will not be accepted."""
         if self._begun:
             self.records.append("end", session=self.session, open=open_requests)
         self.records.close()
@@ -64,7 +64,7 @@ class Received:
 class Ledger:
     """Rows are appended to a file that the checkpoint truncates on resume, so that no round counts twice.
 
-    `received` has beside them what was not accepted, and is never truncated.
+    `received` also has the replies that were not accepted, and is never truncated.
     """
 
     def __init__(self, path: Path, committed_bytes: int = 0) -> None:
@@ -87,7 +87,7 @@ class Ledger:
         return total
 
     def record_pooled(self, client: ClientId, sizes: dict[Disclosure, int]) -> None:
-        """A method that centralises data: the whole of it left the client before the first round."""
+        """Record data that a centralising method took from a client before the first round."""
         for kind, size in sizes.items():
             row = ["pool", 0, client, "Pooled", kind.value, kind.value, size, False]
             self._lines.append(json.dumps(row))
@@ -103,7 +103,7 @@ class Ledger:
             return file.tell()
 
     def save(self, path: Path, pooled: frozenset[Disclosure], outgoing: Sequence[Mapping[str, Any]] = ()) -> None:
-        """`ledger.json`: the rows with their column names, totals by kind, and what happened to replies before."""
+        """Write `ledger.json`: the rows with their column names, totals by kind, and the postprocessors of replies."""
         self.flush()
         totals: dict[str, dict[str, Any]] = {}
         with self._path.open() as rows:
@@ -130,5 +130,5 @@ class Ledger:
 
 @functools.cache
 def _end(field: str, kind: Disclosure) -> str:
-    """The end of a row, with a place for the bytes: rows of thousands of clients differ in little."""
+    """The end of a row, with a placeholder for the bytes: rows of thousands of clients differ in little else."""
     return f', "{field}", "{kind.value}", %d, {json.dumps(kind is Disclosure.ciphertext)}]'

@@ -1,4 +1,4 @@
-"""Client steps in this process: how every engine does one, and the engine that does one client after the other."""
+"""How every engine performs a client step, and the engine that runs one client after the other in this process."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from visard.core import BoundStep, Client, M, R, State, Weights
 from visard.engines.checkpoint import PackStates
 from visard.engines.codec import own
 from visard.engines.network import EngineNetwork
-from visard.engines.refusal import refusal
+from visard.engines.reply_checks import refusal
 from visard.engines.request import Reply, Request, StateFile
 from visard.engines.world import POOL, World, derive, generator, seed_default
 from visard.errors import PublicError, VisardError
 from visard.numerics import CPU, device
 
-PICTURES = 256  # of one pass at most, unless a single client has more: this bounds the memory
+PICTURES = 256  # most pictures of one cohort, unless a single client has more: this bounds the memory
 
 
 class States(Protocol):
@@ -38,7 +38,7 @@ class States(Protocol):
 
 
 class Check(Protocol):
-    """What a party that has a policy asks of a step and of its reply; both raise where it does not allow them."""
+    """A party's policy, which checks a step and its reply; both raise what it does not allow."""
 
     def before(self, step: BoundStep[Any, Any], client: Client, message: Any) -> None:
         """Before anything is computed."""
@@ -55,10 +55,10 @@ def perform(
     sent: bool = False,
     check: Check | None = None,
 ) -> Reply:
-    """Run `step` at the client, then what the run does to replies before they leave it.
+    """Run `step` at the client, then the postprocessors of the reply.
 
-    The reply and the state share no memory with anything that lives on. A reply that is `sent` elsewhere before the
-    next step is copied there, and not here. `check` is the policy of a party over this request.
+    The reply and the state share no memory with anything that exists afterwards. A reply that is `sent` to another
+    process before the next step is copied there, not here. `check` is the policy of a party for this request.
     """
     client = enter(world, request, states.read(request))
     begun = time.perf_counter()
@@ -69,7 +69,7 @@ def perform(
     else:
         if check is not None:
             check.before(step, client, request.message)
-            seed_default(_default_seed(world, request))  # as if nothing had looked
+            seed_default(_default_seed(world, request))  # as if there had been no check
             begun = time.perf_counter()
         value, total = _done(world, step, request, client, compress, check), None
     if plan is not None:
@@ -87,11 +87,11 @@ def _done(
     compress: Compress | None,
     check: Check | None,
 ) -> R:
-    """What the step gives, after what the run does to replies."""
+    """The reply of the step, after all postprocessors."""
     value = step(client, own(request.message))
-    if device() != CPU:  # what leaves a step knows of no device
+    if device() != CPU:  # replies and states are on the CPU
         value, client.state = own(value), own(client.state)
-    for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
+    for postprocess in world.outgoing if request.client != POOL else ():  # the pool's data left before the run
         value = value if postprocess is compress else postprocess(client, request.message, value)
     if check is not None:
         check.after(request.message, value)
@@ -101,7 +101,7 @@ def _done(
 def _of_people(
     world: World, step: BoundStep[M, R], request: Request, client: Client, plan: Plan | None, check: Check | None
 ) -> tuple[Any, Total]:
-    """The step at each person of a client that is drawn, in the form of one reply, and the sum of their updates."""
+    """Do the step for each drawn person of a client; returns one reply, and the sum of their updates."""
     how, dp = Virtual.parse(request.people), getattr(world.aggregation, "dp", None)
     if dp is None or dp.unit != "person" or (plan is not None and plan.private is None):
         raise PublicError("the request is for a sum over people, the settings of the run are not (aggregation.dp.unit)")
@@ -123,7 +123,7 @@ def _of_people(
             check.before(step, person, request.message)
         seed_default(derive(world.seed, *path, label, "default"))
         value = _done(world, step, request, person, None, check)
-        if drawn:  # else it only shows what a reply looks like
+        if drawn:  # else it only gives the form of a reply
             total.add(request.message, value)
             kept[str(label)] = person.state
     return total.sent(value, how.fields), total
@@ -134,7 +134,7 @@ def _default_seed(world: World, request: Request) -> int:
 
 
 def enter(world: World, request: Request, state: State) -> Client:
-    """The client of a step: built anew, with random streams of its own, nothing shared."""
+    """A new client for a step, with its own random streams; nothing is shared."""
     path = (request.stage, request.round, request.ask, request.client)
     seed_default(_default_seed(world, request))  # for layers that draw by themselves
     return Client(
@@ -156,7 +156,7 @@ def enter(world: World, request: Request, state: State) -> Client:
 def cohorts(world: World, requests: Iterable[Request]) -> Iterator[list[Request]]:
     """The requests in their order, cut into groups of clients with at most PICTURES training pictures.
 
-    Nothing but the clients' pictures decides, so every engine and every number of workers gives the same bits.
+    The groups depend only on the clients' pictures, so every engine and number of workers gives the same bits.
     """
     group: list[Request] = []
     held = 0
@@ -176,7 +176,7 @@ def perform_together(
 ) -> tuple[Weights, list[Reply]]:
     """Run `step` at the clients of a cohort in one pass: the mean of the field `mean`, and the replies without it.
 
-    Anything wrong with one of them ends the pass: the engine then asks its clients one by one, to find out whose.
+    An error at any client ends the pass: the engine then asks the clients one by one, to find out which.
     """
     assert step.together is not None
     copies: dict[int, torch.Tensor] = {}
@@ -200,7 +200,7 @@ def perform_together(
 
 
 def with_mean(value: R, mean: str, shared: Weights) -> R:
-    """A reply of a cohort with the average of all in place of its own: as many bytes, and the same average."""
+    """A reply of a cohort with the mean of all in place of its own value: the same size, and the same mean."""
     return replace(value, **{mean: shared})  # type: ignore[type-var]
 
 

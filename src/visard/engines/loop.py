@@ -21,7 +21,7 @@ from visard.engines.watchers import Watcher
 from visard.text import plural
 
 S = TypeVar("S")
-START = "start"  # the stage of what happens before the first round
+START = "start"  # the stage before the first round
 
 
 class Events(Protocol):
@@ -34,20 +34,20 @@ SLOWEST = 100  # clients of a round whose seconds are in its event
 
 
 class Stop:
-    """Whether somebody asked for the run to end after this round."""
+    """Whether the user asked for the run to end after this round."""
 
     wanted = False
 
     def check(self) -> None:
-        """Stop here if that was asked for: the round is safe on disk."""
+        """Stop here if asked to: the round is safe on disk."""
         if self.wanted:
             raise KeyboardInterrupt
 
 
 @contextmanager
 def stop_on_interrupt(say: Callable[[str], None]) -> Iterator[Stop]:
-    """Catch Ctrl-C during a run: the first lets the round end and be saved, the second stops at once, and so does
-    SIGTERM. Outside the main thread signals are left alone."""
+    """Catch Ctrl-C during a run: the first one stops after the current round is saved, the second one stops at once,
+    and so does SIGTERM. Outside the main thread signals are not handled."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop
@@ -85,9 +85,9 @@ def run_rounds(
     stop: Stop | None = None,
     before: Callable[[S, Network], dict[str, Any]] | None = None,
 ) -> S:
-    """Run what is left of a method, from the last committed round on; returns the final server state.
+    """Run the remaining rounds of a method, from the last committed round on; returns the final server state.
 
-    `before` tests what a run starts from; its evaluation is that of round 0.
+    `before` tests the weights that the run starts from; its evaluation is that of round 0.
     """
     plan = rounds_of(method)
     if states.committed.step:
@@ -100,7 +100,7 @@ def run_rounds(
         begun = time.perf_counter()
         with asking(network, START, 0, events, watcher):
             found = before(server, network)
-        once = network.traffic.once  # tests do not count as traffic of the rounds, but this would be sent anyway
+        once = network.traffic.once  # tests do not count as traffic of the rounds, except what would be sent anyway
         seconds = time.perf_counter() - begun
         events.write("evaluation", stage=START, round=0, step=-1, seconds=seconds, **found)
         watcher.evaluation(found)
@@ -143,7 +143,7 @@ def run_rounds(
 
 @contextmanager
 def asking(network: EngineNetwork, stage: str, round: int, events: Events, watcher: Watcher) -> Iterator[None]:
-    """Begin a round, and say who failed in it, also where that ends it."""
+    """Begin a round, and report which clients failed, even if the round fails."""
     network.begin(stage, round)
     try:
         yield

@@ -1,4 +1,4 @@
-"""What all engines share: asking, checking every reply, the ledger, client states, and who is missing."""
+"""The base of all engines: asking, checking every reply, the ledger, client states, and missing clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from visard.crypto.discrete_gaussian import Stream
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode, sizes_of
 from visard.engines.ledger import Ledger, parts_of
-from visard.engines.refusal import refusal
+from visard.engines.reply_checks import refusal
 from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
@@ -35,18 +35,18 @@ from visard.files import PRIVATE, write_atomically
 from visard.methods.scoring import TEST
 
 LONGEST_TRACEBACK = 20_000
-SERVER = "\0server"  # whose secret no client has
-HERE = "0" * 32  # in the place of a run's id where clients are simulated: messages are as long as between parties
+SERVER = "\0server"  # a name that no client has, for the server's own secret
+HERE = "0" * 32  # the run's id where clients are simulated: messages are as long as between parties
 SUM = "sum.bin"  # in the checkpoint folder: the secure sum that may have been opened (`Begun`)
 
 
 @dataclass
 class Traffic:
-    """What one round moved and lost."""
+    """Bytes and failures of one round."""
 
     bytes_up: int = 0
     bytes_down: int = 0
-    once: int = 0  # of these, what clients get once in a run: the frozen part of a network
+    once: int = 0  # of these, sent to each client once in a run: the frozen part of a network
     asked: int = 0
     replied: int = 0
     figures: dict[str, float] = field(default_factory=dict)
@@ -56,15 +56,15 @@ class Traffic:
 
 
 def plain(text: str) -> str:
-    """Words of a party as one short line without control characters."""
+    """Text from a party as one short line without control characters."""
     return "".join(c for c in " ".join(text[:2000].split()) if c.isprintable())[:500]
 
 
 class EngineNetwork(ABC):
-    """`Network` for the engines: they only say how replies come about."""
+    """The base class of engines, which only implement how replies are obtained."""
 
-    place = ""  # which run this is, where clients are elsewhere
-    settings: dict[str, Any]  # and what these learn of it
+    place = ""  # the id of the run, where clients are elsewhere
+    settings: dict[str, Any]  # what clients elsewhere learn about the run
 
     def __init__(self, world: World, states: Checkpoint, ledger: Ledger | None) -> None:
         self.world = world
@@ -72,9 +72,9 @@ class EngineNetwork(ABC):
         self.states = states
         self.settings = {}
         self.ledger = ledger
-        self.remembered: State = {}  # what the aggregation remembers from round to round; checkpoints hold it
+        self.remembered: State = {}  # state of the aggregation from round to round; part of checkpoints
         self._streaming = False
-        self._far: dict[ClientId, None] = {}  # clients that were named because of an update, in their order
+        self._far: dict[ClientId, None] = {}  # clients whose update was far from the others', in order
         self.begin("start", 0)
 
     @abstractmethod
@@ -82,11 +82,11 @@ class EngineNetwork(ABC):
         """One reply to each request, in their order."""
 
     def replies_together(self, step: BoundStep[Any, Any], requests: Sequence[Request], mean: str) -> Iterator[Reply]:
-        """As `replies`, but the field `mean` of a value may be the average over a cohort; here everyone is alone."""
+        """As `replies`, but the field `mean` of a value may be the mean over a cohort; here each client is alone."""
         return self.replies(step, requests)
 
     def request(self, client: ClientId, step: str, message: Any, timeout: float) -> Request:
-        """The request for a step, with the state that the run stands at."""
+        """The request for a step from the client's present state."""
         return Request(
             client=client, step=step, stage=self.stage, round=self.round, ask=self.asks, timeout=timeout,
             state=self.states.state_file(client), new_state=self.states.new_state(client), message=message,
@@ -103,15 +103,14 @@ class EngineNetwork(ABC):
         self.stage, self.round, self.asks = stage, round, 0
         self.rng = generator(self.world.seed, stage, round, "server")
         self.traffic = Traffic()
-        self._share: float | None = None  # of the clients that this round has drawn
+        self._share: float | None = None  # share of the clients that this round has drawn
 
     @property
     def _dp(self) -> Privacy | None:
         return self.world.aggregation.dp if isinstance(self.world.aggregation, Mean) else None
 
     def _stream(self, what: str, digest: bytes = b"") -> Stream:
-        """Random bits of this round that only the server knows: from a secret of its own, in a simulation from the
-        run's seed."""
+        """Random bits that only the server knows: from its secret, or in a simulation from the run's seed."""
         real = self.states.remote
         secret = self.states.secret() if real else self.world.secret_of(SERVER)
         return Stream(secret, f"{self.place if real else ''} {self.stage} {self.round} {what}".encode(), digest)
@@ -125,14 +124,14 @@ class EngineNetwork(ABC):
         if dp.unit == "person" and dp.sampling == "poisson":
             return list(self.clients)  # each of which draws its people
         stream = self._stream("cohort")
-        while True:  # an empty cohort is as good as impossible (`Account.sum_of`)
+        while True:  # an empty cohort is practically impossible (`Account.sum_of`)
             drawn = stream.uniform(len(self.clients)).tolist()
             limit = share if dp.sampling == "poisson" else sorted(drawn)[count - 1]
             if found := [c for c, u in zip(self.clients, drawn, strict=True) if u <= limit]:
                 return found
 
     def log(self, /, **metrics: float) -> None:
-        """See `Network.log`; what differential privacy leaves out of replies has no figures."""
+        """See `Network.log`; differential privacy leaves out some metrics of replies, which are NaN."""
         metrics = metrics if self._dp is None else {k: v for k, v in metrics.items() if not math.isnan(v)}
         self.traffic.figures.update({k: float(v) for k, v in metrics.items()})
 
@@ -155,7 +154,7 @@ class EngineNetwork(ABC):
         return self._ask(step, messages, timeout, min_replies)
 
     def _refuse_single(self, step: BoundStep[Any, Any], messages: Mapping[ClientId, Any]) -> None:
-        """With differential privacy clients answer in sums alone, but for tests and those with public pictures."""
+        """With differential privacy clients reply only to sums, except in tests and with public pictures."""
         if self._dp is not None and step.name != TEST and not messages.keys() <= {PUBLIC}:
             raise VisardError(
                 f"aggregation.dp: {step.name} of {step.owner.name} is asked of each client by itself, not for an "
@@ -218,7 +217,7 @@ class EngineNetwork(ABC):
         return self._stepped(step, messages, means), Replies(rest, missing)
 
     def _account(self, dp: Privacy, messages: Mapping[ClientId, Any], known: bool) -> tuple[Account, Sum]:
-        """What the run has spent, and the sum that comes next, which its budget allows."""
+        """The privacy account of the run, and the next sum, which its budget allows."""
         state = self.remembered.setdefault("dp", {})
         account = Account(dp, state, self._units(dp, self.clients), self.world.rounds, known)
         of = account.sum_of(self._units(dp, messages), self._share)
@@ -226,11 +225,11 @@ class EngineNetwork(ABC):
         return account, of
 
     def _units(self, dp: Privacy, clients: Collection[ClientId]) -> int:
-        """How many of what differential privacy hides these clients are or have."""
+        """How many units of differential privacy (clients or people) these clients are."""
         return sum(self.world.people(c) for c in clients) if dp.unit == "person" else len(clients)
 
     def _of_people(self, dp: Privacy, account: Account, of: Sum, fields: tuple[str, ...]) -> str:
-        """How clients sum over their people, where the run hides these."""
+        """How clients sum over their people, where differential privacy is for people."""
         if dp.unit == "client":
             return ""
         place = f"{self.place} " if self.states.remote else ""
@@ -268,7 +267,7 @@ class EngineNetwork(ABC):
     def _stepped(
         self, step: BoundStep[Any, Any], messages: Mapping[ClientId, Any], means: dict[str, Any]
     ) -> dict[str, Any]:
-        """What the server's optimiser makes of the rule's result, where the run has one."""
+        """The rule's result after the server's optimiser, where the run has one."""
         optimiser = self.world.aggregation.optimiser
         if optimiser is None:
             return means
@@ -295,7 +294,7 @@ class EngineNetwork(ABC):
         timeout: float | None,
         min_replies: int | None,
     ) -> tuple[dict[str, Any], Replies[R]]:
-        """As `reduce`, of which the server learns the sums alone; a client that is lost on the way is missing."""
+        """As `reduce`, but the server learns only the sums; a client that is lost on the way is missing."""
         stated = [self.world.stated.get(client) for client in messages]
         equal = rule.dp is not None or not all(stated)
         weights = capped([1.0 if equal else float(n or 1) for n in stated], rule.max_weight or 1.0)
@@ -317,7 +316,7 @@ class EngineNetwork(ABC):
         with closing(SecureReduction(fields, begun.context, rule, own, private, self.world.compress)) as reduction:
             if begun.arrived:
                 circles, shares = reduction.again(begun)
-                self._phase("secure_keys", 1, reduction.invitations(begun.keys), {})  # for the ledger: they sent these
+                self._phase("secure_keys", 1, reduction.invitations(begun.keys), {})  # for the ledger: these were sent
                 self._phase("secure_shares", 2, circles, {})
                 missing |= {c: "was not in the sum when the run ended" for c in messages if c not in begun.arrived}
             else:
@@ -352,7 +351,7 @@ class EngineNetwork(ABC):
 
     def _attempt(self, place: str) -> Begun:
         """The next attempt at a sum, or the last one if clients may have opened it."""
-        if not self.place:  # simulated clients go where the run goes
+        if not self.place:  # simulated clients are resumed with the run
             return Begun(place, 1)
         path = self.states.folder / SUM
         last = decode(path.read_bytes(), Begun, MAX_HEADER_OF_FILES) if path.exists() else Begun("", 0)
@@ -367,7 +366,7 @@ class EngineNetwork(ABC):
         write_atomically(self.states.folder / SUM, encode(begun), PRIVATE, parents=True)
 
     def _phase(self, name: str, number: int, messages: Mapping[ClientId, Any], missing: dict[ClientId, str]) -> Any:
-        """One of the small steps of a secure sum; the asks of the method keep their numbers."""
+        """One of the small steps of a secure sum, which does not change the numbers of the method's asks."""
         if not messages:
             return {}
         ask, self.asks = self.asks, number * PHASES + self.asks
@@ -444,7 +443,7 @@ class EngineNetwork(ABC):
         return max(self.world.rows(client), self.world.pictures(client) if free else 0)
 
     def _opened(self, message: Any, value: Any) -> tuple[Any, tuple[str, str] | None]:
-        """A reply in the form that the step gave it, whatever form it was sent in; or what is wrong with it."""
+        """A reply in the form that the step returned, whatever form it was sent in; or what is wrong with it."""
         try:
             for postprocess in reversed(self.world.outgoing):
                 value = postprocess.received(message, value)
@@ -469,7 +468,7 @@ class EngineNetwork(ABC):
             )
 
     def _stated(self, client: ClientId, value: Any) -> Any:
-        """A reply that weighs no more than what the operator states of its client."""
+        """A reply with at most the weight that the operator states for its client."""
         most = self.world.stated.get(client)
         n = getattr(value, "n", None)
         return value if most is None or not isinstance(n, int) or n <= most else dataclasses.replace(value, n=most)
@@ -486,14 +485,14 @@ class EngineNetwork(ABC):
         self._far.setdefault(far.client)
 
     def _grouped(self, step: BoundStep[Any, Any], reduction: Reduction) -> bool:
-        """Whether clients may be done in one pass: the step can, and nothing but the mean of one field is wanted."""
+        """Whether clients may be done in one pass: the step supports it, and only the mean of one field is wanted."""
         rule = self.world.aggregation
         plain_mean = rule.of_groups and not rule.limited and len(reduction.fields) == 1 and not self.world.outgoing
         return step.together is not None and plain_mean
 
     @contextmanager
     def _only(self, name: str) -> Iterator[None]:
-        """One ask at a time: workers and parties keep the order of what they are asked."""
+        """One ask at a time: workers and parties answer requests in order."""
         if self._streaming:
             raise VisardError(f"step {name} is asked for while replies of another ask are still to come")
         self._streaming = True
@@ -503,7 +502,7 @@ class EngineNetwork(ABC):
             self._streaming = False
 
     def _not_accepted(self, event: str, reply: Reply, reason: str) -> None:
-        """Put a reply that left its client and does not count on record."""
+        """Record a reply that left its client and was not accepted."""
         if self.ledger is not None and reply.client != POOL:
             self.ledger.received.add(
                 event, (reply.client, reply.stage, reply.round, reply.ask), reason=plain(reason),

@@ -1,8 +1,8 @@
-"""The pool engine: every core of one machine, persistent worker processes, the same bits as `local`.
+"""The pool engine: persistent worker processes on all cores of one machine, with the same bits as `local`.
 
-A hand-over to a worker costs two context switches, so light jobs go out several at a time. Heavy ones go out one by
-one, of the next in line the largest first, so that the workers finish together. Replies are handed over in the order
-asked, so a bounded number of them waits: memory grows with the workers, not with the clients.
+Handing a batch of jobs to a worker costs two context switches, so light jobs are sent several at a time. Heavy ones are
+sent one by one, the largest of the next few first, so that the workers finish together. Replies are returned in the
+order asked, and a bounded number of them waits: memory grows with the workers, not with the clients.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from visard.errors import VisardError
 from visard.processes import Child, ChildError, Recipe, receive, send
 
 AHEAD = 8  # jobs for each worker that may overtake one another: this bounds the replies that wait for their turn
-SECONDS = 0.1  # of work in one hand-over
-BYTES = 1 << 24  # of replies of one hand-over
-MOST = 64  # jobs of one hand-over
+SECONDS = 0.1  # of work in one batch
+BYTES = 1 << 24  # of replies of one batch
+MOST = 64  # jobs of one batch
 AGAIN = 2  # workers in a row that may end while starting, where one has started before
 START_SECONDS = 120.0
 SMALL = 1 << 15  # bytes that a busy worker's socket takes for certain: sending more could wait for it, and it for us
 
 
 class Pace:
-    """How long the jobs of one step take and how much they reply, from those seen."""
+    """How long the jobs of one step take and how large their replies are, so far."""
 
     def __init__(self) -> None:
         self.seconds = math.inf
         self.bytes = 0
 
     def heard(self, seconds: float) -> None:
-        """A job took so long."""
+        """Note the time of a job and the size of its reply."""
         self.seconds = seconds if math.isinf(self.seconds) else 0.8 * self.seconds + 0.2 * seconds
 
     def batch(self) -> int:
-        """Jobs for one hand-over."""
+        """How many jobs to send in one batch."""
         fits = min(SECONDS / max(self.seconds, 1e-6), BYTES / max(self.bytes, 1), MOST)
         return max(1, int(fits))
 
 
-class Line:
+class JobQueue:
     """The jobs of one ask that no worker has at the moment."""
 
     def __init__(self, jobs: Iterable[Job], pace: Pace, workers: int) -> None:
@@ -67,10 +67,10 @@ class Line:
         self.pace, self._workers = pace, max(1, workers)
 
     def next(self, given: int) -> list[Job]:
-        """What a free worker gets, when `given` jobs have been handed on in order; nothing if it has to wait."""
+        """The batch for a free worker, when `given` replies have been returned; empty if it has to wait."""
         if self._again:
             return [self._again.pop()]
-        # towards the end hand-overs get smaller, so that no worker sits on much while others are done
+        # towards the end batches get smaller, so that no worker has much left when others are done
         batch = max(1, min(self.pace.batch(), len(self._waiting) // (2 * self._workers)))
         reach = given + max(AHEAD, 4 * batch) * self._workers
         near = [t for t in islice(self._waiting, max(AHEAD * self._workers, batch)) if t.position < reach]
@@ -85,12 +85,12 @@ class Line:
         self._waiting.extendleft(reversed(jobs))
 
     def once_more(self, job: Job) -> None:
-        """A job whose worker died gets another worker, and that one nothing else."""
+        """Try a job whose worker died at another worker, alone."""
         self._again.append(job)
 
 
 class Worker(Child):
-    """One worker process and what it has to do."""
+    """One worker process and its jobs."""
 
     def __init__(self, recipe: Recipe, states: Checkpoint, areas: list[Path], device: str) -> None:
         if device != "cpu":
@@ -102,15 +102,15 @@ class Worker(Child):
         )  # fmt: skip
         self.areas, self.replies = areas, [Mapped(area, copied=True) for area in areas]
         self.device = device
-        self.area = 0  # of the last hand-over
+        self.area = 0  # of the last batch
         self.ready = False
         self.jobs: deque[Job] = deque()  # in the order in which it does them
         self.deadline = time.monotonic() + START_SECONDS
 
     def takes_more(self, batch: int) -> bool:
-        """Whether it has nothing to do, or the last half of a hand-over of `batch` light jobs; never two at once.
+        """Whether it is idle, or half through a batch of `batch` light jobs; it never has two batches waiting.
 
-        The hand-over after that writes its replies where those of the one before were, which have been read by then.
+        The next batch but one reuses the shared memory of this one for its replies, which have been read by then.
         """
         return not self.jobs or (len(self.jobs) <= batch // 2 and self.jobs[0].area == self.area)
 
@@ -162,7 +162,7 @@ class PoolNetwork(EngineNetwork):
         return self._run(step, list(cohorts(self.world, requests)), mean)
 
     def _shared(self, groups: list[list[Request]], mean: str) -> tuple[Path, list[Job]]:
-        """The messages in shared memory, and what is to be done."""
+        """The messages in shared memory, and the jobs."""
         self._asks += 1
         bundle = Bundle(self.memory / f"ask-{self._asks}")
         jobs = []
@@ -178,7 +178,7 @@ class PoolNetwork(EngineNetwork):
         if not groups:
             return
         bundle, jobs = self._shared(groups, mean)
-        line = Line(jobs, self._paces.setdefault(step.name, Pace()), len(self.workers))
+        line = JobQueue(jobs, self._paces.setdefault(step.name, Pace()), len(self.workers))
         finished: dict[int, list[Reply]] = {}
         given, timeout = 0, groups[0][0].timeout
         before = wait_in_turn()
@@ -186,7 +186,7 @@ class PoolNetwork(EngineNetwork):
             while given < len(jobs):
                 self._hand_out(line, bundle, given, timeout)
                 finished.update(self._wait(step, line, timeout))
-                self._hand_out(line, bundle, given, timeout)  # workers go on while the method takes the replies
+                self._hand_out(line, bundle, given, timeout)  # workers continue while the method takes the replies
                 while given in finished:
                     yield from finished.pop(given)
                     given += 1
@@ -197,8 +197,8 @@ class PoolNetwork(EngineNetwork):
                 self._fire(worker)
                 self._hire()
 
-    def _hand_out(self, line: Line, bundle: Path, given: int, timeout: float) -> None:
-        """Give something to do to every worker that is free, or through with most of a hand-over of light jobs."""
+    def _hand_out(self, line: JobQueue, bundle: Path, given: int, timeout: float) -> None:
+        """Give jobs to every worker that is idle, or nearly done with a batch of light jobs."""
         for worker in self.workers:
             if not worker.ready or not worker.takes_more(line.pace.batch()):
                 continue
@@ -218,9 +218,9 @@ class PoolNetwork(EngineNetwork):
             try:
                 send(worker.channel, frame)
             except OSError:
-                continue  # it is dead: noticed when its channel is read
+                continue  # it is dead, which is noticed when its channel is read
 
-    def _wait(self, step: BoundStep[Any, Any], line: Line, timeout: float) -> Iterator[tuple[int, list[Reply]]]:
+    def _wait(self, step: BoundStep[Any, Any], line: JobQueue, timeout: float) -> Iterator[tuple[int, list[Reply]]]:
         """Replies that have come in, by the position of their job; dead and late workers are replaced."""
         soonest = min(w.deadline for w in self.workers)
         for key, _ in self.selector.select(max(0.0, min(soonest - time.monotonic(), 1.0))):
@@ -248,7 +248,7 @@ class PoolNetwork(EngineNetwork):
                 raise VisardError(f"a worker process did not start within {START_SECONDS:g} s")
             yield from self._lost(worker, line, LATE)
 
-    def _lost(self, worker: Worker, line: Line, why: str) -> Iterator[tuple[int, list[Reply]]]:
+    def _lost(self, worker: Worker, line: JobQueue, why: str) -> Iterator[tuple[int, list[Reply]]]:
         """Replace a worker; the job that it was at is tried once more if the worker just died."""
         if not worker.ready:
             self._failed += 1
@@ -269,12 +269,12 @@ class PoolNetwork(EngineNetwork):
 
 
 def wait_in_turn(policy: int | None = None) -> int | None:
-    """Let this thread no longer interrupt others when it wakes up; returns how it was, which the next call restores.
+    """Make this thread not interrupt others when it wakes up; returns the policy before, which the next call restores.
 
-    Woken by every reply, the coordinator would take a core from a worker each time and clear its cache; like this it
-    runs when a core is free or its turn has come, and finds several replies. Only Linux has this, elsewhere nothing
-    happens; a thread that is scheduled in a special way is left alone. A worker that is replaced meanwhile inherits
-    it, which does no harm: it computes, and hardly ever wakes up.
+    If every reply woke the coordinator, it would take a core from a worker each time and clear its cache. This way it
+    runs when a core is free or its turn has come, and finds several replies. It works on Linux only; a thread with
+    another scheduling policy is not changed. A worker that is started meanwhile inherits the policy, which does no
+    harm: it computes, and hardly ever wakes up.
     """
     if sys.platform != "linux":
         return None

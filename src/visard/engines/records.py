@@ -2,9 +2,9 @@
 
     {"n": 17, "previous": "<SHA-256 of line 16>", "event": "reply", ...}
 
-A line that was changed, removed or put in between breaks the chain there. What a chain alone cannot show is that lines
-are missing at its end, or that all of it was written anew: a comparison with the record of the other side shows that.
-No torch here: a party's main process has none.
+A line that was changed, removed or inserted breaks the chain there. A chain alone cannot show that lines are missing at
+its end, or that all of it was rewritten: a comparison with the record of the other side shows that. This file imports
+no torch, because a party's main process has none.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, flush_to_disk
 
-SEGMENT = 1 << 26  # bytes of a file; then the chain goes on in the next one
+SEGMENT = 1 << 26  # bytes of a file; then the chain continues in the next one
 LONGEST_LINE = 1 << 24
 NAME = re.compile(r"(.+)-(\d{6})\.jsonl")
 
 
 class Records:
-    """A chain that this process alone appends to, in files `<name>-000001.jsonl`, ... of a folder.
+    """A chain to which only this process appends, in files `<name>-000001.jsonl`, ... of a folder.
 
-    A record is durable when `append` or `flush` returns. Half a line at the end is of a process that was killed before
-    its record counted: it is cut off, and a record says so.
+    A record is durable when `append` or `flush` returns. Half a line at the end was left by a process that was killed
+    while writing it: it is cut off, and a record says so.
     """
 
     def __init__(self, folder: Path, name: str, segment: int = SEGMENT) -> None:
@@ -125,7 +125,7 @@ class Line(NamedTuple):
 def read_records(files: list[Path]) -> Iterator[Line]:
     """The records of a chain, each checked against the one before; one clear line where it breaks.
 
-    Half a line at the very end is passed over: its writer was stopped, or is writing.
+    Half a line at the very end is ignored: its writer was stopped, or is still writing.
     """
     number, last = 0, ""
     for position, path in enumerate(files):
@@ -152,7 +152,7 @@ def read_records(files: list[Path]) -> Iterator[Line]:
 
 
 def _write(handle: int, data: bytes, size: int) -> None:
-    """Append to a file of so many bytes, durably; a full disk leaves it as it was."""
+    """Append durably to a file of this length; a full disk leaves it unchanged."""
     rest = memoryview(data)
     try:
         while rest:

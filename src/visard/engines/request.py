@@ -1,8 +1,9 @@
 """A request to a client and the reply to it: the same two types in this process, to a worker and over a network.
 
 Over a network both are a small JSON header, and the codec bytes of the message or of the value go beside it. A request
-says where the run stands, so that a party that was restarted, and a run that was resumed, continue from the right
-state; a reply repeats it, so that an old one is never taken for new. No torch here: a party's main process has none.
+says how far the run is, so that a party that was restarted, and a run that was resumed, continue from the right state;
+a reply repeats it, so that an old reply is never taken for a new one. This file imports no torch, because a party's
+main process has none.
 """
 
 from __future__ import annotations
@@ -65,14 +66,14 @@ class Request:
     ask: int = 0
     state: StateFile | None = None  # the client's present state
     committed: str = ""  # name of the state that the last committed round left
-    new_state: str = ""  # where the state after this step goes: a file of the party, or how packs are to begin
+    new_state: str = ""  # where the state after this step goes: a file of the party, or how the pack's name begins
     timeout: float = 3600.0
     keep: str = ""  # instead of a step: keep your own model under this name (the message is the basis)
     trunk: str = ""  # instead of a step: keep the frozen part with this digest; a message without weights only asks
     secure: str = ""  # the plan of a secure sum: the reply leaves behind masks (`aggregation.secure`)
     noise: float = 0.0  # of the sum that the reply goes into, by the longest update in it (`aggregation.dp`)
     people: str = ""  # how a client sums over its people (`aggregation.people`)
-    session: str = ""  # the life of the server's process that asks: both sides' records name it
+    session: str = ""  # the process of the server that asks: the records of both sides name it
     version: int = VERSION
     message: Any = field(default=None, repr=False, compare=False)
 
@@ -93,7 +94,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a step gave, with the client's new state; or why there is nothing."""
+    """The result of a step with the client's new state, or why it failed."""
 
     run: str = ""
     client: str = ""

@@ -34,7 +34,7 @@ DTYPES = {
 }  # fmt: skip
 
 
-_held: dict[Path, int] = {}  # locks of this process's folders, held until it ends, however it ends
+_held: dict[Path, int] = {}  # locks of this process's folders, held until it ends
 
 
 def memory_folder() -> Path:
@@ -52,7 +52,7 @@ def _new_folder(where: Path | None) -> Path:
 
 
 def in_memory() -> Path:
-    """The same for what must not be on a disk."""
+    """A folder as `memory_folder`, for files that must not be on a disk."""
     if not MEMORY.is_dir() or not os.access(MEMORY, os.W_OK):
         raise UsageError(f"model.cache_in = memory: there is no {MEMORY} here to write to; set it to disk")
     return _new_folder(MEMORY)
@@ -69,7 +69,7 @@ def _sweep(parent: Path) -> None:
     """Remove the folders of processes that were killed: their locks are free."""
     for path in parent.glob("visard-*/lock"):
         with suppress(OSError):
-            if time.time() - path.parent.stat().st_mtime < 60:  # somebody may be about to take its lock
+            if time.time() - path.parent.stat().st_mtime < 60:  # another process may be about to take its lock
                 continue
             with path.open("r+b") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +89,9 @@ class Bundle:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         self._memory: mmap.mmap | None = None
         self._size = self._end = 0
-        self._known: dict[tuple[Any, ...], tuple[str, Tensor]] = {}  # holds tensors, so that their place stays taken
+        self._known: dict[
+            tuple[Any, ...], tuple[str, Tensor]
+        ] = {}  # keeps tensors alive, so that their addresses stay unique
         self._trees: dict[tuple[Any, ...], tuple[Any, object]] = {}  # holds messages, for the same reason
 
     def tree(self, value: object) -> Any:
@@ -105,13 +107,13 @@ class Bundle:
         return tree
 
     def clear(self) -> None:
-        """Begin again at the start of the file: what is there has been read."""
+        """Start again at the beginning of the file, whose content has been read."""
         self._end = 0
         self._known.clear()
         self._trees.clear()
 
     def close(self) -> None:
-        """Let go of the file; those who have it mapped keep it."""
+        """Close the file; other processes that have mapped it keep it."""
         self.clear()
         self._memory = None
         os.close(self._file)
@@ -158,7 +160,7 @@ class Mapped:
         return self._found[key]
 
     def forget(self) -> None:
-        """What was found so far will be written over."""
+        """Forget what was found: the file will be overwritten."""
         self._found.clear()
 
     def _find(self, key: str) -> Tensor:
@@ -168,7 +170,7 @@ class Mapped:
         if not count:
             return torch.empty(shape, dtype=dtype)
         if self._memory is None or offset + count * dtype.itemsize > len(self._memory):
-            # where tensors are not copied the map is private: who scribbles on one does so on a copy of its page
+            # where tensors are not copied the map is private: writing to one changes a copy of its page
             access = mmap.ACCESS_WRITE if self._copied else mmap.ACCESS_COPY
             with self._path.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), 0, access=access)

@@ -1,4 +1,4 @@
-"""Who sees a run go by: progress bars, notebooks, trackers, tests."""
+"""Watchers follow a run: progress bars, notebooks, trackers, tests."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from visard.text import line
 
 
 class Watcher(Protocol):
-    """Who wants to see a run go by: the progress bar of the command line, a notebook, a tracker, a test.
+    """Follows a run: the progress bar of the command line, a notebook, a tracker, a test.
 
-    One that is derived from this class does nothing where it does not say otherwise. The class attribute `files` names
-    what it writes into the run folder, so that --overwrite may remove it.
+    The methods of this class do nothing; a subclass overrides those it needs. The class attribute `files` names what it
+    writes into the run folder, so that --overwrite may remove it.
     """
 
     def begun(self, folder: Path) -> None:
@@ -23,15 +23,15 @@ class Watcher(Protocol):
         return
 
     def rendering(self, done: int, total: int) -> None:
-        """So many of the synthetic faces are drawn."""
+        """This many of the synthetic faces are drawn."""
         return
 
     def activations(self, done: int, total: int) -> None:
-        """So many pictures have gone through the frozen part of the network."""
+        """This many pictures have gone through the frozen part of the network."""
         return
 
     def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
-        """Round `step` of all `steps` is done; `figures` are what the method logged."""
+        """Round `step` of all `steps` is done; `metrics` are those that the method logged."""
         return
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
@@ -39,7 +39,7 @@ class Watcher(Protocol):
         return
 
     def problem(self, text: str) -> None:
-        """A line for people: somebody is missing, something is slow."""
+        """A line for the user: a client is missing, something is slow."""
         return
 
     def ended(self, finished: bool) -> None:
@@ -50,7 +50,7 @@ class Watcher(Protocol):
 class Watchers:
     """Forwards every event to all watchers, in their order.
 
-    What one of them raises never ends the run, unless it is the user's interrupt: the others hear of it, once.
+    An error of a watcher never ends the run, unless it is the user's interrupt: the others are told once.
     """
 
     def __init__(self, watchers: Watcher | Iterable[Watcher] | None = None) -> None:
@@ -83,7 +83,7 @@ class Watchers:
         """Forward one event."""
         for number, watcher in enumerate(self._all):
             try:
-                if (hear := getattr(watcher, event, None)) is not None:  # one from before there was this event
+                if (hear := getattr(watcher, event, None)) is not None:  # a watcher written before there was this event
                     hear(*values)
             except Interrupted:
                 raise

@@ -1,6 +1,6 @@
 """A long-lived worker process of the pool (see `visard.processes`): one network, any client's steps.
 
-A frame to a worker holds several jobs; each has an answer of its own. Tensors are in shared memory: those of
+A frame to a worker holds several jobs; each is answered separately. Tensors are in shared memory: those of
 messages in a bundle of the ask, those of replies in an area of the worker, until a frame names that area again.
 """
 
@@ -30,7 +30,7 @@ from visard.processes import Recipe, receive, send
 
 @dataclass
 class Job:
-    """What a worker does in one go: a client's step, or that of a cohort whose field `mean` is averaged.
+    """A client's step, or that of a cohort whose field `mean` is averaged.
 
     The message of a request here is the header of its tree in shared memory.
     """
@@ -81,8 +81,8 @@ def read_replies(step: BoundStep[Any, Any], job: Job, frame: bytes | bytearray, 
     return replies
 
 
-class Desk:
-    """What a worker has at hand: the world, the states, the messages of the ask and room for replies."""
+class JobRunner:
+    """Does the jobs of a worker: it holds the world, the states, the messages of the ask and room for replies."""
 
     def __init__(self, made: tuple[World, Method[Any]], packs: Packs, replies: list[str]) -> None:
         self.world, self.method = made
@@ -94,7 +94,7 @@ class Desk:
         self._messages: dict[int, Any] = {}
 
     def clear(self, frame: dict[str, Any]) -> None:
-        """A new frame with the headers of its messages; what its area for replies held was read."""
+        """Begin a new frame with the headers of its messages; the replies in its area have been read."""
         self._replies = self._areas[frame["area"]]
         self._replies.clear()
         self._trees, self._messages = frame["messages"], {}
@@ -102,7 +102,7 @@ class Desk:
             self._tensors = frame["bundle"], Mapped(Path(frame["bundle"]))
 
     def do(self, job: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a job; a cohort in which anything is wrong is done one by one."""
+        """The replies to a job; if a cohort fails, its clients are done one by one."""
         step = (steps_of(self.method) | SecureAggregation.steps())[job["requests"][0]["step"]]
         with suppress(Exception):
             if job["mean"]:
@@ -119,7 +119,7 @@ class Desk:
             return {"failure": failed.failure, "traceback": failed.traceback}
 
     def _request(self, fields: dict[str, Any], step: BoundStep[Any, Any]) -> Request:
-        """A request; its message is made once for all that share it: who may write on it gets a copy."""
+        """A request; its message is built once for all that share it, and a step that may change it gets a copy."""
         number, state = fields["message"], fields.get("state")
         if number not in self._messages:
             self._messages[number] = build(self._trees[number], step.types[0], self._tensors[1])
@@ -134,12 +134,12 @@ def serve(
 ) -> None:
     """Build the world of the recipe, then do steps until the other side is gone."""
     torch.set_num_threads(1)
-    desk = Desk(Recipe(**recipe).function()(), Packs(Path(states), Key.load(encrypt_with)), replies)
-    torch.set_num_threads(desk.world.numerics.threads_per_step)
+    runner = JobRunner(Recipe(**recipe).function()(), Packs(Path(states), Key.load(encrypt_with)), replies)
+    torch.set_num_threads(runner.world.numerics.threads_per_step)
     send(channel, b"{}")
     while (frame := receive(channel)) is not None:
         given = json.loads(frame)
-        desk.clear(given)
+        runner.clear(given)
         for job in given["jobs"]:
-            send(channel, json.dumps(desk.do(job)).encode())
-        desk.states.packs.let_go()
+            send(channel, json.dumps(runner.do(job)).encode())
+        runner.states.packs.let_go()

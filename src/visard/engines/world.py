@@ -1,4 +1,4 @@
-"""The world of a run: the clients with their data, the network, the seed and the limits, built from its settings."""
+"""The world of a run: its clients with their data, the network, the seed and the limits, built from the settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
 from visard.models.cut import Trunk, activation_shape, choose
 from visard.models.files import read_model, start
-from visard.models.frozen import keep_statistics
+from visard.models.frozen_norm import keep_statistics
 from visard.models.inputs import Inputs
 from visard.models.lora import LowRank
 from visard.numerics import Numerics, compute_on, seed_device
@@ -59,7 +59,7 @@ def generator(seed: int, *parts: str | int) -> torch.Generator:
 
 def seed_default(seed: int) -> None:
     """Seed the default generators of the CPU and of the device of this process, and no other: `torch.manual_seed` also
-    keeps a traceback for each call until a GPU is first used, which thousands of steps would feel."""
+    keeps a traceback for each call until a GPU is first used, which is slow for thousands of steps."""
     torch.default_generator.manual_seed(seed)
     seed_device(seed)
 
@@ -85,21 +85,23 @@ class World:
     class_vectors: Tensor | None = field(default=None, repr=False)  # of the public identities, from a file
     biases: Tensor | None = field(default=None, repr=False)  # from the same file
     start_from: Weights | None = field(default=None, repr=False)  # instead of fresh weights
-    aggregation: Rule = Mean()  # how replies become one
+    aggregation: Rule = Mean()  # how replies are averaged
     secret: bytes | None = field(default=None, repr=False)  # of the party where these clients are; None: simulated
     signer: Signer | None = field(default=None, repr=False)  # with the key of that party
     outgoing: tuple[Postprocessor, ...] = ()  # what happens to replies before they leave a client
-    frozen_norm: bool = False  # batch norm keeps the statistics that it came with
+    frozen_norm: bool = False  # whether batch norm keeps its statistics
     spec: Mapping[str, str] = field(default_factory=dict)  # what the network is and expects, for model files
     trunk: Trunk | None = None  # the frozen part, where clients train the tail alone; `build` then makes a tail
-    activations: Activations | None = field(default=None, repr=False)  # the set that all views are of then
+    activations: Activations | None = field(
+        default=None, repr=False
+    )  # the set of activations that all views are of then
     announced: Mapping[ClientId, int] = field(default_factory=dict)  # how many pictures parties say they have
     announced_identities: Mapping[ClientId, int] = field(default_factory=dict)  # and how many people
     stated: Mapping[ClientId, int] = field(default_factory=dict)  # pictures that the operator states, at most
     _network: nn.Module | None = field(default=None, repr=False)
 
     def network(self) -> nn.Module:
-        """The one backbone of this process, reused by all clients; its weights are whatever the last one left."""
+        """The one backbone of this process, reused by all clients; its weights are those of the last one."""
         if self._network is None:
             with torch.random.fork_rng(devices=[]):  # a step draws the same whether it is the first here or not
                 self._network = self.numerics.prepare(self.build())
@@ -111,8 +113,8 @@ class World:
 
     @functools.cached_property
     def statistics(self) -> frozenset[str]:
-        """Entries of the network's weights that are no parameters, such as batch norm's running means: they are
-        gathered over pictures, so they leave a client as the kind `statistic`."""
+        """Entries of the network's weights that are not parameters, such as batch norm's running means: they are
+        computed from pictures, so they leave a client as the kind `statistic`."""
         network = self._network
         if network is None:  # a server that trains nothing needs the names alone
             with torch.random.fork_rng(devices=[]):
@@ -120,21 +122,21 @@ class World:
         return frozenset(network.state_dict()) - {name for name, _ in network.named_parameters(remove_duplicate=False)}
 
     def secret_of(self, client: ClientId) -> bytes:
-        """What masks and noise of a client come from: a secret of its party, or in a simulation the run's seed."""
+        """The secret behind a client's masks and noise: that of its party, or in a simulation from the run's seed."""
         own = b"simulated %d" % self.seed if self.secret is None else self.secret
         return hmac.digest(own, client.encode(), "sha256")
 
     @property
     def compress(self) -> Compress | None:
-        """What makes replies smaller, where the run has it."""
+        """The postprocessor that compresses replies, where the run has one."""
         return next((p for p in self.outgoing if isinstance(p, Compress)), None)
 
     def signer_of(self, client: ClientId) -> Signer:
-        """What a client signs with: the key of its party, or in a simulation one that comes from the run's seed."""
+        """The key that a client signs with: that of its party, or in a simulation one from the run's seed."""
         return self.signer or Signer.of_secret(self.secret_of(client))
 
     def whole(self, weights: Weights) -> Weights:
-        """The weights of a whole network, of those that are trained."""
+        """The weights of the whole network, from the trained ones."""
         return weights if self.trunk is None else self.trunk.whole(weights)
 
     def new_weights(self) -> Weights:
@@ -161,16 +163,16 @@ class World:
         return self.announced.get(client, 0) if data is None else len(data.train) + len(data.val) + len(data.test)
 
     def rows(self, client: ClientId) -> int:
-        """How many class vectors a client may make: of its own people, or of the public ones."""
+        """How many class vectors a client may have: one for each of its own or the public identities."""
         return max(self.people(client), 0 if self.public is None else self.public.n_classes)
 
     def people(self, client: ClientId) -> int:
-        """How many people a client has, as far as the server knows."""
+        """How many identities a client has, as far as the server knows."""
         data = self.clients.get(client)
         return self.announced_identities.get(client, 0) if data is None else data.n_classes
 
     def replies_needed(self, asked: int) -> int:
-        """The smallest number of good replies with which a round counts."""
+        """The smallest number of good replies that a round needs."""
         return max(1, math.ceil(self.min_replies * asked))
 
 
@@ -217,9 +219,9 @@ def make_world(
 ) -> World:
     """The world that the settings of a run describe.
 
-    A party, which has no weights to start from, knows the `frozen` part by the layer behind it and its digest, and the
-    network by its `spec`. `memory` is where activations go that are not to be on disk. `check` compares a network that
-    comes from an ONNX file with onnxruntime.
+    A party has no weights to start from: it knows the `frozen` part by its last layer and its digest, and the network
+    by its `spec`. `memory` is the folder for activations that must not be on disk. `check` compares a network from an
+    ONNX file with onnxruntime.
     """
     first = None
     if spec is None:
@@ -311,7 +313,7 @@ def trunk_of(
 
 
 def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memory: Path | None) -> World:
-    """The world in which views give what the trunk makes of their pictures."""
+    """The world in which views give the activations of the trunk instead of pictures."""
     store = None
     if settings.model.cache != "off":
         for path, how in augments(settings.method):
@@ -334,7 +336,7 @@ def behind(world: World, trunk: Trunk, settings: Settings, faces: FaceSet, memor
 
 
 def _seen_by(trunk: Trunk, spec: Mapping[str, str]) -> str:
-    """A digest of all that determines the activations of a trunk: weights, and what is not in them."""
+    """A digest of everything that determines the activations of a trunk: the weights, the graph and its input."""
     more = {k: spec[k] for k in ("graph", "order", "mean", "std", "size") if k in spec}
     if spec["model"] in models.SENSORS or (Inputs.of_spec(more).is_plain and "graph" not in spec):
         return trunk.digest
@@ -342,7 +344,7 @@ def _seen_by(trunk: Trunk, spec: Mapping[str, str]) -> str:
 
 
 def want(world: World, settings: Settings) -> None:
-    """Say which activations the clients and tests of this world will read."""
+    """Announce which activations the clients and tests of this world will read."""
     if world.activations is None:
         return
     trained = [data.train for data in world.clients.values()] + ([world.public] if world.public is not None else [])
@@ -392,7 +394,7 @@ def _class_vectors(
 def world_of_run(
     folder: str, memory: str | None = None, trusted: Sequence[str] = (), device: str | None = None
 ) -> tuple[World, Method[Any]]:
-    """The world of a run folder, built anew in a worker process of the pool; `trusted` are plug-ins of its user.
+    """The world of a run folder, built in a worker process of the pool; `trusted` are plug-ins that the user named.
 
     `device` is where the process computes from then on.
     """

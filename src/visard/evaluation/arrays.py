@@ -1,4 +1,4 @@
-"""Checks on features and labels: what enters an evaluation is finite, non-zero and of matching length."""
+"""Checks on features and labels: they must be finite, non-zero and of matching length."""
 
 from __future__ import annotations
 

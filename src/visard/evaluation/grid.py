@@ -191,7 +191,7 @@ class Tally:
         self._merge(*distinct(scores))
 
     def join(self, other: Tally) -> None:
-        """Add what another tally of the same ranges holds."""
+        """Add another tally of the same ranges."""
         self.fold()
         other.fold()
         self.over |= other.over
@@ -215,7 +215,7 @@ class Tally:
 
 @dataclass
 class Counted:
-    """What a pass has counted: scores per bin, scores kept, and twice the area in pairs if asked for."""
+    """The counts of a pass: scores per bin, scores kept, and twice the area in pairs if asked for."""
 
     all_bins: Ints = field(default_factory=lambda: np.zeros(BINS, np.int64))
     genuine_bins: Ints = field(default_factory=lambda: np.zeros(BINS, np.int64))
@@ -288,7 +288,7 @@ class Sorted:
                 self.finish()
 
     def finish(self) -> None:
-        """Sort and count what was gathered."""
+        """Sort and count the gathered scores."""
         scores = self.chunk[: self.filled]
         scores.sort()
         starts = np.searchsorted(scores, edges())

@@ -36,7 +36,7 @@ from visard.files import mapping, number
 from visard.text import listing, plural
 
 DOMAIN = "domain"
-FEW_PEOPLE = 20  # below this many, one person more or less changes the figures of a group
+FEW_PEOPLE = 20  # with fewer, one person more or less changes the metrics of a group
 MOST_GROUPS = 100
 
 
@@ -72,7 +72,7 @@ class Enrolment(Result):
 
 @dataclass(frozen=True)
 class Group(Result):
-    """One group at the common threshold; `doubt` says in a sentence why its figures say little."""
+    """One group at the common threshold; `doubt` says in a sentence why its metrics are unreliable."""
 
     name: str
     people: int
@@ -288,7 +288,7 @@ def _ratio(rates: Sequence[Rate]) -> float | None:
 
 
 def _doubt(group: Group) -> str:
-    """Why the figures of a group say little, in words; empty if they do say something."""
+    """Why the metrics of a group are unreliable, in words; empty if they are reliable."""
     reasons = []
     if group.people < FEW_PEOPLE:
         reasons.append(f"{plural(group.people, 'person', 'people')} are too few for a figure, read the intervals")
@@ -359,13 +359,13 @@ def errors_by(
 
 
 def _people(faces: FaceSet) -> int:
-    """Numbers that the people of a set need, with those of whom no picture is left."""
+    """How many numbers the people of a set need, including those without any picture."""
     skipped = faces.skipped()
     return max(len(faces.names), 0 if skipped is None else int(skipped.identity.max(initial=-1)) + 1)
 
 
 def _name(faces: FaceSet, by: str, mark: int, sets: int) -> str:
-    """What a group is called."""
+    """The name of a group."""
     if by != DOMAIN:
         return {1: by, -1: f"not {by}"}.get(mark, "unknown")
     own = faces.path.name
@@ -375,7 +375,7 @@ def _name(faces: FaceSet, by: str, mark: int, sets: int) -> str:
 def _skipped(faces: FaceSet, views: Sequence[FaceView], by: str, sets: int, names: dict[str, int]) -> Ints | None:
     """Rows (person, group, reason) of skipped pictures of the people in the views; None where that is not known.
 
-    People of whom no picture is left belong to views of the whole set alone.
+    People without any picture belong only to views of the whole set.
     """
     skipped = faces.skipped()
     if skipped is None:

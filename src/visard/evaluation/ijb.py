@@ -43,7 +43,7 @@ class Switches:
 
     @classmethod
     def parse(cls, text: str) -> Switches:
-        """From "N1D1F0", in any order; what is not named stays on."""
+        """From "N1D1F0", in any order; switches that are not named stay on."""
         words = [text[i : i + 2].upper() for i in range(0, len(text), 2)]
         known = {f"{name}{on}" for name in "NDF" for on in "01"}
         if not text or set(words) - known or len({w[0] for w in words}) < len(words):

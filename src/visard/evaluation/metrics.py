@@ -1,4 +1,4 @@
-"""The registry of metrics: what each measured number is called, what it means, which way is better, how it is printed.
+"""The registry of metrics: the name of each, its meaning, which way is better, and how it is printed.
 
 A new metric needs the function that computes it and one entry in `METRICS`: with `test` and `read` it then stands in
 the evaluations of a run, in the table at its end, and in the curves and tables of the reports.
@@ -148,7 +148,7 @@ METRICS: Registry[Metric] = Registry("metrics", {
     "lr": Metric("Learning rate"),
 }, lambda value: isinstance(value, Metric))  # fmt: skip
 _NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"
-# what a name without an entry says of itself
+# for names without an entry
 _LOWER = re.compile(r"loss|error|eer|fnmr|frr|fnir|\bfar\b|\bfmr\b", re.I)
 _SHARE = re.compile(r"(.*_)?(accuracy|acc|eer|auc|f1|jain)", re.I)
 
@@ -251,7 +251,7 @@ def brief(test: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def doubts(test: Mapping[str, Any]) -> list[str]:
-    """Sentences on what the figures of a test do not say: a model that guesses, intervals too wide for a comparison."""
+    """Warnings about the metrics of a test: a model that guesses, intervals too wide for a comparison."""
     found, said = values(test), []
     area = next((v.value for v in found if v.name == "auc" and v.value is not None), None)
     if area is not None and area < CHANCE:

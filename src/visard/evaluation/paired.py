@@ -1,7 +1,7 @@
 """Two models on the same people: how much better one is than the other, with paired confidence intervals.
 
-People are drawn with replacement, and the same draws serve both models. So what makes a draw easy or hard is in both
-figures and not in their difference, whose interval is narrower than two intervals side by side suggest.
+People are drawn with replacement, and the same draws are used for both models. So the difficulty of a draw cancels in
+their difference, whose interval is narrower than two separate intervals suggest.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """Of the true accept rates."""
+        """The difference of the true accept rates."""
         return self.after - self.before
 
     @property
     def unreliable(self) -> bool:
-        """Whether the rate stands for too few pairs."""
+        """Whether the rate rests on too few pairs."""
         return self.false_accepts < FEW
 
 
@@ -67,7 +67,7 @@ def compare(
 ) -> tuple[Change, ...]:
     """The change from features `before` to `after` (N, E) of pictures of `identity` (N,), for each rate.
 
-    People are drawn with replacement, the same ones for both: what makes a person easy or hard for both cancels. The
+    People are drawn with replacement, the same ones for both, so that the difficulty of a person cancels. The
     thresholds stay where all pairs put them.
     """
     if len(before) != len(after):
@@ -105,7 +105,7 @@ def resampled(features: Floats, identity: Ints, test: Mapping[str, Any], setting
 
     `test` is what `protocols.verification` and `protocols.identification` found with the same features, settings and
     seed; the intervals there are those of these values. Thresholds and the gallery stay where all people put them; EER
-    and AUC, which have no threshold, are computed anew from all pairs, in sets of up to MOST_PAIRS.
+    and AUC, which have no threshold, are computed again from all pairs, in sets of up to MOST_PAIRS.
     """
     if not settings.bootstrap:
         return {}

@@ -1,4 +1,4 @@
-"""What is tested in a run: the generic model on identities that it was not trained on, and a client's own model.
+"""The tests of a run: the generic model on identities that it was not trained on, and a client's own model.
 
 Generic: 1:1 over all pairs and in ten folds of balanced pairs, 1:N in a gallery of most of the identities.
 Personal: how well a client's own model knows the client's identities among those of all clients (Liu et al. 2022).

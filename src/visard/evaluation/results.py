@@ -1,4 +1,4 @@
-"""What a test of a model gives: the result of each protocol, errors by group, and what was left out, with names."""
+"""The results of a test of a model: each protocol, errors by group, and what was left out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Evaluated(Result):
     left: Left = Left()
 
     def to_dict(self) -> dict[str, Any]:
-        """What there is, as plain values."""
+        """The results as plain values."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("groups", "left")}
         kept: dict[str, Any] = {name: plain(value) for name, value in found.items() if value is not None}
         kept |= {"groups": plain(self.groups)} if self.groups else {}
@@ -65,7 +65,7 @@ class Evaluated(Result):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on what in these figures says little: near chance, wide intervals, small groups, lost pairs."""
+        """Warnings about these metrics: near chance, wide intervals, small groups, lost pairs."""
         of_groups = [text for errors in self.groups.values() for text in errors.warnings]
         return (*doubts(self.to_dict()), *of_groups, *([str(self.left)] if str(self.left) else []))
 
@@ -86,5 +86,5 @@ class Evaluated(Result):
 
 
 def left_out(faces: FaceSet, lost: tuple[tuple[str, str], ...], pairs: int) -> Left:
-    """What an import left out, and `pairs` that this cost, of which `lost` names some."""
+    """What an import left out, and the `pairs` lost by it, some of which `lost` names."""
     return Left(whole(faces.info.get("skipped_count")) or 0, pairs, lost) if pairs else Left()

@@ -1,4 +1,4 @@
-"""The exact ROC of scores at hand, and of all comparisons of a face set, streamed in bounded memory.
+"""The exact ROC of given scores, and of all comparisons of a face set, streamed in bounded memory.
 
 One pass over the tiles (grid.py) counts scores in 2^16 bins and keeps, exactly, the scores in narrow ranges
 where a random sample of pairs says the wanted thresholds will lie. The bin counts then tell in which bins
@@ -41,7 +41,7 @@ from visard.evaluation.roc import (
 SURE = 4.5  # standard errors on either side of a guessed threshold
 GAP = 2e-3  # of false-accept rates: spans that are closer together are swept as one
 DRAWN = 200  # bars of the score histograms
-MANY = 1 << 21  # scores at hand from which the staircase is built of bins: one step a score would take a gigabyte
+MANY = 1 << 21  # number of scores from which the staircase is built of bins: one step a score would take a gigabyte
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def roc_of(
     far: tuple[float, ...] = FAR,
     rule: str = "conservative",
 ) -> Roc:
-    """Exact ROC of scores that are at hand, larger = more alike."""
+    """Exact ROC of given scores, larger = more similar."""
     gen, imp = np.asarray(genuine).ravel(), np.asarray(impostor).ravel()
     _both_kinds(len(gen), len(imp))
     if not (np.isfinite(gen).all() and np.isfinite(imp).all()):
@@ -136,7 +136,7 @@ def stream_roc(
     """
     limits = limits or Limits()
     targets = shares(far, "far")
-    known_rule(rule)  # said before the work, not after it
+    known_rule(rule)  # fails before the work, not after it
     grid = Grid.build(features, identity, limits.tile, below)
     G, N = grid.counts
     _both_kinds(G, N)

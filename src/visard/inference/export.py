@@ -1,4 +1,4 @@
-"""Models as ONNX files, with what the conversion costs."""
+"""Models as ONNX files, and the loss of accuracy by 8-bit integers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALIBRATION = 256  # pictures that fix the ranges of a static quantisation
 
 @dataclass(frozen=True)
 class Loss:
-    """What 8-bit integers change: figures before and after, and the mean cosine of features before and after."""
+    """The effect of 8-bit integers: metrics before and after, and the mean cosine of features before and after."""
 
     pictures: int
     cosine: float

@@ -1,4 +1,4 @@
-"""Features of pictures on disk: a `.npy` matrix, and a JSON manifest that says of what and by which model."""
+"""Features of pictures on disk: a `.npy` matrix, and a JSON manifest that names the pictures and the model."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ PAPER_D = {"FedFR-S": 1.2, "FedFR-L": 0.9}  # of C-FINCH in Zhuang et al. 2021, 
 
 @dataclass(frozen=True)
 class Vectors:
-    """What is clustered: features (n, D), and of each row its identity and its file where they are known."""
+    """The input of clustering: features (n, D), with identity and file of each row where they are known."""
 
     features: npt.NDArray[np.float32]
     identity: npt.NDArray[np.int64] | None = None
@@ -180,7 +180,7 @@ def read_vectors(path: Path) -> Vectors:
 
 
 def _described(path: Path, rows: int) -> tuple[npt.NDArray[np.int64] | None, tuple[str, ...]]:
-    """What a manifest says of each row's identity and of its file, if there is one and it says something."""
+    """Identity and file of each row from a manifest, if there is one with these entries."""
     if not path.is_file():
         return None, ()
     manifest = read_json(path)

@@ -1,4 +1,4 @@
-"""A gallery of enrolled people, a safetensors file: a template of each, and what is needed to choose a threshold.
+"""A gallery of enrolled people in a safetensors file: a template of each, and features to choose a threshold.
 
 It is filled from the pictures of a folder.
 """
@@ -52,7 +52,7 @@ class Match(NamedTuple):
 
 
 class Threshold(NamedTuple):
-    """Accept if score >= value. `unreliable`: the rate asked for stands for fewer than ten of the comparisons."""
+    """Accept if score >= value. `unreliable`: the rate rests on fewer than ten comparisons."""
 
     value: float
     rate: float | None  # None: the value was given
@@ -62,7 +62,7 @@ class Threshold(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Gallery:
-    """Who is enrolled; `about` says by which model and how pictures went in, so that queries go in alike."""
+    """The enrolled people; `about` names the model and its input settings, so that queries use the same."""
 
     names: tuple[str, ...]
     templates: Floats
@@ -73,7 +73,7 @@ class Gallery:
 
     @classmethod
     def enrol(cls, people: Sequence[str], features: Any, about: dict[str, str], seed: int = 0) -> Gallery:
-        """From the features (n, E) of pictures and whom each shows; template = normalised mean of unit features."""
+        """From the features (n, E) of pictures and the person of each; template = normalised mean of unit features."""
         if not len(people):
             raise UsageError("no person to enrol")
         names, owner, count = np.unique(np.array(people, object).astype(str), return_inverse=True, return_counts=True)
@@ -250,7 +250,7 @@ def remove_people(path: Path, people: Sequence[str], receipt: Receipt, key: Key 
     receipt.removed = {"people": gone["templates"], "pictures": int(known.pictures.sum() - left.pictures.sum())}
     receipt.look("templates", "the gallery", gone["templates"], gone["templates"])
     receipt.look("features of pictures that thresholds are read off", "the gallery", gone["probes"], gone["probes"])
-    receipt.write("begun")  # nobody is removed where no receipt can be written
+    receipt.write("begun")  # nothing is removed if the receipt cannot be written
     stale = unfinished(path)
     for file in stale:
         file.unlink(missing_ok=True)
@@ -263,7 +263,7 @@ def remove_people(path: Path, people: Sequence[str], receipt: Receipt, key: Key 
 
 
 def _what(path: Path) -> str:
-    """What an encrypted gallery is bound to: one cannot be put in the place of another."""
+    """The name that an encrypted gallery is bound to, so that it cannot replace another one."""
     return f"gallery {path.name}"
 
 

@@ -63,7 +63,7 @@ class Embedded:
 
 @dataclass(frozen=True, eq=False)
 class FaceModel:
-    """A network with what its file says of it; square pictures of other sizes are resized to what it takes."""
+    """A network with the metadata of its file; square pictures of other sizes are resized."""
 
     network: nn.Module
     spec: dict[str, str]
@@ -120,7 +120,7 @@ class FaceModel:
 
     @property
     def contract(self) -> str:
-        """What it expects of pictures and gives for them, in words."""
+        """Its input and output, in words."""
         taken = self.inputs
         pictures = f"{taken.size} x {taken.size} {taken.order.upper()}"
         return f"{pictures}, {words(taken)}, {CUTS.get(self.align, self.align)}, {self.spec['embedding']} numbers"

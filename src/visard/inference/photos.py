@@ -36,7 +36,7 @@ class Photos:
         paths = [source] if isinstance(source, Path) else list(source)
         self.name = paths[0].name if len(paths) == 1 else f"{len(paths)} files"
         self._containers: list[Container] = []
-        self._files: list[tuple[str, Callable[[], bytes]]] = []  # name, and what reads it
+        self._files: list[tuple[str, Callable[[], bytes]]] = []  # name, and the function that reads it
         for path in paths:
             alone = isinstance(source, Path) and not is_picture(path.name)
             if path.is_dir() or path.suffix.lower() == ".zip" or alone:
@@ -55,7 +55,7 @@ class Photos:
 
     @property
     def names(self) -> list[str]:
-        """What each picture is called."""
+        """The name of each picture."""
         return [name for name, _ in self._files]
 
     def close(self) -> None:

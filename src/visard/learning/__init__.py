@@ -1,1 +1,1 @@
-"""Pure functions that methods are made of, each with a golden test."""
+"""The pure functions that methods use, each with a golden test."""

@@ -50,8 +50,8 @@ def input_batch(
 ) -> Tensor:
     """Pictures of a view as they go into a network in training; with `how` each one is changed at random.
 
-    Where the front of the network is frozen: what it makes of them. Of stored activations the mirror images are
-    chosen with the same random numbers as pictures are mirrored with.
+    Where the first part of the network is frozen, its activations. Mirror images of stored activations are chosen with
+    the same random numbers with which pictures are mirrored.
     """
     rows = np.asarray(rows)
     if view.faces.stored:
@@ -68,7 +68,7 @@ def _entering(view: Batches, rows: np.ndarray, channels_last: bool, mirrored: np
     return x if channels_last else x.contiguous()
 
 
-Chunk = tuple[Tensor, Callable[[], Tensor]]  # what goes into a network, and the same of the mirror images
+Chunk = tuple[Tensor, Callable[[], Tensor]]  # input of a network, and the same for the mirror images
 
 
 def features_of(model: nn.Module, view: Batches, channels_last: bool = True) -> Tensor:
@@ -90,7 +90,7 @@ def embed(
 
 
 def _chunks(view: Batches, size: int, enter: Enter, channels_last: bool = True) -> Iterator[Chunk]:
-    """What goes into a network of a view, `size` pictures at a time."""
+    """The input of a network from a view, `size` pictures at a time."""
     for start in range(0, len(view), size):
         rows = np.arange(start, min(start + size, len(view)))
         if view.faces.stored:

@@ -2,7 +2,7 @@
 
 Symbols: f (B, embedding) features; W (classes, embedding) class vectors; y (B,) labels; theta_j the angle
 between f and w_j in radians; s (SphereFace2: r) the scale; m the margin (radians for ArcFace, else cosine).
-What all share:
+Common to all:
 - All is computed in float32 even under autocast: bfloat16 keeps 8 bits, too coarse for cosines near 1.
 - A vector of length zero has no direction: it gets cosine 0 and gradient 0 instead of 0/0.
 - Classes outside `mask` get logit -inf after the margin, so their softmax and gradient are exactly 0.
@@ -406,7 +406,7 @@ class HeadSettings:
         return HEADS[self.kind].biased
 
     def check_shared(self, where: str) -> None:
-        """Refuse a head of which a matrix of class vectors, as clients share it, says too little."""
+        """Refuse a head that cannot be shared as a matrix of class vectors."""
         if self.biased or HEADS[self.kind].several:
             what = "biases" if self.biased else "further centres"
             raise UsageError(f"{where}: {what} of {self.kind} are not shared, use arcface or cosface")

@@ -22,7 +22,7 @@ from visard.learning.heads import direction
 Kernel = Callable[[Tensor], Tensor]  # of squared distances, elementwise
 INSIDE = 1 - 1e-6  # rounding must not carry a feature outside the unit ball
 BEYOND = 1.25  # times the distance that a fitted kernel must reach: where its slope may vanish
-STEPS = 4  # lengths that a client says are rounded up to one of so many steps in each doubling
+STEPS = 4  # lengths that a client reveals are rounded up to one of these steps in each doubling
 
 
 def squared_distances(a: Tensor, b: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class Compare:
 
 
 def spoken_length(v: Tensor) -> float:
-    """The root mean square of the lengths, rounded up to a step, at most 1: all that a client says of them."""
+    """The root mean square of the lengths, rounded up to a step, at most 1: all that a client reveals of them."""
     square = float((v.detach().double() ** 2).sum(1).mean())
     if not 0 < square < math.inf:
         raise VisardError("all features are zero or not finite")

@@ -55,7 +55,7 @@ class Pictures:
 
 @dataclass(frozen=True)
 class Minimised:
-    """What one call of `minimise` did."""
+    """The result of `minimise`."""
 
     terms: dict[str, float]  # mean of each term over the pictures, without its weight
     loss: float  # of the weighted sum
@@ -163,7 +163,7 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> 
 
 @contextmanager
 def still_statistics(model: nn.Module) -> Iterator[None]:
-    """Batch norm goes on using the statistics of the batch in training mode, but writes none down."""
+    """Batch norm uses the statistics of the batch, as in training mode, but does not update its running statistics."""
     tracking = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
     for module in tracking:
         module.track_running_stats = False

@@ -263,7 +263,7 @@ def off_diagonal(W: Tensor) -> tuple[float, float]:
 
 
 def collapse_metrics(before: Tensor, after: Tensor) -> dict[str, float]:
-    """What a round logs of class vectors before and after spread-out: cosines of 1 everywhere are a collapse."""
+    """Metrics of class vectors before and after spread-out: cosines of 1 everywhere mean a collapse."""
     metrics = {}
     for when, W in (("before", before), ("after", after)):
         mean, largest = off_diagonal(W)
@@ -287,6 +287,6 @@ def _nearest(cos: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _share(classes: int, how: SpreadOut) -> float:
-    """What one pair counts: 1, one over the pairs of a class, or one over all pairs."""
+    """The weight of one pair: 1, one over the pairs of a class, or one over all pairs."""
     others = classes - 1 if how.pairs == "all" else min(how.k, classes - 1)
     return {"sum": 1.0, "per_class": 1 / max(1, others), "mean": 1 / max(1, classes * others)}[how.reduction]

@@ -42,7 +42,7 @@ class Sgd:
 
     @property
     def param_groups(self) -> list[dict[str, list[Tensor]]]:
-        """As `torch.amp.GradScaler` looks for parameters."""
+        """For `torch.amp.GradScaler`, which looks for parameters here."""
         return [{"params": self.parameters}]
 
     def zero_grad(self) -> None:
@@ -166,7 +166,7 @@ class Training:
         return scheduled(self.lr, self.schedule, round, rounds)
 
     def work(self, lr: float, n: int) -> Work:
-        """What a client with n pictures does in a round with this learning rate."""
+        """The training of a client with n pictures in a round with this learning rate."""
         whole, rest = divmod(n, self.batch_size)
         least = min(n, self.batch_size, 2 if self.partial else self.batch_size)
         steps = self.amount * (whole + (rest >= least > 0)) if self.unit == "epochs" else self.amount
@@ -175,7 +175,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Trained:
-    """What one call of `train` did."""
+    """The result of `train`."""
 
     loss: float  # mean over the pictures seen, without penalty
     steps: int
@@ -261,7 +261,7 @@ def train(
 
 @dataclass(frozen=True)
 class Descent:
-    """What one call of `descend` did."""
+    """The result of `descend`."""
 
     means: dict[str, float]  # of the metrics of the objective, over the pictures seen
     steps: int
@@ -297,7 +297,7 @@ def descend(
         on_device(part).train(part not in frozen)
     if frozen_norm:
         freeze_norm(model)
-    seen: dict[str, list[tuple[Tensor, int]]] = {}  # read at the end: a device goes on meanwhile
+    seen: dict[str, list[tuple[Tensor, int]]] = {}  # read at the end, so that a device need not wait
     steps = count = 0
     scaler = numerics.scaler()
     with _without_gradients(frozen):

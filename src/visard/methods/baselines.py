@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from visard.core import PUBLIC, Client, ClientId, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step
-from visard.core.method import AtLeastOne, Number
+from visard.core.method import ALREADY_CENTRAL, AtLeastOne, Number
 from visard.errors import UsageError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training
@@ -23,10 +23,7 @@ class Central(Fitting[Theta]):
 
     name = "central"
     title = "all pictures in one place: the upper bound"
-    hostile = (
-        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
-        "their pictures refuse it."
-    )
+    hostile = ALREADY_CENTRAL
     extendable = True
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
@@ -180,10 +177,7 @@ class TargetOnly(Central):
     name = "target-only"
     title = "all target pictures in one place, with labels: what labels would give"
     paper = "a baseline of Zhuang et al. 2021"
-    hostile = (
-        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
-        "their pictures refuse it."
-    )
+    hostile = ALREADY_CENTRAL
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         return frozenset() if client == SOURCE else self.centralises

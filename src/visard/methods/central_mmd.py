@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from visard.core import Client, ClientId, Disclosure, Names, Network, Setup, State, Weights, Work, client_step
+from visard.core.method import ALREADY_CENTRAL
 from visard.data.faces import ClientData, FaceView
 from visard.errors import VisardError
 from visard.learning import mmd
@@ -46,10 +47,7 @@ class CentralMMD(AdaptingByMMD[Start]):
     name = "central-mmd"
     title = "domain adaptation by MMD on pooled data: the reference of encrypted-mmd"
     paper = "Kang, Li, Zhang 2022"
-    hostile = (
-        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
-        "their pictures refuse it."
-    )
+    hostile = ALREADY_CENTRAL
     discloses = frozenset(
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}
     )

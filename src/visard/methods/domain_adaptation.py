@@ -1,4 +1,4 @@
-"""Source and target clients: what methods of domain adaptation share, and the classic ones, DAN and DANN.
+"""Domain adaptation between source and target clients: the shared parts, and the classic methods DAN and DANN.
 
 DAN and DANN see the pictures of both domains in one place, which FedFR-DA avoids; a penalty on features aligns them.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from visard.clustering.cluster import METRICS as AGREEMENT
 from visard.core import Client, ClientId, Disclosure, Method, Names, Network, Setup, Stage, State, Weights, client_step
-from visard.core.method import AtLeastOne, NotNegative
+from visard.core.method import ALREADY_CENTRAL, AtLeastOne, NotNegative
 from visard.data.faces import FaceView
 from visard.errors import PublicError, UsageError, VisardError
 from visard.learning.features import input_batch
@@ -31,7 +31,7 @@ SOURCE: ClientId = "source"  # the client with labels; every other client is a t
 
 @dataclass(frozen=True)
 class Labelled:
-    """What a client tells of its pseudo labels."""
+    """A client's report on its pseudo labels."""
 
     clusters: Annotated[int, Disclosure.count]
     kept: Annotated[int, Disclosure.count]  # pictures with a label
@@ -58,7 +58,7 @@ def losses_of_sides(losses: dict[ClientId, float]) -> dict[str, float]:
 def given_head(how: HeadSettings, setup: Setup) -> Weights:
     """The head of `model.class_vectors`: class vectors (classes, E) and, where heads of that kind have some, biases.
 
-    Nothing if no file is given. Zeros in the place of biases would be another classifier than the one that was trained.
+    Empty if no file is given. Zeros instead of biases would be another classifier than the trained one.
     """
     W, b = setup.class_vectors, setup.biases
     if W is None:
@@ -120,10 +120,10 @@ class Adapting(Method[Server]):
 
     @abstractmethod
     def penalty(self, head: Head, progress: Callable[[], float]) -> Penalty:
-        """The penalty of one round; what it learns belongs to the head, so that it is kept and trained with it."""
+        """The penalty of one round; its parameters belong to the head, so that they are kept and trained with it."""
 
     def extend(self, head: Head) -> None:
-        """Add to a new head what the penalty learns; default nothing."""
+        """Add the parameters of the penalty to a new head; none by default."""
 
     def centralises_from(self, client: ClientId) -> frozenset[Disclosure]:
         return self.centralises if client == SOURCE else frozenset({Disclosure.pictures})
@@ -202,10 +202,7 @@ class DAN(Adapting):
     name = "dan"
     title = "domain adaptation by MMD on pooled pictures"
     paper = "Long et al. 2015"
-    hostile = (
-        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
-        "their pictures refuse it."
-    )
+    hostile = ALREADY_CENTRAL
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     kernels: AtLeastOne = 5  # Gaussians, each twice as wide (in squared distance) as the one before
@@ -237,10 +234,7 @@ class DANN(Adapting):
     name = "dann"
     title = "domain adaptation by an adversarial critic on pooled pictures"
     paper = "Ganin et al. 2016"
-    hostile = (
-        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
-        "their pictures refuse it."
-    )
+    hostile = ALREADY_CENTRAL
     centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     hidden: AtLeastOne = 256  # width of the critic

@@ -52,14 +52,14 @@ class Align(Encryption):
         return Compare(project=self.length)
 
     def plan(self, embedding: int, targets: Sequence[ClientId]) -> Plan:
-        """What all clients agree on, but for the kernel. The source stands where encrypted MMD has its one target."""
+        """What all clients agree on, except the kernel. The source has the role of the one target of encrypted MMD."""
         return Plan(
             "packed", Polynomial((1.0, -1.0, 1.0)), self.compare.length(embedding), self.batch_size, self.batches,
             self.key_bits, tuple(targets), SOURCE, noise=self.noise, scheme=self.scheme,
         )  # fmt: skip
 
     def check_plan(self, plan: Plan, embedding: int) -> None:
-        """Refuse another plan than this run's: a client does not compute what its settings do not say."""
+        """Refuse another plan than this run's: a client computes only what its settings say."""
         mine = self.plan(embedding, plan.sources)
         twice = len({*plan.sources, SOURCE}) <= len(plan.sources)  # a client would mask an answer for itself
         if not self.weight or plan != mine.with_kernel(plan.kernel) or plan.kernel.degree != 2 or twice:
@@ -84,7 +84,7 @@ class Drawn:
 
 @dataclass(frozen=True)
 class Met:
-    """What the server keeps of how the clients met."""
+    """What the server keeps of the clients' introduction."""
 
     embedding: int = 0
     hellos: Letters = field(default_factory=dict)  # public keys and nonces
@@ -103,7 +103,7 @@ class Aligning(Method[S]):
         return self.align.packages() if self.align.weight else {}
 
     def before(self, setup: Setup, training: Training) -> Met:
-        """What the server starts with; one clear line where alignment does not go with the other settings."""
+        """The server's initial state; one clear line if alignment does not fit the other settings."""
         how = self.align
         if how.weight and how.length > setup.embedding:
             raise UsageError(f"method.align.length = {how.length}: embeddings have {setup.embedding} dimensions")
@@ -116,7 +116,7 @@ class Aligning(Method[S]):
     def exchanged(
         self, met: Met, net: Network, theta: Weights, chosen: Sequence[ClientId]
     ) -> tuple[Met, dict[ClientId, Relayed]]:
-        """One exchange of the source with the chosen targets: what each gets for its local training."""
+        """One exchange of the source with the chosen targets: the input of each for its local training."""
         if not self.align.weight:
             return met, {}
         if not met.hellos:
@@ -146,7 +146,7 @@ class Aligning(Method[S]):
 
     @client_step(trains=nothing)
     def offer(self, client: Client, msg: Draw) -> Drawn:
-        """Look at the next batches with the common weights and send what the peers need of them."""
+        """Embed the next batches with the common weights and send what the peers need."""
         party = self._party(client, msg.plan, msg.secrets)
         if msg.exchange < party.session.exchange:
             raise PublicError(f"exchange {msg.exchange} is over: this client is at {party.session.exchange}")
@@ -166,7 +166,7 @@ class Aligning(Method[S]):
         return Mail(letters, tags, counts)
 
     def pull(self, client: Client, theta: Weights, answers: Relayed) -> Penalty:
-        """The penalty of this round's local training, from what the peers answered."""
+        """The penalty of this round's local training, from the peers' answers."""
         plan, learner = answers.plan, self._learner(client, theta)
         taken, _ = self._party(client, plan).take(answers.received)
         left = iter(taken)

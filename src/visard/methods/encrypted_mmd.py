@@ -38,7 +38,7 @@ from visard.core import (
     mean_metrics,
     nothing,
 )
-from visard.core.method import AtLeastOne, NotNegative, Number
+from visard.core.method import CRAFTED_WEIGHTS, AtLeastOne, NotNegative, Number
 from visard.crypto import session
 from visard.crypto.exchange import Plan, Variant
 from visard.crypto.masked_weights import mean_of_masked
@@ -75,7 +75,7 @@ class Begin:
 
     @property
     def classifier(self) -> Weights | None:
-        """What the classifier of a reply began as, where one was sent: a secure sum is one of changes (Section 4.4)."""
+        """The classifier that was sent, if any: a secure sum adds changes to it (Section 4.4)."""
         return self.head or None
 
 
@@ -93,7 +93,7 @@ class Card:
 
 @dataclass(frozen=True)
 class Relayed:
-    """A request that hands on what other clients sent."""
+    """A request with the messages of other clients."""
 
     plan: Plan
     received: Letters = field(default_factory=dict)  # by sender: hellos, or sealed messages
@@ -143,7 +143,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Common:
-    """What the server knows of shared classes."""
+    """The server's knowledge of shared classes."""
 
     head: Weights  # of all sources
     theta: Weights = field(default_factory=dict)  # the pre-trained extractor, before alignment; empty: the own
@@ -172,7 +172,7 @@ S = TypeVar("S", bound=Start)
 
 @dataclass(frozen=True)
 class AdaptingByMMD(Method[S]):
-    """What the encrypted method and its centralised reference have in common."""
+    """The common part of the encrypted method and its centralised reference."""
 
     rounds: Number = 10
     exchanges: AtLeastOne = 10  # of batches in a round
@@ -181,7 +181,7 @@ class AdaptingByMMD(Method[S]):
     target: ClientId = ""  # the client without labels; "" = the last client
     compare: Compare = Compare()
     training: Training = Training()  # batch_size is n_s
-    target_batch: Number = 0  # n_t, samples of a batch of the target; 0: as many as a source's
+    target_batch: Number = 0  # n_t, samples of a batch of the target; 0: the same as for a source
     target_dropout: bool = True  # false: the target's network drops no units in alignment (ours)
     target_entropy: NotNegative = 0.0  # weight of information maximisation at the target (ours); 0: none
     optimiser: Optimiser = "sgd"  # of pre-training and alignment; adam keeps its moments from exchange to exchange
@@ -232,11 +232,9 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
     paper = "Kang, Li, Zhang 2022"
     hostile = (
         "The sources' extractors of pre-training leave in the clear, so that gradients can be inverted as in "
-        "fedavg. What the clients send each other later is sealed, but the server names the roles and the keys it "
-        "relays: a client that pins keys (local.method.pins) and the target (require.method.target) is not "
-        "fooled. The kernel is a figure over a source's features (kind statistic). Weights crafted for that must "
-        "be near those of the round before (bounds.distance), the first ones those that are pinned "
-        "(weights.start)."
+        "fedavg. What the clients send each other later is sealed, but the server names the roles and the keys "
+        "it relays: a client that pins keys (local.method.pins) and the target (require.method.target) is not "
+        f"fooled. The kernel is a statistic of a source's features (kind statistic). {CRAFTED_WEIGHTS}"
     )
     discloses = frozenset({Disclosure.weights, Disclosure.class_vectors, Disclosure.metric, Disclosure.count}) | SEALED
 
@@ -294,7 +292,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         return self._plan(s.length, tuple(c for c in net.clients if c != target), target)
 
     def _plan(self, length: int, sources: tuple[ClientId, ...], target: ClientId) -> Plan:
-        """What all clients agree on, but for the kernel."""
+        """What all clients agree on, except the kernel."""
         return Plan(
             self.protocol, Polynomial((1.0, -1.0)), length, self.training.batch_size, self.batches, self.key_bits,
             sources, target, self.pooled, self.monitor, self.sums, self.noise, self.scheme, self.target_batch,
@@ -351,7 +349,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         self, s: Server, net: Network, plan: Plan, lr: float, received: Mapping[ClientId, Letters],
         secrets: Mapping[ClientId, Letters] = {}, more: bool = True,
     ) -> tuple[Server, Replies[Moved]]:  # fmt: skip
-        """Every client learns from what it received and offers anew; pooled sources go on with their mean weights."""
+        """Every client learns from the answers and makes new offers; pooled sources use their mean weights."""
         common = {c: (s.theta, s.head) for c in plan.sources if self.pooled}
         none: tuple[Weights, Weights] = ({}, {})
         moved = ask_all(
@@ -420,7 +418,7 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
             metrics = party.learn(msg.received) if msg.received else {}
             letters, tags = party.offer(party.learner) if msg.more else ({}, {})
         masked: Weights = {}
-        # what was only received is not sent back: masks of an exchange serve once
+        # received data is not sent back: masks of an exchange are used once
         if self.pooled and client.id != msg.plan.target and msg.received:
             masked = party.mask(joined(client.state["theta"], self._shared(client)))
         return Moved(letters, tags, masked, metrics | counts)
@@ -477,8 +475,8 @@ class EncryptedMMD(Encryption, AdaptingByMMD[Server]):
         return LearningParty(client.state, plan, end, learner, self.weight)
 
     def _check(self, plan: Plan, clients: Iterable[ClientId]) -> None:
-        """Refuse another plan than this run's: a client does not compute what its settings do not say."""
-        if sorted((*plan.sources, plan.target)) != sorted(clients):  # a smaller sum would tell more of this client
+        """Refuse another plan than this run's: a client computes only what its settings say."""
+        if sorted((*plan.sources, plan.target)) != sorted(clients):  # a smaller sum would reveal more of this client
             raise PublicError("the server's plan is not for the clients of this session")
         if self.target not in ("", plan.target):
             raise PublicError(f"the server's plan has another target than {self.target}")
@@ -521,7 +519,7 @@ def meet(
 
 
 def relayed(plan: Plan, replies: Mapping[ClientId, Any]) -> dict[ClientId, Relayed]:
-    """Requests that hand on what each client posted; a client that got nothing has none."""
+    """Requests with the messages that each client got; a client without messages gets none."""
     post = session.deliver({c: (m.letters, m.tags) for c, m in replies.items()})
     return {c: Relayed(plan, post[c]) for c in replies}
 

@@ -4,7 +4,7 @@
     pull        gradient of the encrypted part of the loss, by v (chain rule, Eq. 14) or by the parameters (Eq. 12)
 
 In an exchange a client offers its batches to its peers, answers their offers, and learns from the answers to its own
-(`crypto.exchange`). `Learner` is its training (Eqs. 1, 2, 8, 9), `Party` what it does with messages.
+(`crypto.exchange`). `Learner` does its training (Eqs. 1, 2, 8, 9), `Party` handles messages.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from visard.numerics import moved, on_device
 DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
 Batch = dict[str, Any]  # rows, and the seed of their random changes, so that they can be seen again
 
-LEARNT = ("within", "task", "mmd", "total")  # what a client tells of an exchange
-QUALITY = ("balanced_accuracy", "weighted_f1", "mse")  # what a test on labelled data may give
+LEARNT = ("within", "task", "mmd", "total")  # metrics of an exchange
+QUALITY = ("balanced_accuracy", "weighted_f1", "mse")  # metrics of a test on labelled data
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encryption:
-    """How a client encrypts what it says about its batches, and how it meets the others."""
+    """How a client encrypts its data about batches, and how it meets the others."""
 
     scheme: Scheme = "paillier"  # or ckks: faster for long features, more bytes, needs the extra `ckks`
     noise: NotNegative = 0.0  # multiplier of the Gaussian noise on a client's moments; 0 = none (see the card)
@@ -99,7 +99,7 @@ class Party:
     session: Session
 
     def offer(self, learner: Learner) -> SealedMail:
-        """Draw the next batches and send what the peers need of them."""
+        """Draw the next batches and send the offers to the peers."""
         drawn = learner.draw(self.plan.batches)
         features = learner.look(drawn, apart=bool(self.plan.noise))
         self.kept.update(batches=drawn, features=features, session=self.session.to_state())
@@ -215,12 +215,12 @@ class LearningParty(Party):
 
 
 def begun(theta: Weights, head: Weights) -> State:
-    """What a client's state begins with; an empty head leaves the client's own."""
+    """A client's initial state; an empty head keeps the client's own."""
     return {"theta": theta} | ({"head": head} if head else {})
 
 
 def untouched(client: Client) -> Client:
-    """The client with a copy of its random numbers: what it draws now it will draw again."""
+    """The client with a copy of its random numbers, so that drawing now does not change later draws."""
     rng = torch.Generator()
     rng.set_state(client.rng.get_state())
     return replace(client, rng=rng)
@@ -350,7 +350,7 @@ class Learner:
 
     @contextmanager
     def _statistics_kept(self) -> Iterator[None]:
-        """What the network records of a batch, as batch norm does, is taken back."""
+        """Restore the running statistics, which batch norm changes with every batch."""
         kept = {k: v.clone() for k, v in self.model.named_buffers()}
         yield
         for k, v in self.model.named_buffers():
@@ -374,7 +374,7 @@ class Learner:
         return metrics
 
     def guidance(self, features: Tensor) -> Tensor | float:
-        """What a target's own predictions add to its loss; 0 where nothing does."""
+        """The term of a target's own predictions in its loss; 0 if there is none."""
         if self.guide is None:
             return 0.0
         return self.unlabelled.entropy * information(self.guide.logits(features)).cpu()
@@ -421,7 +421,7 @@ def finite(loss: float) -> float:
 
 
 class Regressor(nn.Module):
-    """A linear predictor of one number, with squared error; stands where a head stands."""
+    """A linear predictor of one number, with squared error, used like a head."""
 
     def __init__(self, embedding: int) -> None:
         super().__init__()

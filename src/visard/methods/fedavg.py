@@ -4,7 +4,7 @@ with mu > 0 FedProx: Li et al., Federated Optimization in Heterogeneous Networks
     theta   weights of the backbone     W   class vectors of a global head, one row for each identity
     n       pictures of a client        C   strength of the embedding regularisation
 
-`Averaging` is what FedAvg and HF-MAML share: a subclass says how a client learns.
+`Averaging` is the common part of FedAvg, HF-MAML and others: a subclass says how a client learns.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from visard.core import (
     client_step,
     sample_clients,
 )
-from visard.core.method import AtLeastOne, NotNegative, Share
+from visard.core.method import CRAFTED_WEIGHTS, SEES_UPDATES, AtLeastOne, NotNegative, Share
 from visard.errors import UsageError
 from visard.learning.features import HeadStart, client_head
 from visard.learning.heads import Head, HeadSettings
@@ -39,10 +39,10 @@ from visard.methods.negatives import Shown, WithNegatives
 
 @dataclass(frozen=True)
 class Server:
-    theta: Weights  # what is averaged
-    fixed: Weights  # batch norm entries that stay at the clients: what a new client starts from
+    theta: Weights  # the averaged weights
+    fixed: Weights  # batch norm entries that stay at the clients; a new client starts from these
     W: Tensor | None  # global head only
-    shown: Shown = field(default_factory=dict)  # what clients have shown of their people, for others' negatives
+    shown: Shown = field(default_factory=dict)  # class vectors that clients have shown, for others' negatives
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Up:
 
 
 class Learnt(NamedTuple):
-    """What a client's training did."""
+    """The result of a client's training."""
 
     loss: float
     gradients: int
@@ -73,7 +73,7 @@ class Learnt(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a client trains: network and head in place, labels (n,) as rows of the head, and the classes it has."""
+    """The training task of a client: network and head, labels (n,) as rows of the head, and its classes."""
 
     model: nn.Module
     head: Head
@@ -87,16 +87,12 @@ class Averaging(WithNegatives[Server]):
     """The server sends, the clients learn, the server averages; a subclass says how a client learns."""
 
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each client's "
-        "update in the clear: pictures can be rebuilt from it, the better the fewer pictures and steps "
-        "(bounds.batch, bounds.steps, bounds.pictures). Where batch norm follows the batches, its running means at "
-        "a learning rate near 0 are the mean face of a client with one person: prevented by keeping statistic out "
-        "of kinds, as a policy does by default, with model.weights (batch norm is frozen), or by method.batch_norm "
-        "= local. With share_head it gets class vectors, which are face templates: prevented by keeping "
-        "class_vectors out of kinds, also the default. With negatives = class_vectors it and the other clients get "
-        "the same; with corrected it alone does; with noisy a version with noise (kind noisy_vectors). Weights "
-        "crafted for that must be near those of the round before (bounds.distance), the first ones those that are "
-        "pinned (weights.start)."
+        f"{SEES_UPDATES} Where batch norm follows the batches, its running means at a learning rate near 0 are "
+        "the mean face of a client with one person: prevented by keeping statistic out of kinds, as a policy "
+        "does by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With "
+        "share_head it gets class vectors, which are face templates: prevented by keeping class_vectors out of "
+        "kinds, also the default. With negatives = class_vectors it and the other clients get the same; with "
+        f"corrected it alone does; with noisy a version with noise (kind noisy_vectors). {CRAFTED_WEIGHTS}"
     )
     extendable = True
     discloses = frozenset(

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from torch import Tensor, nn
 
 from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
-from visard.core.method import AtLeastOne, Share
+from visard.core.method import CRAFTED_WEIGHTS, SEES_UPDATES, AtLeastOne, Share
 from visard.learning.features import client_head
 from visard.learning.heads import Head, HeadSettings
 from visard.learning.train import Training, train
@@ -54,14 +54,9 @@ class FedBabu(Method[Server]):
     title = "averaging of the body under a fixed random head, then tuning at each client"
     paper = "Oh, Kim, Yun 2022 (ICLR)"
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each client's "
-        "update in the clear: pictures can be rebuilt from it, the better the fewer pictures and steps "
-        "(bounds.batch, bounds.steps, bounds.pictures). Class vectors stay as they were drawn and tell nothing. "
-        "Running means of batch norm at a learning rate near 0 are the mean face of a client with one person: "
-        "prevented by keeping statistic out of kinds, as a policy does by default, or with model.weights (batch norm "
-        "is frozen). "
-        "Weights crafted for that must be near those of the round before (bounds.distance), the first ones those that "
-        "are pinned (weights.start)."
+        f"{SEES_UPDATES} Class vectors stay as they were drawn and tell nothing. Running means of batch norm at a "
+        "learning rate near 0 are the mean face of a client with one person: prevented by keeping statistic out "
+        f"of kinds, as a policy does by default, or with model.weights (batch norm is frozen). {CRAFTED_WEIGHTS}"
     )
     extendable = False  # clients tune after the last round
     discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
@@ -70,7 +65,7 @@ class FedBabu(Method[Server]):
     participation: Share = 1.0  # share of the clients that are asked in a round
     training: Training = Training()
     head: HeadSettings = HeadSettings()
-    tune: Literal["full", "body", "head"] = "full"  # what a client tunes in the end
+    tune: Literal["full", "body", "head"] = "full"  # the part that a client tunes at the end
     tune_epochs: AtLeastOne = 1  # tau_f
 
     def __post_init__(self) -> None:

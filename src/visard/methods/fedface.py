@@ -27,7 +27,7 @@ from visard.core import (
     client_step,
     sample_clients,
 )
-from visard.core.method import AtLeastOne, Number, Positive, Share
+from visard.core.method import SEES_UPDATES, AtLeastOne, Number, Positive, Share
 from visard.errors import PublicError, UsageError
 from visard.learning.features import class_means, features_of
 from visard.learning.heads import HeadSettings, direction
@@ -79,14 +79,11 @@ class FedFace(Fitting[Server], Looking[Server]):
     paper = "Aggarwal et al. 2021 (IJCB)"
     singly = "class vectors, which it pushes apart"
     hostile = (
-        "The server holds a face template (class vector) of every person of every client: that is how "
-        "the method works, and a policy refuses it unless kinds names class_vectors. With weights crafted so that "
-        "features copy the picture, the first class vectors are the mean faces: prevented by pinning the weights "
-        "that a run begins with (weights.start) and keeping later ones near (bounds.distance). method.enrol asks "
-        "for class vectors without training: refused unless bounds.lr begins at 0. It chooses the weights, the "
-        "learning rate and the steps, and without aggregation.secure has each client's update in the clear: "
-        "pictures can be rebuilt from it, "
-        "the better the fewer pictures and steps (bounds.batch, bounds.steps, bounds.pictures)."
+        "The server holds a face template (class vector) of every person of every client: that is how the method "
+        "works, and a policy refuses it unless kinds names class_vectors. With weights crafted so that features "
+        "copy the picture, the first class vectors are the mean faces: prevented by pinning the weights that a "
+        "run begins with (weights.start) and keeping later ones near (bounds.distance). method.enrol asks for "
+        f"class vectors without training: refused unless bounds.lr begins at 0. {SEES_UPDATES}"
     )
     extendable = True
     discloses = frozenset(
@@ -140,7 +137,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         asked = {c: Down(s.theta, s.W.get(c), lr) for c in chosen}  # line 4
         means, ups = net.reduce(self.local, asked, mean="theta", by="n")  # lines 5 to 9
         theta = means["theta"]
-        rows = s.W | {c: up.w for c, up in ups.items()}  # who did not answer keeps its row
+        rows = s.W | {c: up.w for c, up in ups.items()}  # a client that did not reply keeps its row
         before = torch.cat(list(rows.values()))  # Eq. 8
         after = spread_out(before, self.spread)  # line 10, Eq. 9
         W = dict(zip(rows, torch.split(after, [len(w) for w in rows.values()]), strict=True))

@@ -29,7 +29,7 @@ from visard.core import (
     nothing,
     sample_clients,
 )
-from visard.core.method import AtLeastOne, NotNegative, Number, Share
+from visard.core.method import CRAFTED_WEIGHTS, SEES_UPDATES, AtLeastOne, NotNegative, Number, Share
 from visard.data.faces import FaceView
 from visard.errors import UsageError, VisardError
 from visard.learning.features import class_means, features_of
@@ -54,11 +54,11 @@ from visard.methods.supervised import fit, pretraining
 @dataclass(frozen=True)
 class Server:
     theta: Weights
-    head: Weights  # the source's, where it goes on with one from a file
+    head: Weights  # the source's, where it continues with one from a file
     labelled: list[ClientId]  # target clients that found clusters
     begun: bool = False  # whether the source has trained with the targets: its head is its own from then on
     met: Met = Met()  # of alignment
-    shown: Shown = field(default_factory=dict)  # what clients have shown of their people, for others' negatives
+    shown: Shown = field(default_factory=dict)  # class vectors that clients have shown, for others' negatives
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Down:
     lr: float
     first: bool = False  # the source has not trained with the targets yet
     head: Weights = field(default_factory=dict)  # which it then starts with
-    pull: Relayed | None = None  # what the peers say about alignment, where there is any
+    pull: Relayed | None = None  # the peers' messages about alignment, if any
     negatives: Tensor | None = None  # rows that the other clients have shown, or the client's own, corrected
 
 
@@ -92,16 +92,12 @@ class FedFRDA(Aligning[Server], WithNegatives[Server]):
     title = "adapt to people whose pictures have no labels, without sharing any"
     paper = "Zhuang et al. 2021 (FedFR)"
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
-        "client's update in the clear: "
-        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
-        "bounds.pictures). Running means of batch norm say what the pictures of a client are like on average: "
-        "prevented by keeping statistic out of kinds, as a policy does by default; model.weights then keeps batch "
-        "norm frozen. With weights of its choice it also chooses what the clusters of a target mean, and learns "
-        "how many there are. With negatives = class_vectors it gets a class vector of each cluster, which is a face "
-        "template: prevented by keeping class_vectors out of kinds, also the default; noisy sends them with noise "
-        "(kind noisy_vectors). Weights crafted for that must be near those of the round before (bounds.distance), "
-        "the first ones those that are pinned (weights.start)."
+        f"{SEES_UPDATES} Running means of batch norm say what the pictures of a client are like on average: "
+        "prevented by keeping statistic out of kinds, as a policy does by default; model.weights then keeps "
+        "batch norm frozen. With weights of its choice it also chooses what the clusters of a target mean, and "
+        "learns how many there are. With negatives = class_vectors it gets a class vector of each cluster, which "
+        "is a face template: prevented by keeping class_vectors out of kinds, also the default; noisy sends them "
+        f"with noise (kind noisy_vectors). {CRAFTED_WEIGHTS}"
     )
     extendable = True
     discloses = (

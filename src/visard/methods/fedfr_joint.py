@@ -28,7 +28,7 @@ from visard.core import (
     mean_metrics,
     sample_clients,
 )
-from visard.core.method import NotNegative, Number, Share
+from visard.core.method import CRAFTED_WEIGHTS, SEES_UPDATES, NotNegative, Number, Share
 from visard.errors import UsageError
 from visard.learning.objective import ContrastSettings
 from visard.learning.train import Training
@@ -83,14 +83,10 @@ class FedFRJoint(WithProxies[Server]):
     title = "one generic model for all, one personal model for each"
     paper = "Liu et al. 2022 (AAAI)"
     hostile = (
-        "It chooses the weights, the learning rate and the steps, and without aggregation.secure has each "
-        "client's update in the clear: "
-        "pictures can be rebuilt from it, the better the fewer pictures and steps (bounds.batch, bounds.steps, "
-        "bounds.pictures). The class vectors of a client's own people stay at home; those of public people, which "
+        f"{SEES_UPDATES} The class vectors of a client's own people stay at home; those of public people, which "
         "come back changed, tell which of them look like the client's (kind class_vectors). Running means of "
-        "batch norm are prevented by keeping statistic out of kinds, as a policy does by default. Weights crafted "
-        "for that must be near those of the round before (bounds.distance), the first ones those that are pinned "
-        "(weights.start)."
+        "batch norm are prevented by keeping statistic out of kinds, as a policy does by default. "
+        f"{CRAFTED_WEIGHTS}"
     )
     compared = ("global", "local")
     extendable = True
@@ -98,7 +94,7 @@ class FedFRJoint(WithProxies[Server]):
         {Disclosure.weights, Disclosure.statistic, Disclosure.class_vectors, Disclosure.count, Disclosure.metric}
     )
 
-    rounds: Number = 30  # T; 0 = only test what model.weights gives
+    rounds: Number = 30  # T; 0 = only test model.weights
     training: JointTraining = JointTraining()
     head: JointHead = JointHead()  # s, m of Eqs. 1 and 3
     cosine_weight: NotNegative = 1.0  # alpha_1

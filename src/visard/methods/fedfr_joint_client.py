@@ -23,7 +23,7 @@ from visard.numerics import moved, on_device
 
 @dataclass(frozen=True)
 class BranchSettings:
-    """The personal branch: f' = Pi(f) and what it is trained with."""
+    """The personal branch: f' = Pi(f) and the settings of its training."""
 
     weight: NotNegative = 10.0  # alpha_3; 0 = no branch
     kind: Literal["bce", "cosface"] = "bce"  # one-vs-all (Eq. 6), or CosFace over the client's own identities
@@ -116,7 +116,7 @@ class PublicSettings:
     use: Literal["hard", "all", "none"] = "hard"  # none: own identities only, as FedAvg
     threshold: float = 0.4  # t_HN, a cosine
     mining: Literal["features", "proxies"] = "features"  # public pictures, or their class vectors, against own pictures
-    cap: Number = 0  # at most so many in a round, drawn at random; 0 = no limit
+    cap: Number = 0  # most pictures in a round, drawn at random; 0 = no limit
 
     @property
     def used(self) -> bool:
@@ -247,7 +247,7 @@ class Joint:
         return {"kd": (how.kd_weight, term)}
 
     def train(self, client: Client, terms: Terms, training: Training, lr: float, frozen_norm: bool) -> dict[str, float]:
-        """Minimise the terms over own pictures and D_HN; what stays at the client goes to its state.
+        """Minimise the terms over own pictures and D_HN; the personal part is kept in the client's state.
 
         Returns the mean of each term, their weighted sum `loss`, the `steps` of an epoch and the `public` pictures.
         """

@@ -18,7 +18,7 @@ from visard.methods.fedavg import Down, FedAvg, Learnt, Task
 
 @dataclass(frozen=True)
 class FedRep(FedAvg):
-    """In a round a client first fits its head to the backbone as it came, then the backbone to that head."""
+    """In a round a client first fits its head to the received backbone, then the backbone to that head."""
 
     name = "fedrep"
     title = "averaging of the backbone, which each client trains under a head that it has fitted first"

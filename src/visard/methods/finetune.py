@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from visard.clustering.cluster import Clustering, metrics_of, pseudo_labels
 from visard.core import Client, ClientId, Disclosure, Method, Network, Setup, Stage, Weights, client_step, nothing
-from visard.core.method import AtLeastOne, Number
+from visard.core.method import ALREADY_CENTRAL, AtLeastOne, Number
 from visard.errors import VisardError
 from visard.learning.heads import HeadSettings
 from visard.learning.train import Training, train
@@ -37,10 +37,7 @@ class FineTune(Method[Theta]):
     name = "finetune"
     title = "the source's network, trained on with pseudo labels of the target's pooled pictures"
     paper = "a baseline of Zhuang et al. 2021"
-    hostile = (
-        "Everything is in one place before the first round: there is nothing left to learn. Parties that keep "
-        "their pictures refuse it."
-    )
+    hostile = ALREADY_CENTRAL
     extendable = True
     discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
     centralises = frozenset(

@@ -100,7 +100,7 @@ class HFMaml(Averaging):
 
 @dataclass(frozen=True)
 class MetaTrained:
-    """What one call of `meta_train` did."""
+    """The result of `meta_train`."""
 
     loss: float  # mean over the steps, on D before the adaptation, without the drift
     gradients: int  # gradient evaluations

@@ -47,7 +47,7 @@ FARTHEST = 2.0  # that a direction moves when its person is another one
 class NegativeSettings:
     """Where negatives come from, in detail."""
 
-    nearest: AtLeastOne = 10  # public: so many of the public people for each of the client's own
+    nearest: AtLeastOne = 10  # public: this many public people for each of the client's own
     noise: Positive = 1.0  # noisy: standard deviation over the farthest that one person moves a row
     after: Number = 0  # noisy: rounds before clients show their rows, for networks that start untrained
     correction: Positive = 1.0  # corrected: step of the server (FedGC's lambda times its learning rate)
@@ -132,9 +132,9 @@ def corrected(shown: Shown, scale: float, step: float) -> Shown:
 
 @dataclass(frozen=True)
 class WithNegatives(Method[S]):
-    """For methods whose clients keep a head of their own in their state, as `head`."""
+    """For methods whose clients keep their own head in their state, as `head`."""
 
-    negatives: Negatives = "none"  # what a client's people are kept away from beside each other
+    negatives: Negatives = "none"  # further directions from which a client's people are kept away
     negatives_by: NegativeSettings = NegativeSettings()
 
     def check_negatives(self, head: HeadSettings) -> None:
@@ -145,7 +145,7 @@ class WithNegatives(Method[S]):
             )
 
     def check_public(self, setup: Setup) -> None:
-        """Refuse a run without the public people that it needs."""
+        """Refuse a run without the public identities that it needs."""
         if self.negatives == "public" and not setup.public_classes:
             raise UsageError("method.negatives = public needs public people: set partition.public_identities")
 
@@ -158,7 +158,10 @@ class WithNegatives(Method[S]):
     def gathered(
         self, known: Shown, net: Network, theta: Weights, clients: Iterable[ClientId], done: int, scale: float
     ) -> Shown:
-        """What the clients have shown, with what these show now that `done` rounds are over; `scale` of their heads."""
+        """The class vectors that clients have shown, updated by those that show theirs after `done` rounds.
+
+        `scale` is that of their heads.
+        """
         if self.negatives in PLAIN:
             plain = net.ask(self.show, dict.fromkeys(clients, Show(theta)))
             shown = known | {c: up.vectors for c, up in plain.items()}

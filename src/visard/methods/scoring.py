@@ -40,7 +40,7 @@ class Tuning:
     batch_size: AtLeastOne = 64
     lr: Positive = 0.01
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    head: Literal["means", "random"] = "means"  # what a client without a head starts from
+    head: Literal["means", "random"] = "means"  # where the head of a client without one starts
     flip: bool = True  # mirror half of the pictures that it tunes on, drawn at random
     norm: Literal["update", "frozen"] = "update"  # frozen: batch norm keeps the statistics that the model came with
     pairs: Annotated[int, Field(ge=2)] = 1000  # half of one identity, half of two
@@ -156,7 +156,7 @@ class Drawn:
 
 
 def draw_pairs(own: FaceView, others: FaceView, count: int, rng: np.random.Generator) -> Drawn | None:
-    """count / 2 genuine and as many impostor pairs, drawn with replacement; None if a kind cannot be had.
+    """count / 2 genuine and count / 2 impostor pairs, drawn with replacement; None if a kind is impossible.
 
     The first picture of a pair is any of the client's (of those with a partner, for genuine pairs), the second any
     other one of the same identity, or any one of another identity among all `others`.

@@ -1,4 +1,4 @@
-"""Supervised training of one network at one client: what central, local and pre-training share."""
+"""Supervised training of one network at one client: the common part of central, local and pre-training."""
 
 from __future__ import annotations
 

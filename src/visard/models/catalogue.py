@@ -1,4 +1,4 @@
-"""Recognisers that a user keeps under a name, each with its contract: what goes in, what comes out, whose it is.
+"""Recognisers that a user keeps under a name, each with its input, its output and its licence.
 
 `visard models add FILE --name N` copies the file into the cache folder; every place that takes a model file takes N.
 """
@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def contract(self) -> dict[str, str]:
-        """What it says of the model that the file may not say."""
+        """Settings of the model that its file may lack."""
         found = {key: getattr(self, key) for key in ("order", "mean", "std", "size", "align", "licence")}
         return {key: value for key, value in found.items() if value}
 

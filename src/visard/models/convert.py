@@ -2,7 +2,8 @@
 
 Sizes are known as soon as the pictures are, so nodes that compute with shapes (Shape, Gather, Concat, ...) are done
 away with, and a Reshape says what one picture becomes: a graph that was exported for one picture at a time takes any
-number of them. Graphs are read in the child process of `visard.graphs`, and the result is compared with onnxruntime.
+number of them. Graphs are read in the child process of `visard.onnx_process`, and the result is compared with
+onnxruntime.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A network in two: a trunk that stays as it is, and a tail that trains. forward(x) = tail(trunk(x)), bit for bit.
 
-A cut is named after the layer that the tail begins with: any layer with a matrix or a convolution of its own through
-whose input alone everything before it reaches what follows. Blocks with a shortcut are not taken apart. Entries of the
+A cut is named after the first layer of the tail: any layer with its own matrix or convolution through whose input alone
+everything before it reaches what follows. Blocks with a shortcut are not taken apart. Entries of the
 weights keep their names on both sides, so those of trunk and tail together are those of the network.
 """
 
@@ -36,7 +36,7 @@ class Cut:
 
     @property
     def numbers(self) -> int:
-        """Of one picture's activation."""
+        """How many numbers the activation of one picture has."""
         return math.prod(self.shape)
 
 
@@ -87,7 +87,7 @@ def cuts(network: nn.Module, shape: Sequence[int]) -> list[Cut]:
 
 
 def activation_shape(network: nn.Module, layer: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """Of what a tail that begins with `layer` takes; `shape` is of one input of the network."""
+    """The shape of the input of a tail that begins with `layer`; `shape` is of one input of the network."""
     trunk = split(network, layer)[0]
     return tuple(trunk(torch.zeros(2, *shape)).shape[1:])
 
@@ -202,7 +202,7 @@ class Trunk:
 
     @property
     def trained(self) -> str:
-        """What trains instead of it, as `model.train` says it."""
+        """The trained part in the form of `model.train`."""
         return f"from:{self.layer}"
 
     @property
@@ -216,7 +216,7 @@ class Trunk:
         return self._weights
 
     def network(self) -> Frozen:
-        """The trunk as a network of its own."""
+        """The trunk as a separate network."""
         trunk = _untouched(self.build, self.layer)[0]
         trunk.network.load_state_dict(self.weights)
         return trunk
@@ -257,7 +257,7 @@ class Trunk:
 
 
 def _untouched(build: Callable[[], nn.Module], layer: str) -> tuple[Frozen, nn.Module]:
-    with torch.random.fork_rng(devices=[]):  # who asks for a trunk draws nothing
+    with torch.random.fork_rng(devices=[]):  # draws no random numbers of the caller
         return split(build(), layer)
 
 

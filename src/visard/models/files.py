@@ -38,7 +38,7 @@ from visard.models.published import READS, is_iresnet, looks_like, recognise
 from visard.plugins import is_loaded
 
 NEEDED = ("model", "embedding", "size")
-# What of a model's spec goes on in the models that are trained from it.
+# Entries of a model's spec that are copied into models trained from it.
 DESCRIBES = (*NEEDED, "graph", "order", "mean", "std", "align", "licence")
 CHECK = 8  # random pictures on which a converted file is compared with onnxruntime
 # Pictures go in as (x / 255 - mean) / std: [-1, 1] unless a network was trained otherwise.
@@ -227,7 +227,7 @@ def read_model(path: str | Path, encrypt_with: Key | None = None) -> tuple[dict[
 
 
 def _tensors(path: Path, encrypt_with: Key | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """What is in a file of safetensors, and its metadata."""
+    """The tensors in a file of safetensors, and its metadata."""
     try:
         with _reading(path, encrypt_with) as file:
             spec: dict[str, str] = dict(file.metadata() or {})
@@ -311,7 +311,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def _checked(path: Path) -> Path | io.BytesIO:
-    """A file of torch, if its parts are no larger than it: torch makes room for what they say."""
+    """A file of torch whose parts are no larger than it: torch allocates whatever they claim."""
     there = path.stat().st_size
     with path.open("rb") as opened:
         begins = opened.read(len(ZIP))

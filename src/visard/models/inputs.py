@@ -1,4 +1,4 @@
-"""What a network expects as input: side of the pictures, order of the channels, mean and standard deviation.
+"""The input of a network: side of the pictures, order of the channels, mean and standard deviation.
 
 In a run all pictures go in as [-1, 1] and in their own size; `entering` puts what a network expects in front of it.
 """
@@ -73,7 +73,7 @@ PRESETS = {
 
 
 def words(inputs: Inputs) -> str:
-    """What becomes of a pixel x in 0..255, with the preset's name if there is one."""
+    """How a pixel x in 0..255 is scaled, with the preset's name if there is one."""
     mean, std = (
         parts[0] if len(set(parts := [f"{255 * v:.4g}" for v in values])) == 1 else f"[{', '.join(parts)}]"
         for values in (inputs.mean, inputs.std)

@@ -39,7 +39,7 @@ def merged(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 @cache
 def _adapted(kind: type[Any]) -> type[Any]:
-    """The kind of layer, with W + scale B A in the place of W."""
+    """The kind of layer, with W + scale B A instead of W."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         weight = merged(self.weight, self.lora_A, self.lora_B)
@@ -122,7 +122,7 @@ class LowRank(Trunk):
         return adapt(self.build(), self.rank)
 
     def start(self, whole: Weights, seed: int) -> Weights:
-        """Factors with which the network is what it was."""
+        """Initial factors, which leave the network unchanged."""
         rng = torch.Generator().manual_seed(seed)
         factors = {name: value.detach().clone() for name, value in self.outline().state_dict().items()}
         for name, value in factors.items():

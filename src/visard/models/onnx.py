@@ -1,4 +1,4 @@
-"""ONNX files as networks: a graph is data, nothing in it can run code, and `visard.graphs` bounds what it costs."""
+"""ONNX files as networks: a graph cannot run code, and `visard.onnx_process` bounds its time and memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from visard.errors import UsageError, VisardError
 from visard.files import SHARED, replacing
-from visard.graphs import Graph, Refused, need
 from visard.models.inputs import PRESETS, Inputs
+from visard.onnx_process import Graph, Refused, need
 
 MAX_SIDE, MAX_INPUT = 4096, 2**24  # pixels of a side, and of all pictures that a graph wants at a time
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -135,7 +135,7 @@ TOLERANCE = 1e-5  # largest difference from PyTorch, relative to the largest val
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and how far it is from PyTorch."""
+    """The exported file, and its difference from PyTorch."""
 
     path: Path
     difference: float
@@ -255,7 +255,7 @@ class _Batches:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Exporters warn of their own inside; what matters is raised, and the result is checked."""
+    """Silence warnings of exporters; errors are raised, and the result is checked."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -247,7 +247,7 @@ def _family(weights: dict[str, Tensor]) -> Family | None:
 
 
 def looks_like(weights: dict[str, Tensor]) -> str:
-    """What weights seem to be, for a line that says what would fit."""
+    """What the weights seem to be, for the error message."""
     if is_iresnet(weights):
         return "an IResNet"
     if (family := _family(weights)) is not None:

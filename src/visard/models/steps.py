@@ -1,4 +1,4 @@
-"""Networks that a list of steps describes: what an ONNX graph becomes, so that it trains and travels in a model file.
+"""Networks described by a list of steps: ONNX graphs are converted to them for training and for model files.
 
 A step is `[operation, numbers of its inputs, settings]`; value 0 is the pictures (B, 3, size, size), value i is what
 step i makes, and the last one is the features (B, embedding). The text is data: an operation is one of the few here, it
@@ -44,7 +44,7 @@ class Step(NamedTuple):
 
 
 class Constant(nn.Module):
-    """An array that is added, multiplied, ... It trains unless it belongs to what a graph does to the pixels."""
+    """An array that is added, multiplied, ... It trains unless it is part of the graph's normalisation of pixels."""
 
     def __init__(self, how: Callable[[Tensor, Tensor], Tensor], shape: Pair, left: bool, fixed: bool) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ def _parameters(op: str) -> Mapping[str, inspect.Parameter]:
 
 
 def _bind(op: str, settings: dict[str, Any]) -> None:
-    """Refuse operations and settings that are none."""
+    """Refuse unknown operations and settings."""
     if op not in MODULES and op not in FUNCTIONS:
         raise VisardError(f"unknown operation {op[:40]!r}")
     known = _parameters(op)
@@ -199,12 +199,12 @@ def to_text(steps: Sequence[Step]) -> str:
 
 
 def module_of(step: Step) -> nn.Module | None:
-    """The layer of a step, None where it has no numbers of its own."""
+    """The layer of a step, None where it has no parameters."""
     return MODULES[step.op](**step.settings) if step.op in MODULES else None
 
 
 def run(step: Step, module: nn.Module | None, inputs: Sequence[Tensor]) -> Tensor:
-    """What a step makes of its inputs."""
+    """The output of a step."""
     if module is not None:
         (x,) = inputs
         made: Tensor = module(x)
@@ -224,7 +224,7 @@ def work(step: Step, module: nn.Module | None, inputs: Sequence[Tensor], made: T
 
 
 def blocks_of(steps: Sequence[Step]) -> list[range]:
-    """Runs of steps between places that one value alone crosses; each has a matrix or a convolution of its own."""
+    """Runs of steps between places that one value alone crosses; each has its own matrix or convolution."""
     last = {value: number for number, step in enumerate(steps) for value in step.inputs}  # who takes a value last
     change = [0] * (len(steps) + 1)
     for value, number in last.items():  # it crosses the places before the steps `value` to `number`
@@ -342,7 +342,7 @@ def check_cost(what: str, made: Tensor, batch: int, spent: int) -> None:
 
 @dataclass(frozen=True)
 class Value:
-    """What one node makes of pictures: a number among the steps, and its shape with the batch."""
+    """The output of one node: its number among the steps, and its shape with the batch."""
 
     number: int
     shape: tuple[int, ...]
@@ -354,7 +354,7 @@ class Value:
 
 @dataclass
 class Draft:
-    """The steps so far, for a batch of so many pictures; sizes come from torch's meta device, nothing is computed."""
+    """The steps so far, for a batch of `batch` pictures; sizes come from torch's meta device, nothing is computed."""
 
     batch: int
     room: int  # bytes of arrays that may still be made

@@ -121,7 +121,7 @@ def _between(change: dict[str, Any]) -> str:
 
 
 def _change(record: dict[str, Any]) -> Section:
-    """A card for each rate of each test, and in words what they say."""
+    """A card for each rate of each test, and a summary in words."""
     cards = []
     for test in _tests(record):
         for change in map(mapping, _list(test.get("changes"))):
@@ -150,7 +150,7 @@ def _doubt(test: dict[str, Any], change: dict[str, Any]) -> str:
 
 
 def _verdict(test: dict[str, Any]) -> str:
-    """A sentence on the first rate: better, worse, or not to be told apart."""
+    """A sentence on the first rate: better, worse, or no clear difference."""
     change = mapping(next(iter(_list(test.get("changes"))), None))
     low, high = number(change.get("low")), number(change.get("high"))
     if low is None or high is None:

@@ -1,4 +1,4 @@
-"""The headline of a run: its most telling metrics, what left a client and the time of a round, each on a card."""
+"""The headline of a run: its most important metrics, what left a client and the time of a round, each on a card."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECONDS = Metric(
     "Time per round",
     "Median wall time of a round on the machine named above: training and averaging, without evaluation.",
 )
-LONG = 10  # characters of a figure from which on it is written smaller, to stay on one line
+LONG = 10  # values with more characters are printed smaller, to stay on one line
 POOLED = Metric(
     "Pooled before training",
     "Private data that was moved to one place before the first round.",

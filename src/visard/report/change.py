@@ -1,4 +1,4 @@
-"""Before and after: what a run made of the weights that it was given, as the first section of its report."""
+"""Before and after: the first section of the report of a run that started from given weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from visard.report.html import Section, esc, fold, table
 from visard.report.run_folder import Run
 from visard.text import NO_VALUE
 
-MOST_SETS = 4  # with cards of their own
+MOST_SETS = 4  # that have cards
 GROUPS = {"clients": "Clients on their own held-out pictures, mean", "held_out": "Clients that took no part, mean"}
 
 
@@ -59,7 +59,7 @@ def points(difference: float, metric: Metric) -> str:
 
 
 def changes(found: Mapping[str, Any]) -> dict[str, Change]:
-    """What `metrics.json` says of a test set or of clients, metric by metric, in the order in which one reads them."""
+    """The changes in `metrics.json` of a test set or of clients, by metric, in reading order."""
     known: dict[str, Change] = {}
     for name in sorted(found, key=order):
         record = mapping(found[name])

@@ -1,4 +1,4 @@
-"""The charts of one run, as plain dicts that page.js draws and colours, and the parts that all charts are made of.
+"""The charts of one run, as plain dicts that page.js draws and colours, and the parts that all charts share.
 
 Colours are names such as "@blue" or "@blue/20" (an opacity in per cent); page.js looks them up in the style
 sheet, so that charts follow the theme. Text from run folders is escaped: plotly.js knows some HTML.
@@ -38,7 +38,7 @@ def dash(i: int) -> str:
 
 
 def offer(charts: Sequence[tuple[str, Chart]], choose: str = "Metric") -> list[Chart]:
-    """One chart that shows any of several, the first to begin with; none if there is none."""
+    """One chart that can show any of several, the first one initially; None if there is none."""
     if not charts:
         return []
     (label, first), *rest = charts
@@ -97,7 +97,7 @@ def value_axis(is_share: bool) -> Json:
 
 
 def round_axis(last: int, first: int = 1) -> Json:
-    """The axis of rounds `first` to `last`; round 0 is what a run starts from."""
+    """The axis of rounds `first` to `last`; round 0 is the start."""
     ticks: Json = {"dtick": 1} if last <= 8 else {"nticks": 9}
     return {"title": {"text": "Round"}, "range": [first - 0.5, last + 0.5], "tickformat": ",d", **ticks}
 
@@ -161,7 +161,7 @@ def training(run: Run) -> list[Chart]:
     for i, name in enumerate(logged([run])):
         metric, points = describe(name), trained(run, name)
         if not points or (name != "loss" and len(run.rounds) > 1 and len({y for _, y in points}) == 1):
-            continue  # a flat line or a single point says less than the table below it
+            continue  # a flat line or a single point is no better than the table below it
         spread = [(r.step + 1, sorted(v for c in r.clients.values() if (v := c.get(name)) is not None))
                   for r in run.rounds if r.figures.get(name) is not None]  # fmt: skip
         data: list[Json] = []

@@ -23,7 +23,7 @@ MOST_SETTINGS = 300
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run, no two alike: that of its folder, with as many folders around it as tell them apart."""
+    """A unique name for each run: that of its folder, with parent folders where needed."""
     folders = [run.folder.resolve().parts for run in runs]
     depth = 1
     while len({folder[-depth:] for folder in folders}) < len(set(folders)):
@@ -246,7 +246,7 @@ def _box(known: dict[str, float], at: int, name: str, colour: str, is_share: boo
 
 
 def _leaving(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leaving | None]) -> Section:
-    """What each run let out: the verdict and the bytes by kind."""
+    """What left in each run: the verdict and the bytes by kind."""
     heads = _heads(names)
     rows = []
     for head, run, ledger in zip(heads, runs, ledgers, strict=True):

@@ -1,4 +1,4 @@
-"""What left each client: the ledger added up, the sentence that it allows, and how the page shows both."""
+"""What left each client: the totals of the ledger, a verdict in one sentence, and how the page shows both."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("stage", "round", "client", "message", "field", "kind", "bytes", "enc
 POOL = "pool"  # the stage of data that moved to one place before the first round
 FINAL = "final"  # the stage of the last evaluation
 NOT_ACCEPTED = ("refused", "late", "repeated", "failed")
-# the sentence over a ledger without private kinds: never more than what it rests on
+# the verdict for a ledger without private kinds, which claims only what the ledger shows
 DECLARED = "By the declared types, no pictures, features or labels left a client"
 RECORDED = "The server's record has no pictures, features or labels"
 EVALUATION = "/evaluation"  # how the stage of an evaluation between rounds ends
@@ -58,7 +58,7 @@ class Moved:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known beside the rows of accepted replies: who keeps the records, and which replies left in vain."""
+    """What is known beside the rows of accepted replies: who keeps the records, and which replies were not accepted."""
 
     parties: bool = False  # the clients are other people's machines; else all is a simulation in one place
     others: dict[str, int] = dataclasses.field(default_factory=dict)  # replies that were not accepted, by outcome
@@ -77,7 +77,7 @@ class Evidence:
 
 
 def read_evidence(run: Run) -> Evidence:
-    """What the record of replies says of those that were not accepted."""
+    """The replies that were not accepted, from the record of replies."""
     parties = bool(mapping(run.config.get("engine")).get("server"))
     others, kinds, places = Counter[str](), set[str](), set[tuple[object, ...]]()
     left = unread = 0
@@ -138,7 +138,7 @@ class Leaving:
         return self.rounds.total / self.rounds.visits if self.rounds.visits else None
 
     def name(self, kind: str) -> str:
-        """A kind in words, short: what stands before a colon in its description."""
+        """The short name of a kind: its description up to the colon."""
         return self.words.get(kind, kind.replace("_", " ")).split(":")[0]
 
 
@@ -196,7 +196,7 @@ def add_up(run: Run) -> Leaving | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the ledger allows the page to say."""
+    """The conclusion from the ledger."""
 
     level: str  # good | caution | alarm
     title: str
@@ -204,7 +204,7 @@ class Verdict:
 
 
 def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
-    """The sentence over the ledger. It promises only what the rows show."""
+    """The verdict on the ledger, which claims only what the rows show."""
     if leaving is None:
         text = "This folder has no ledger.json, so the page cannot say what left a client."
         return Verdict("caution", "No ledger", text)

@@ -66,7 +66,7 @@ class Chart:
 
     id: str
     title: str
-    alt: str  # what a person sees in it, in a sentence; plain text
+    alt: str  # a description in one sentence; plain text
     data: list[Json]
     layout: Json = field(default_factory=dict)
     note: str = ""
@@ -76,7 +76,7 @@ class Chart:
     label: str = ""  # the name of this one among the choices
 
     def payload(self) -> Json:
-        """What page.js needs."""
+        """The data for page.js."""
         shown = (self, *(chart for _, chart in self.choices))
         metrics = [
             {"data": c.data, "layout": c.layout, "alt": visible(c.alt, 400), "note": visible(c.note)} for c in shown
@@ -248,7 +248,7 @@ def plotly() -> str:
 
 
 def filled(template: str, parts: Mapping[str, str]) -> str:
-    """A template with its places filled, in one pass: nothing in the parts is taken for such a place."""
+    """A template with its placeholders filled in one pass, so that the parts themselves may contain placeholders."""
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page_file(template))
 
 

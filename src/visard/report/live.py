@@ -1,7 +1,7 @@
-"""`visard watch`: a page that follows runs while they go on, served to this machine alone.
+"""`visard watch`: a web page that follows runs in progress, served to this machine only.
 
 The address holds a random token; other addresses, and requests that a page from elsewhere makes, get nothing. The page
-asks for `state.json` every two seconds; of each event log only what is new is read.
+asks for `state.json` every two seconds; only new lines of each event log are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from visard.text import count, duration, line, size
 POINTS = 400  # of a curve that are sent
 ROWS = 200  # clients and messages that are sent
 QUIET = 60.0  # seconds without an event, and five times a usual round, after which a run may have been killed
-STOPPED = 30.0  # seconds without a word of the server about its parties
+STOPPED = 30.0  # seconds without news from the server about its parties
 MOST = 64 * 2**20  # bytes of a log that are read at a time
 HOSTS = ("127.0.0.1", "localhost")
 
@@ -53,7 +53,7 @@ class Followed:
         self._run, self._drawn = Run(self.folder, [], {}, {}, ""), Json()
 
     def state(self) -> Json:
-        """What the page shows of it. Only what is new is looked at: the page asks often, and runs have many rounds."""
+        """The state of a run for the page. Only new events are read: the page asks often, and runs have many rounds."""
         if self._refresh() or not self._drawn:
             self._look()
         elif self._run.status[0] == "finished" and not self._state["report"] and (_age(self._run) or 0.0) < QUIET:
@@ -64,7 +64,7 @@ class Followed:
         return self._state
 
     def _look(self) -> None:
-        """Make of the events what changes with them alone."""
+        """Compute the parts of the state that change only with events."""
         run = Run(self.folder, latest(self._events), {}, {}, "")
         told = [event for event in run.events if event["event"] == "round"]
         self._rounds |= {id(event): round_of(event) for event in told if id(event) not in self._rounds}
@@ -76,7 +76,7 @@ class Followed:
         self._drawn = {"curves": _curves(run), "clients": _clients(run), "messages": _messages(run)}
 
     def _refresh(self) -> bool:
-        """Read what is new; whether something was. A log that was replaced is read from its beginning."""
+        """Read new events; returns whether there were any. A log that was replaced is read from its beginning."""
         try:
             about = self._log.stat()
             if about.st_size < self._place or (self._file and about.st_ino != self._file):
@@ -193,7 +193,7 @@ def _facts(run: Run, state: str) -> list[tuple[str, str]]:
 
 
 def _curves(run: Run) -> list[Json]:
-    """Curves of the tests, then of what the method logs, then of time and bytes."""
+    """Curves of the tests, of the method's metrics, of time and of bytes."""
     found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {}
     known = cache(describe)  # for this call: plug-ins may add metrics
     for test in run.measured:
@@ -222,7 +222,7 @@ def _fewer(points: list[Any]) -> list[Any]:
 
 
 def _clients(run: Run) -> list[Json]:
-    """Who took part lately: seconds of the last step, and who is slow, missing or refused."""
+    """Clients that took part recently: seconds of the last step, and which are slow, missing or refused."""
     lost: dict[str, list[Event]] = {}
     for event in run.events:
         if event["event"] in ("missing", "refused", "far"):
@@ -251,7 +251,7 @@ def _clients(run: Run) -> list[Json]:
 
 
 def _messages(run: Run) -> list[str]:
-    """Warnings, newest first, and what was refused."""
+    """Warnings, newest first, and refused replies."""
     said = [line(e.get("text", ""), 300) for e in run.of("warning")]
     lost = [
         line(f"{e.get('stage')} round {e.get('round')}: {e.get('client')}: no reply: {e.get('reason')}", 300)

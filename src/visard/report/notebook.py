@@ -1,4 +1,4 @@
-"""How a run shows itself in a notebook: what it is, its tests, and curves over its rounds, without scripts."""
+"""The display of a run in a notebook: its settings, its tests, and curves over its rounds, without scripts."""
 
 from __future__ import annotations
 

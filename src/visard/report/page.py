@@ -170,13 +170,13 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
 
 
 def _headline(run: Run, heads: Sequence[Card], compared: bool) -> Section:
-    """The cards; of a run that was `compared` with the weights that it was given, without those figures."""
+    """The cards; without the metrics of the comparison, for a run that was `compared` with its given weights."""
     cards = "".join(card.html(i) for i, card in enumerate(heads))
     body = f'<ul class="cards">{cards}</ul>' if heads else '<p class="empty">The run has no metrics yet.</p>'
     doubtful = [f"{name}: {text}" for name, test in run.tests.items() for text in doubts(test)]
     if doubtful:
         items = "".join(f"<li>{esc(text, 400)}</li>" for text in doubtful[:20])
-        body += notice("caution", "Read these figures with care", f"<ul>{items}</ul>")
+        body += notice("caution", "Read these metrics with care", f"<ul>{items}</ul>")
     warnings = Counter([str(e.get("text", "")) for e in run.of("warning")] + warnings_of(run.events))
     if warnings:
         items = "".join(
@@ -201,7 +201,7 @@ def _recognition(run: Run) -> Section | None:
     drawn = charts.roc(*overlaid) + charts.histograms(tests) + charts.roc(*overlaid, det=True)
     listed = recognition_table(run)
     if change.tests(run):  # the table of before and after has them
-        listed = fold("All final metrics with intervals of their own", listed)
+        listed = fold("All final metrics with separate intervals", listed)
     return with_charts("recognition", "Recognition of unseen people", "Recognition", drawn, after=listed)
 
 
@@ -299,7 +299,7 @@ def party_table(run: Run) -> str:
     return table(["Party", *(esc(n, 30) for n in names), "Time of its steps"], rows, "All rounds, by party", 1)
 
 
-COUNTS = {  # of a test, by what metrics.json calls them
+COUNTS = {  # of a test, by their names in metrics.json
     "verification": {"genuine": "Genuine pairs", "impostors": "Impostor pairs"},
     "identification": {
         "gallery": "Identities in the gallery",

@@ -1,5 +1,5 @@
-"""A run that was replayed without some of its clients: what the run was with them, kept beside it in `replay.json`, and
-what changed, for the terminal and as a section of its report. Of the clients that are gone only the names are kept."""
+"""A run that was repeated without some of its clients: `replay.json` keeps the metrics of the original run, and the
+terminal and a section of the report show what changed. Of the removed clients only the names are kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Row:
 
 
 def model_digest(folder: Path) -> str | None:
-    """Of the weights of the generic model, whatever order its file has; None where there is none."""
+    """The digest of the weights of the generic model, independent of their order in the file; None if there is none."""
     if not (folder / "model.safetensors").is_file():
         return None
     from visard.models.cut import digest_of
@@ -41,7 +41,7 @@ def model_digest(folder: Path) -> str | None:
 
 
 def record(run: Run, without: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
-    """What `replay.json` keeps of a run, for the one that is made of it without these clients."""
+    """What `replay.json` keeps of a run that is repeated without these clients."""
     traffic = mapping(run.metrics.get("communication"))
     return {
         "version": VERSION,
@@ -64,7 +64,7 @@ def record(run: Run, without: Sequence[str], notes: Sequence[str]) -> dict[str, 
 
 
 def _start(run: Run) -> dict[str, dict[str, float | None]]:
-    """What the weights that a run was given reach on its test sets."""
+    """The metrics of a run's given weights on its test sets."""
     tests = mapping(mapping(run.metrics.get("change")).get("generic"))
     return {
         name: {metric: number(mapping(found).get("before")) for metric, found in mapping(test).items()}
@@ -73,7 +73,7 @@ def _start(run: Run) -> dict[str, dict[str, float | None]]:
 
 
 def read(run: Run) -> dict[str, Any] | None:
-    """What is known of the run that this one was made of; None of a run that is no replay."""
+    """The record of the original run; None if this run is no replay."""
     if not (run.folder / FILE).is_file():
         return None
     kept = mapping(read_json(run.folder / FILE))
@@ -117,7 +117,7 @@ def _metrics(where: str, before: dict[str, float | None], after: dict[str, float
 
 
 def notes(run: Run, kept: dict[str, Any]) -> list[str]:
-    """What a reader of the comparison should know."""
+    """Notes on the comparison."""
     found = [str(note) for note in kept["notes"]] if isinstance(kept.get("notes"), list) else []
     if not kept.get("finished"):
         found.append(f"{kept.get('name')} was not finished, so there is nothing to compare with")

@@ -1,4 +1,4 @@
-"""A run folder: its event log, written and read, and what the run left there, as far as it came.
+"""A run folder: its event log, written and read, and its other files as far as they exist.
 
 The log has one JSON object a line; it is append-only and readable after a kill at any moment.
 """
@@ -77,8 +77,8 @@ def parse_event(line: bytes) -> Event | None:
 def read_events(path: Path | str) -> list[Event]:
     """The events of a log, in order, as the run finally went.
 
-    An unfinished last line is ignored. What a killed attempt wrote about a round that a later attempt did
-    again is left out, and of lines about the same thing the later one wins.
+    An unfinished last line is ignored. Events of a killed attempt at a round that was repeated later are left out,
+    and of several events about the same thing the last one counts.
     """
     path = Path(path)
     try:
@@ -98,7 +98,7 @@ def read_events(path: Path | str) -> list[Event]:
 
 
 def latest(events: Sequence[Event]) -> list[Event]:
-    """Drop what later lines supersede."""
+    """Drop lines that later lines replace."""
     attempt, attempts = 0, []
     reached: dict[tuple[Any, Any], int] = {}  # (stage, round) -> the last attempt that got there
     first = 0
@@ -122,7 +122,7 @@ def _place(event: Event) -> tuple[str, str]:
 
 
 def _identity(event: Event, position: int) -> tuple[Any, ...]:
-    """What makes two lines be about the same thing."""
+    """The key by which two lines are about the same thing."""
     kind = event["event"]
     if "round" in event:
         return kind, *_place(event), *(str(event.get(key)) for key in ("client", "message", "field"))
@@ -225,13 +225,13 @@ def _count(value: Any) -> int | None:
 
 
 def numbers(value: Any) -> dict[str, float | None]:
-    """The numbers of a JSON object; what is none becomes None."""
+    """The numbers of a JSON object; other values become None."""
     return {k: number(v) for k, v in mapping(value).items()}
 
 
 @dataclass(frozen=True, repr=False)
 class Run:
-    """One run folder. What the run did not write is empty."""
+    """One run folder. Parts that the run did not write are empty."""
 
     folder: Path
     events: list[Event]
@@ -267,7 +267,7 @@ class Run:
 
     @cached_property
     def started(self) -> dict[str, Any]:
-        """All that the run said of itself at its start and at each resumption."""
+        """The events of the run's start and of each resumption."""
         said: dict[str, Any] = {}
         for event in self.of("run_started"):
             said |= event
@@ -300,7 +300,7 @@ class Run:
 
     @cached_property
     def tested_on(self) -> str | None:
-        """What tells the pictures that the run was tested on from others; None if it is not known."""
+        """A digest of the pictures that the run was tested on; None if it is not known."""
         if said := mapping(self.started.get("data")).get("tested"):
             return str(said)
         kept = _read(self.folder / "partition.json", _object)  # of a run from before it was said
@@ -387,7 +387,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Wall time: as the run said at its end, otherwise the sum over what was done."""
+        """Wall time: from the end of the run, otherwise the sum over rounds and tests."""
         ends = [number(e.get("seconds")) for e in self.of("run_finished")]
         if ends and ends[-1] is not None and len(self.of("run_started")) == 1:  # else only of the last attempt
             return ends[-1]
@@ -411,12 +411,12 @@ class Run:
 
 
 def digest_of_tests(faces: str, unseen: dict[str, Any]) -> str:
-    """Of the fingerprint of a face set, and of the rows of each test set."""
+    """The digest of the fingerprint of a face set and the rows of each test set."""
     return hashlib.sha256(json.dumps([faces, unseen], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def read_run(folder: Path | str) -> Run:
-    """Read a run folder; a folder that is none, or a file that is broken, is an error of one line."""
+    """Read a run folder; anything else, or a broken file, is an error of one line."""
     folder = Path(folder)
     if not folder.exists():
         raise UsageError(f"{folder}: no such run folder")
@@ -452,5 +452,5 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _rows(text: str) -> dict[str, Any]:
-    """The rows of a ledger, one a line; what follows the last line end is unfinished."""
+    """The rows of a ledger, one a line; an unfinished last line is ignored."""
     return {"rows": [json.loads(line) for line in text.split("\n")[:-1]]}

@@ -1,4 +1,4 @@
-"""Every metric of many runs as one table, a number a row, for people with tools of their own."""
+"""Every metric of many runs as one table, one number in each row, for other tools."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_table(folders: Sequence[Path], path: Path) -> int:
 
 
 def rows_of(run: Run) -> Iterator[Row]:
-    """The rows of one run, in the order of COLUMNS; what does not apply is left out."""
+    """The rows of one run, in the order of COLUMNS; columns that do not apply are empty."""
     about = {"run": str(run.folder), "method": run.method}
     seed = run.started.get("seed", run.metrics.get("seed"))
     if isinstance(seed, int):

@@ -1,13 +1,13 @@
-"""`visard adapt`: a recogniser that is given, made better on the people of several sites whose pictures stay at home.
+"""`visard adapt`: adapts a given recogniser to the people of several sites, whose pictures stay there.
 
 out/
-  faces/NAME       face sets that were imported from folders of pictures; as personal as these
-  start.safetensors   the recogniser as it came, as a network that trains
+  faces/NAME       face sets that were imported from folders of pictures
+  start.safetensors   the given recogniser, as a network that can be trained
   run/             the run: settings, ledger, checkpoints, its own report
-  adapted.onnx     the result, with the input of the file that came in
+  adapted.onnx     the result, with the same input as the given file
   adapt.json, report.html
 
-The same call goes on where an earlier one stopped: sets that are complete are kept, a run is continued.
+The same call continues where an earlier one stopped: complete sets are kept, the run is resumed.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from visard.text import plural
 Method = Literal["fedfr-da", "fedavg", "fedfr-joint"]
 METHODS: tuple[Method, ...] = ("fedfr-da", "fedavg", "fedfr-joint")
 FAR = (0.01, 0.001)
-FOLD = (1, 5)  # which part of the people with names is tested on, of how many
-LEAST = 16  # pictures of a site below which there is nothing to group
+FOLD = (1, 5)  # which part of the labelled people is tested on, of how many parts
+LEAST = 16  # fewest pictures of a site that can be grouped
 WRITTEN = ("adapt.json", "report.html", "adapted.onnx", "start.safetensors", "class_vectors.safetensors")
 IMPORTS = ("model", "sites", "source", "test", "unlabelled", "detector", "align")  # what face sets depend on
 Progress = Callable[[str, int, int], None]
@@ -66,7 +66,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Adapted:
-    """What `adapt` leaves behind."""
+    """The results of `adapt`."""
 
     folder: Path
     run: Run
@@ -109,12 +109,12 @@ def adapt(
 ) -> Adapted:
     """Adapt the recogniser in a file to the people of `sites`, and test it before and after.
 
-    A site, the `source` (labelled people that the recogniser should go on to know) and `test` are folders of pictures,
-    zip files or face sets. Where a site has no folder for each person (or with `unlabelled`), its pictures are grouped
-    and FedFR-DA learns from the groups; where all have, FedAvg learns from their names, unless `method` says otherwise.
-    Without `test` part k of n (`fold`) of the people with names is tested on; where there are none, the figures are
-    estimates over groups. With `server` the sites are so many `parties` of a deployment, and `source_party` says that
-    one of them is called source. `input`, `order`, `mean`, `std` say how pictures go in, where the file does not.
+    A site, the `source` (labelled people whom the recogniser should not forget) and `test` are folders of pictures, zip
+    files or face sets. Where a site has no folder for each person (or with `unlabelled`), its pictures are grouped and
+    FedFR-DA learns from the groups; where all have, FedAvg learns from their names, unless `method` says otherwise.
+    Without `test`, part k of n (`fold`) of the labelled people is tested on; where there are none, the metrics are
+    estimates over groups. With `server` the sites are the `parties` (a number) of a deployment, and `source_party` says
+    that one of them is called source. `input`, `order`, `mean`, `std` say how pictures go in, where the file does not.
 
     >>> import visard
     >>> done = visard.adapt("w600k_mbf.onnx", ["north", "south"], out="runs/mine")    # doctest: +SKIP
@@ -214,7 +214,7 @@ def _check(
 
 
 def open_given(path: str | Path, inputs: dict[str, str | None]) -> FaceModel:
-    """The recogniser as it came."""
+    """The given recogniser."""
     network, spec = open_model(
         path, name=inputs["input"], order=inputs["order"], mean=inputs["mean"], std=inputs["std"]
     )
@@ -235,7 +235,7 @@ def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
     elif (earlier := mapping(read_json(about)).get("asked")) != asked:
         if (folder / "run" / "config.toml").is_file():
             raise UsageError(f"{folder} holds an adaptation with other settings: --overwrite, or another --out")
-        with only_user(folder):  # it ended before training, perhaps because of a mistake that is mended now
+        with only_user(folder):  # it ended before training, perhaps because of a mistake that is corrected now
             _remove(folder, faces=any(mapping(earlier).get(key) != asked[key] for key in IMPORTS))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -244,7 +244,7 @@ def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
 
 
 def _remove(folder: Path, faces: bool = True) -> None:
-    """Remove what an earlier adaptation wrote, and nothing else; without `faces` its face sets stay."""
+    """Remove only what an earlier adaptation wrote; without `faces` its face sets stay."""
     refuse_links(folder)
     inner = folder / "run"
     if inner.is_dir():
@@ -290,7 +290,7 @@ def _tests(record: dict[str, Any]) -> tuple[Test, ...]:
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """Times that earlier calls took, for the bill."""
+    """Times that earlier calls took, for the total cost."""
     with suppress(VisardError):
         seconds = mapping(mapping(read_json(folder / "adapt.json")).get("seconds"))
         return {"seconds": {key: value for key, value in seconds.items() if number(value) is not None}}
@@ -321,7 +321,7 @@ def _found(path: str | Path) -> Path:
 
 @dataclass
 class _Sets:
-    """Opens face sets, and imports what is none."""
+    """Opens face sets, and imports folders and zip files."""
 
     folder: Path
     model: FaceModel
@@ -484,7 +484,7 @@ def _load(tree: dict[str, Any], overrides: Sequence[str]) -> Settings:
         base.write_text(tomli_w.dumps(tree))
         try:
             return load(base, overrides)
-        except UsageError as error:  # what is wrong is in the overrides
+        except UsageError as error:  # the mistake is in the overrides
             raise UsageError(f"--set: {str(error).removeprefix(f'{base}: ')}") from None
 
 
@@ -513,7 +513,7 @@ def _class_vectors(folder: Path, first: Path, members: Sequence[_Set]) -> Path:
 
 
 def _run(folder: Path, settings: Settings, watchers: Watcher) -> Run:
-    """The run, whole: made, continued, or read if it is finished."""
+    """The finished run: made, resumed, or read."""
     if (folder / "metrics.json").is_file() and read_run(folder).status[0] == "finished":
         return read_run(folder)
     begun = (folder / "config.toml").is_file()
@@ -534,7 +534,7 @@ def _export(folder: Path, given: FaceModel) -> Path:
 def _record(
     given: FaceModel, name: str, method: str, members: Sequence[_Set], tests: Sequence[Test], done: Run
 ) -> dict[str, Any]:
-    """What adapt.json says beside what was asked and how long it took."""
+    """The results in adapt.json."""
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     label = next((r.figures for r in done.rounds if r.stage == "label"), {})
     return {

@@ -1,4 +1,4 @@
-"""What a run changed: the network that it was given and the one that it made, on the same people."""
+"""What a run changed: the given network and the trained one, tested on the same people."""
 
 from __future__ import annotations
 
@@ -94,9 +94,9 @@ class BeforeAndAfter:
         }
 
     def estimate(self) -> Test:
-        """Without labels: pictures that the network, as it came, puts into one group count as one person, those of two
-        groups as two. Groups are pure rather than complete, so that hard pairs of one person are missing: rates of
-        accepted pairs are too high, before and after.
+        """An estimate without labels: pictures that the given network puts into one group count as one person. Groups
+        are pure rather than complete, so hard pairs of one person are missing, and accept rates are too high before and
+        after.
         """
         both: tuple[list[Features], list[Features]] = ([], [])
         people, base = [], 0

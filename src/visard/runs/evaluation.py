@@ -1,4 +1,4 @@
-"""What is tested during and after a run: the generic model here, the clients' own models where they are."""
+"""Tests during and after a run: of the generic model at the server, and of the clients' own models at the clients."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def metrics_before(
 
 
 def in_brief(found: dict[str, Any]) -> dict[str, Any]:
-    """Final metrics as those of an `evaluation` event."""
+    """Final metrics in the form of an `evaluation` event."""
     generic = {name: brief(test) for name, test in found["generic"].items()}
     return {"generic": generic} | {who: found[who]["summary"] for who in CLIENTS if who in found}
 
@@ -60,7 +60,7 @@ def in_brief(found: dict[str, Any]) -> dict[str, Any]:
 def final_metrics(
     settings: Settings, method: Method[Any], world: World, file: Path, server: Any, net: Network
 ) -> dict[str, Any]:
-    """`metrics.json`, but for the traffic that the event log knows; with what `metrics_before` has found."""
+    """The content of `metrics.json` without traffic, which is in the event log; with the result of `metrics_before`."""
     samples: dict[str, Samples] = {}
     found = _tested(settings, method, world, server, net, samples)
     about = {"name": settings.name, "method": method.name, "seed": settings.seed}
@@ -94,7 +94,7 @@ def _tested(
     generic = _generic(settings, settings.evaluation, method, world, server, made)
     for name, test in generic.items():
         test["headline"] = headline(test)
-        if world.start_from is not None:  # to be compared with the weights that were given
+        if world.start_from is not None:  # for the comparison with the given weights
             view, seed = world.benchmarks[name], seed_of_test(settings, name)
             samples[name] = resampled(made[name], view.identity, test, settings.evaluation, seed)
     groups = _groups(settings, world, made)
@@ -106,12 +106,12 @@ def _tested(
 
 
 def _last(evaluation: EvaluationSettings) -> EvaluationSettings:
-    """Of the last test, which is always of test pictures."""
+    """The metrics of the last test, which is always on test pictures."""
     return evaluation.model_copy(update={"tuning": replace(evaluation.tuning, between="test")})
 
 
 def seed_of_test(settings: Settings, test_set: str) -> int:
-    """Of all that is drawn for a test set."""
+    """The seed of all random choices for a test set."""
     return derive(settings.seed, "test", test_set) % 2**32
 
 
@@ -148,7 +148,7 @@ def _groups(settings: Settings, world: World, made: dict[str, Any]) -> dict[str,
             found[name] = errors_by(
                 list(made.values()), views, name, fmr=evaluation.fmr, bootstrap=evaluation.bootstrap, seed=seed
             ).to_dict()
-        except UsageError as error:  # the test pictures are of one group: no reason to lose a run
+        except UsageError as error:  # the test pictures are of one group, which must not end the run
             found[name] = {"by": name, "warnings": [f"{error}."]}
     return found
 
@@ -193,7 +193,7 @@ def _clients(
     for who, clients in zip(CLIENTS, (net.clients, net.held_out), strict=True):
         if not clients and who == "held_out":
             continue
-        if tuning is not None:  # a client that took no part has no rows of its own in a global head
+        if tuning is not None:  # a client that took no part has no rows in a global head
             request = replace(request, W=method.global_head(server) if who == "clients" else None)
         scores = net.ask(steps_of(method)["score"], dict.fromkeys(clients, request), min_replies=0)
         measured = {c: {k: v for k, v in s.figures.items() if math.isfinite(v)} for c, s in scores.items()}

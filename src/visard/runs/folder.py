@@ -1,4 +1,4 @@
-"""The folder of a run: made, continued or overwritten. A file that no run wrote is never touched."""
+"""The folder of a run: created, resumed or overwritten. Files that no run wrote are never changed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WRITTEN = (
 def run_folder(
     folder: Path, settings: Settings, resume: bool, overwrite: bool, more: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Hold the folder of a run for this process alone; a start that fails leaves nothing of its own behind.
+    """Lock the folder of a run for this process; a start that fails leaves nothing behind.
 
     `more` are names of files that watchers of the run write beside its own.
     """
@@ -69,7 +69,7 @@ def _is_used(folder: Path) -> bool:
 
 
 def _check_same(folder: Path, settings: Settings) -> bool:
-    """Refuse settings that are not those of the run in the folder; whether only rounds, or the key's place, are new."""
+    """Refuse settings that differ from the run's own; returns whether rounds or the key's path are new."""
     config = folder / "config.toml"
     if not config.exists():
         raise UsageError(f"{folder} holds no run to resume (there is no config.toml)")
@@ -110,7 +110,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def check_removable(folder: Path, written: Sequence[str] = WRITTEN) -> None:
-    """Refuse a folder that is no run, or that holds a file which no run wrote: the line names the first one."""
+    """Refuse a folder that is not a run, or that holds a file which no run wrote."""
     config = folder / "config.toml"
     if not config.is_file() or not config.read_bytes().startswith(HEADING.encode()):
         raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
@@ -120,8 +120,8 @@ def check_removable(folder: Path, written: Sequence[str] = WRITTEN) -> None:
 
 
 def remove_written(folder: Path, written: Sequence[str] = WRITTEN) -> None:
-    """Remove what a run wrote, but for the lock, and the folders that are empty then."""
-    for path in sorted(folder.rglob("*"), reverse=True):  # what is in a folder before the folder
+    """Remove what a run wrote, except the lock, and folders that are then empty."""
+    for path in sorted(folder.rglob("*"), reverse=True):  # the content of a folder before the folder
         if path.is_dir() and not path.is_symlink():
             if path.relative_to(folder).parts[0] in ("clients", "checkpoint") and not any(path.iterdir()):
                 path.rmdir()

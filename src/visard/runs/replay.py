@@ -1,7 +1,7 @@
-"""A simulated run made again without some of its clients; of a run of real parties, in which rounds one took part; and
-what runs keep of people who are taken out of a face set.
+"""Repeats a simulated run without some of its clients, lists in which rounds a real party took part, and removes what
+runs keep of people who are taken out of a face set.
 
-Random numbers of a client depend on the seed, the place in the run and the client's name alone, and the partition is
+The random numbers of a client depend only on the seed, the place in the run and the client's name, and the partition is
 made as before and then loses the clients (`partition.without`): the result is that of a run which never had them.
 """
 
@@ -30,7 +30,7 @@ from visard.report.run_folder import Run, read_run
 from visard.runs.run import run
 
 Place = tuple[str, int]  # stage, round from 0
-# what a run keeps of single people, beside its models
+# what a run keeps about single people, beside its models
 STATES = (
     "checkpoint/manifest.json",
     "checkpoint/clients/*.pack",
@@ -41,15 +41,15 @@ STATES = (
 
 @dataclass(frozen=True)
 class Part:
-    """What a client of a run sent."""
+    """What a client of a run sent, by round."""
 
     client: str
-    rounds: dict[Place, int]  # bytes that left it and counted
-    refused: tuple[Place, ...]  # rounds in which replies came that did not count
+    rounds: dict[Place, int]  # bytes of accepted replies
+    refused: tuple[Place, ...]  # rounds in which replies were not accepted
 
     @property
     def bytes(self) -> int:
-        """All that left it and counted."""
+        """Bytes of all accepted replies."""
         return sum(self.rounds.values())
 
 
@@ -64,7 +64,7 @@ def replay(
     watcher: Watcher | Iterable[Watcher] | None = None,
     plugins: Sequence[str | Path] = (),
 ) -> Run:
-    """Make the run in the folder `origin` again as if these clients had never been there, in a folder of its own.
+    """Repeat the run in the folder `origin` as if these clients had never been there, in a new folder.
 
     `overrides` may change where it computes (`engine.*`) and nothing else; `plugins` are those that the run has.
 
@@ -108,7 +108,7 @@ def _without(before: Settings, gone: tuple[str, ...]) -> Settings:
 def _check_same(
     folder: Path, before: Settings, settings: Settings, gone: tuple[str, ...], watcher: Watcher
 ) -> list[str]:
-    """Refuse data or clients that are not those of the run; what else is not as it was then, in lines."""
+    """Refuse data or clients that are not those of the run; returns notes on other differences."""
     was = Manifest.load(folder / "partition.json").content
     if unknown := [name for name in gone if name not in was.clients]:
         raise UsageError(f"{folder} has no client {unknown[0]!r}{did_you_mean(unknown[0], was.clients)}")
@@ -134,7 +134,7 @@ def _check_same(
 
 
 def took_part(folder: Path, client: str) -> Part:
-    """In which rounds a client of a run sent something, from the ledger and from the record of replies."""
+    """The rounds in which a client of a run sent something, from the ledger and the record of replies."""
     rounds: dict[Place, int] = {}
     clients: set[str] = set()
     for stage, number, who, _, _, _, size, *_ in (read_run(folder).ledger or {}).get("rows", []):
@@ -155,7 +155,7 @@ def took_part(folder: Path, client: str) -> Part:
 
 def forget_rows(root: Path, faces: FaceSet, rows: npt.NDArray[np.int64], receipt: Receipt) -> None:
     """Remove what runs in a folder keep of these rows of a face set: states of clients and server, with the labels that
-    clients gave their pictures, and class vectors. These runs cannot go on, with other pictures than they began with.
+    clients gave their pictures, and class vectors. These runs cannot be resumed, since their pictures have changed.
 
     Models stay; the receipt says which clients of which runs had pictures of these people.
     """

@@ -65,12 +65,12 @@ def run(
     plugins: Sequence[str | Path] = (),
     replay: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run a preset, a TOML file or settings, and leave a complete run folder behind.
+    """Run a preset, a TOML file or settings, and write a complete run folder.
 
     `watcher` is one watcher or several (see `engines.watchers.Watcher`), beside those that `engine.watchers` names:
-    they see the run go by, and never end it.
+    they follow the run, and never end it.
     `plugins` are files or modules with methods, heads and the like that the settings name. `replay` is what is known of
-    the run that this one makes again without some clients (see `runs.replay`).
+    the run that this one repeats without some clients (see `runs.replay`).
 
     >>> import visard
     >>> result = visard.run("demo", out="runs/demo")        # doctest: +SKIP
@@ -78,7 +78,7 @@ def run(
     """
     if isinstance(source, dict):
         source = parse(source)
-    if isinstance(source, Settings):  # of a program, which knows what it names
+    if isinstance(source, Settings):  # from a program, which may name plug-ins
         trust(modules_in(source.to_dict(), doubted=False))
     settings = source if isinstance(source, Settings) else load(source, overrides, plugins)
     folder = Path(out) if out is not None else Path("runs") / safe_name(settings.name)
@@ -105,7 +105,7 @@ def run(
 
 @contextmanager
 def _watched(watchers: Watchers, folder: Path) -> Iterator[None]:
-    """Watchers hear of the beginning and of the end."""
+    """Tell watchers of the beginning and the end."""
     watchers.begun(folder)
     finished = False
     try:
@@ -121,9 +121,9 @@ def resume(
     overrides: Sequence[str] = (),
     plugins: Sequence[str | Path] = (),
 ) -> Run:
-    """Continue the run in folder `out` with its own settings; `overrides` may give it more rounds, and nothing else.
+    """Continue the run in folder `out` with its own settings; `overrides` may only give it more rounds.
 
-    `plugins` are those that the run has, named once more: the folder may come from somebody else.
+    `plugins` are those of the run, named again, because the folder may come from someone else.
     """
     config = Path(out) / "config.toml"
     if not config.exists():
@@ -143,7 +143,7 @@ def _threads(count: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Job:
-    """A run in progress: what it was made from, and where it writes."""
+    """A run in progress: its inputs, and where it writes."""
 
     settings: Settings
     folder: Path
@@ -152,22 +152,22 @@ class _Job:
     run_spec: dict[str, Any] | None  # what the parties of a deployment learn about the run
     faces: FaceSet
     world: World
-    pooled: dict[ClientId, dict[Disclosure, int]]  # bytes of what a method took from clients before the first round
+    pooled: dict[ClientId, dict[Disclosure, int]]  # bytes that a method took from clients before the first round
     states: Checkpoint
     events: EventLog
     ledger: Ledger
     begun: float  # by time.perf_counter
-    memory: Path | None = None  # where activations are that are not to be on disk
+    memory: Path | None = None  # the folder for activations that must not be on disk
 
     def warn(self, text: str) -> None:
-        """Say something that a reader of the report should know too."""
+        """Warn on the screen and in the report."""
         self.watcher.problem(text)
         self.events.write("warning", text=text)
 
 
 @contextmanager
 def _memory(settings: Settings) -> Iterator[Path | None]:
-    """A folder in memory for the activations of a run that wants none on disk, gone when it ends."""
+    """A folder in memory for activations that must not be on disk; removed when the run ends."""
     if settings.model.stored_in != "memory":
         yield None
         return
@@ -181,7 +181,7 @@ def _memory(settings: Settings) -> Iterator[Path | None]:
 def _open(
     settings: Settings, folder: Path, watcher: Watcher, link: PartyLink | None, memory: Path | None = None
 ) -> _Job:
-    """Data, clients, checkpoint and logs of a run; its beginning is written into the event log."""
+    """Open data, clients, checkpoint and logs of a run, and write its beginning into the event log."""
     if link is None and settings.partition.kind == "parties":
         raise UsageError("partition.kind = parties: the clients are elsewhere, give the server with --server")
     if settings.model.frozen_norm and settings.model.weights is None:
@@ -259,7 +259,7 @@ def _open(
 
 
 def _about_network(settings: Settings, spec: Mapping[str, str], faces: FaceSet) -> Iterator[str]:
-    """What a reader should know where a file decides which network it is, and which pictures it takes."""
+    """Warn where a model file decides the network or the size of pictures."""
     weights, model = settings.model.weights, settings.model
     if weights is None:
         return
@@ -270,7 +270,7 @@ def _about_network(settings: Settings, spec: Mapping[str, str], faces: FaceSet) 
 
 
 def trained_part(world: World) -> dict[str, Any]:
-    """What the event log and the metrics of a run say of the part of its network that trained; nothing if all did."""
+    """The trained part of the network, for the event log and the metrics; empty if all of it trained."""
     if world.trunk is None:
         return {}
     tail, trunk = (sum(p.numel() for p in part.parameters()) for part in (world.network(), world.trunk.network()))
@@ -279,7 +279,7 @@ def trained_part(world: World) -> dict[str, Any]:
 
 
 def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
-    """All rounds that are left; returns the final server state and the metrics of its models."""
+    """Run the remaining rounds; returns the final server state and the metrics of its models."""
     settings, method, world, watcher, events = job.settings, job.settings.method, job.world, job.watcher, job.events
     network, before = make_network(job), job.states.folder / "before.json"
     try:
@@ -307,7 +307,7 @@ def _train(job: _Job) -> tuple[Any, dict[str, Any]]:
 
 
 def _save(job: _Job, server: Any, metrics: dict[str, Any]) -> None:
-    """The files that a finished run leaves behind."""
+    """Write the files of a finished run."""
     folder, faces = job.folder, job.faces
     _save_models(job, server)
     kinds = frozenset(kind for sizes in job.pooled.values() for kind in sizes)
@@ -370,7 +370,7 @@ def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
 
 
 def _about(faces: FaceSet, manifest: Manifest) -> dict[str, Any]:
-    """What the event log says of the pictures, without where they are on this machine."""
+    """What the event log says about the pictures, without their paths on this machine."""
     name, tested = faces.path.name, digest_of_tests(manifest.content.faces, manifest.content.unseen)
     found = describe(faces) | {"name": "synthetic" if faces.synthetic else name, "path": name, "tested": tested}
     if isinstance(faces, Joined):
@@ -384,7 +384,7 @@ def _about(faces: FaceSet, manifest: Manifest) -> dict[str, Any]:
 
 
 def _doubts(faces: FaceSet) -> list[str]:
-    """What a reader of the results of several sets should know of them."""
+    """Warnings about several face sets in one run."""
     if not isinstance(faces, Joined):
         return []
     doubts = [doubt for doubt in (faces.cut_differently(),) if doubt]
@@ -398,7 +398,7 @@ def _doubts(faces: FaceSet) -> list[str]:
 
 
 def _of_events(path: Path, pooled_bytes: int) -> dict[str, Any]:
-    """The parts of `metrics.json` that the event log knows: last training metrics, what was sent, and who is named."""
+    """The parts of `metrics.json` from the event log: last training metrics, traffic and warnings."""
     events = read_events(path)
     done, warnings = rounds(events), warnings_of(events)
     return {
@@ -446,7 +446,7 @@ def _same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def machine(settings: Settings) -> dict[str, Any]:
-    """What a reader of metrics wants to know of the machine."""
+    """The machine and versions behind the metrics."""
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_name(),

@@ -63,7 +63,7 @@ def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file, mapped: what is not looked at takes no memory."""
+    """The bytes of a file, mapped: parts that are not read take no memory."""
     try:
         with path.open("rb") as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))

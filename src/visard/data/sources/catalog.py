@@ -48,7 +48,7 @@ class DataSettings(BaseModel):
     size: int = Field(default=64, ge=32, le=112)
     domains: tuple[str, ...] = ("north",)
     seed: int = 0
-    sets: tuple[SetSettings, ...] = ()  # several sets in the place of the source
+    sets: tuple[SetSettings, ...] = ()  # several sets instead of one source
     same_names: bool = False  # people of one name in two of the sets are one person
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ class DataSettings(BaseModel):
         return self
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; only what counts: the sets, or the other settings."""
+        """Plain values: the sets, or the other settings."""
         found = self.model_dump(mode="json")
         return {k: v for k, v in found.items() if (k in ("sets", "same_names")) == bool(self.sets)}
 

@@ -29,7 +29,7 @@ def read(
 ) -> Listing:
     """List `source`/<identity>/**/<picture>, or `source`/<domain>/<identity>/**/<picture> with `domains`.
 
-    With `unlabelled`, or where all pictures lie loose in `source` or in its domains, it is not known who is in them.
+    With `unlabelled`, or where all pictures are directly in `source` or in its domains, they have no labels.
     Each picture is aligned by the landmarks of the face that is found in it, or by `landmarks`: a text file with a line
     "<file> x y x y x y x y x y" for each; or it keeps its centre square of `crop` pixels. `pairs` is a list of
     pairs to compare (see `visard.data.pairs.read_pairs`) with file names inside `source`.

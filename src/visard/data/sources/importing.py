@@ -36,12 +36,12 @@ CHUNK = 64  # pictures a thread decodes at a time
 MOST_FACES = 16  # of one picture
 LISTED = 1000  # skipped files that the set itself remembers
 Progress = Callable[[int, int], None]
-Decoded = list[list[Framed] | str]  # what was cut from each picture, or why nothing
+Decoded = list[list[Framed] | str]  # the crops of each picture, or why there is none
 
 
 @dataclass(frozen=True)
 class ImportReport:
-    """What an import did."""
+    """The result of an import."""
 
     path: Path
     pictures: int
@@ -164,7 +164,7 @@ class _Keeper:
         self.left_out: list[tuple[int, int]] = []  # item, reason
 
     def add(self, items: list[int], results: Decoded) -> None:
-        """Store what was decoded of `items`."""
+        """Store the decoded pictures of `items`."""
         good = []
         for item, result in zip(items, results, strict=True):
             if isinstance(result, str):
@@ -260,7 +260,7 @@ def _decode_all(
         return [decode_one(item, data) for item, data in chunk]
 
     numbers = items.tolist()
-    # what is not a stream is read by the threads: a slow disk or network answers several at once
+    # files that are not a stream are read by the threads: a slow disk or network serves several at once
     encoded: Iterator[bytes | None] = pictures.stream(numbers) if isinstance(pictures, Stream) else repeat(None)
     pairs = zip(numbers, encoded, strict=False)
     chunks = iter(lambda: list(islice(pairs, CHUNK)), [])

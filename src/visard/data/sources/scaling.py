@@ -1,4 +1,4 @@
-"""Presets on other data than their own: their numbers of people and clients, brought down to the people at hand."""
+"""Adapts presets to other data: their numbers of people and clients are scaled down to the people in the data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FEWEST = 2  # people of a test set, public people, clients, and people of a clie
 def scaled(
     preset: Mapping[str, Any], data: Mapping[str, Any], partition: Mapping[str, Any], given: Collection[str]
 ) -> tuple[dict[str, Any], str]:
-    """`[partition]` of a preset for the people of `[data]`, and a line that says what is other than in the preset.
+    """`[partition]` of a preset for the people of `[data]`, and a line on what differs from the preset.
 
     What is `given` by the user stays as it is, and so does what there are enough people for. The preset's shares of
     people to test on, of public people and of clients are kept, its synthetic people being the whole.
@@ -34,7 +34,7 @@ def scaled(
         if not whole_set or drawn or partition.get("kind") == "parties":
             return dict(partition), ""
         faces = open_faces(settings)
-    except (ValidationError, UsageError):  # which is said where settings are read, and data are opened
+    except (ValidationError, UsageError):  # reported where settings are read and data are opened
         return dict(partition), ""
     if faces.dtype != np.uint8:  # readings, whose classes are no people
         return dict(partition), ""

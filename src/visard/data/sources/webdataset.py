@@ -80,7 +80,7 @@ class _Bounded(io.BufferedReader):
 
 
 def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    """Plain files of a shard; links, devices and sparse files are none. Nothing is ever unpacked to disk."""
+    """Plain files of a shard, without links, devices and sparse files. Nothing is ever unpacked to disk."""
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
     length = path.stat().st_size

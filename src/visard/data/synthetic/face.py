@@ -1,4 +1,4 @@
-"""What is painted on a face: skin and its lines, beard, eyes and brows, nose and mouth."""
+"""The parts painted on a face: skin and its lines, beard, eyes and brows, nose and mouth."""
 
 from __future__ import annotations
 

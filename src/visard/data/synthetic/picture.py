@@ -1,4 +1,4 @@
-"""One batch of pictures, from measures to pixels: what is painted in which order, the camera, and compression."""
+"""One batch of pictures, from measures to pixels: the order of painting, the camera, and compression."""
 
 from __future__ import annotations
 

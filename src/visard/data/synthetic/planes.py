@@ -1,4 +1,4 @@
-"""Smooth shapes on pixel grids, made of + - * / sqrt alone: the same bits on every machine.
+"""Smooth shapes on pixel grids, computed with only + - * / sqrt: the same bits on every machine.
 
 Planes are float32 (B, S, S), per-picture numbers (B, 1, 1), colours (B, 3, 1, 1), canvases (B, 3, S, S). Small features
 are painted in a window that follows the pose, and hats, beards or moles only on the pictures that have them.
@@ -153,7 +153,7 @@ def slope(z: Plane, pixel: Plane) -> tuple[Plane, Plane]:
 
 @dataclass(frozen=True)
 class Window:
-    """A box of `height` x `width` pixels with a corner of its own in each picture."""
+    """A box of `height` x `width` pixels with a different corner in each picture."""
 
     row: list[int]
     column: list[int]

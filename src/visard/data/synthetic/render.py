@@ -143,6 +143,6 @@ def textures(seed: int, domain: str, identity: Rows, picture: Rows, size: int) -
 
 
 def draw_job(job: dict[str, Any]) -> bytes:
-    """What a drawing process answers: the pictures and then the attributes of rows start .. stop - 1 of a set."""
+    """The answer of a drawing process: the pictures and then the attributes of rows start .. stop - 1 of a set."""
     images, marks = render_rows(SyntheticSpec(**job["spec"]), np.arange(job["start"], job["stop"]))
     return images.tobytes() + marks.tobytes()

@@ -164,7 +164,7 @@ def _colours(p: Columns, c: Columns, d: Domain) -> None:
 
 
 def _habits(p: Columns, c: Columns) -> None:
-    """Hair style, beard and how often an identity wears or does things."""
+    """Hair style, beard and other habits of an identity."""
     male = p["male"] > 0.5
     p["bald"] = np.where(male & (c["bald"] < 0.05 + 0.3 * p["old"]), 1.0, 0.0)
     p["recede"] = np.where(male, 0.08 + 0.5 * p["old"], 0.05) * (0.5 + c["bald"])

@@ -1,4 +1,4 @@
-"""Runs in the tools that people already use: watchers that `engine.watchers` in the settings names."""
+"""Trackers: watchers that write runs to other tools, named by `engine.watchers` in the settings."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ from visard.runs.trackers.scalars import of_evaluation
 
 EXPERIMENT = "visard"
 MOST = 900  # metrics in one request: MLflow takes 1,000
-ODD = re.compile(r"[^\w\-./ ]")  # what MLflow allows in no name
+ODD = re.compile(r"[^\w\-./ ]")  # characters that MLflow does not allow in names
 
 
 class MLflow(Watcher):
-    """One run of MLflow for each run folder, which keeps its id: a run that is resumed goes on with it."""
+    """One run of MLflow for each run folder, which keeps its id: a resumed run continues it."""
 
     files = ("mlflow.json",)
 

@@ -8,7 +8,7 @@ from visard.files import mapping, number
 
 
 def of_evaluation(figures: dict[str, Any]) -> dict[str, float]:
-    """Of each test of the generic model its metrics, and of the clients' own models the mean and the worst."""
+    """The metrics of each test of the generic model, and the mean and the worst over the clients' own models."""
     found: dict[str, float] = {}
     for test, metrics in mapping(figures.get("generic")).items():
         for name, value in mapping(metrics).items():

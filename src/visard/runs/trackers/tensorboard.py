@@ -15,7 +15,7 @@ from visard.runs.trackers.scalars import of_evaluation
 
 
 class TensorBoard(Watcher):
-    """Writes into the folder `tensorboard` of the run; a run that is resumed goes on there."""
+    """Writes into the folder `tensorboard` of the run; a resumed run continues there."""
 
     files = ("tensorboard/*",)
 
@@ -42,7 +42,7 @@ class TensorBoard(Watcher):
             self._writer.close()
 
     def _open(self) -> Any:
-        if self._writer is None:  # what an attempt wrote of this round and later ones, before it was killed, is void
+        if self._writer is None:  # discard what a killed attempt wrote of this and later rounds
             self._writer = self._make(str(self._folder), purge_step=self._step)
         return self._writer
 

@@ -1,4 +1,4 @@
-"""What is wrong with a reply: what its method does not declare, does not fit what was sent, or no training gives."""
+"""Checks of a reply: all of it is declared by the method, fits what was sent, and could come from training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from visard.disclosure import LONGEST_NAME, declared_names, is_statistic
 from visard.text import plural
 
 _TYPES: dict[str, type] = {"Tensor": Tensor} | {t.__name__: t for t in (dict, list, tuple, bytes, int, float)}
-ABSURD = 1e6  # times the largest number that was sent, and 1 at least: no weight or class vector is larger
+ABSURD = 1e6  # times the largest number that was sent, or 1: no weight or class vector is larger
 EXACT = 2**53  # integers below this are the same as floats, which sums and reports make of them
 
 
@@ -35,7 +35,7 @@ def refusal(
     A field that goes down and comes up under the same name must come back with the same keys, shapes and dtypes; a
     count `n` is the reply's weight in averages, so it lies between 1 and the `pictures` that the client has; class
     vectors are at most `rows` rows of `embedding` numbers, and their biases `b` a row. Numbers are finite, and those
-    of a network and of class vectors not absurd. `statistics` are the entries of weights that are gathered over
+    of a network and of class vectors not absurdly large. `statistics` are the entries of weights that are gathered over
     pictures: only a method that declares the kind `statistic` may send them.
     """
     try:
@@ -76,7 +76,7 @@ def undeclared(
 ) -> tuple[str, str] | None:
     """(field, reason) of the first thing in a reply that its method does not declare: a type, a kind, a name.
 
-    A party looks before a reply leaves it, and the server when it comes.
+    A party checks this before a reply leaves it, and the server when it arrives.
     """
     expected, method = step.types[1], step.owner
     if type(reply) is not expected:
@@ -101,7 +101,7 @@ def undeclared(
         if kind in (Disclosure.metric, Disclosure.count):
             if reason := _no_figures(value, kind):
                 return name, reason
-            if isinstance(value, dict) and (odd := names[name].stranger(value, method, message)) is not None:
+            if isinstance(value, dict) and (odd := names[name].undeclared(value, method, message)) is not None:
                 return name, f"has the name {odd[:LONGEST_NAME]!r}, which {expected.__name__}.{name} does not list"
     return None
 
@@ -112,8 +112,7 @@ MODEL = VECTORS | {Disclosure.weights, Disclosure.statistic}  # kinds that a mod
 
 @functools.cache
 def _plan(reply: Any, discloses: frozenset[Disclosure]) -> list[tuple[str, Disclosure, tuple[type, ...], bool, bool]]:
-    """Of each field: its name, its kind, what it may be, whether the method declares its kind, and whether it may be
-    left empty."""
+    """For each field: its name, kind and types, whether the method declares the kind, whether it may be empty."""
     hints = get_type_hints(reply)
     return [
         (n, k, tuple(_TYPES[t] for t in k.types) or (object,), k in discloses, type(None) in get_args(hints[n]))
@@ -134,7 +133,7 @@ def _no_rows(name: str, kind: Disclosure, value: Any, embedding: int, rows: int 
 
 
 def _absurd(value: Any, sent: Any) -> str | None:
-    """What no training leaves in weights, class vectors or statistics: it would spoil what it is averaged with."""
+    """What training cannot leave in weights, class vectors or statistics, and would spoil an average."""
     parts = value if isinstance(value, dict) else {"": value}
     for key, part in parts.items():
         if not isinstance(part, Tensor) or not part.numel():

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from visard.errors import VisardError
-from visard.graphs import Graph
 from visard.models.files import open_model
 from visard.models.onnx import load_onnx
+from visard.onnx_process import Graph
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -1,9 +1,9 @@
-"""ONNX graphs of anyone, each in a process of its own with bounded time and memory.
+"""Runs ONNX graphs from untrusted sources, each in a separate process with bounded time and memory.
 
-onnxruntime looks whether it should stop only between two operations, and folds constants while it opens a graph: one
-convolution of enormous size, or one constant, would take hours and all memory in whatever process opened it. So a
-child process opens the graph and computes, the system ends it when its processor time or its memory is used up, and
-all that comes back is numbers. No torch here: the child would load it.
+onnxruntime checks whether to stop only between two operations, and folds constants while it opens a graph: one huge
+convolution or constant would take hours and all memory of the process that opened it. So a child process opens and
+runs the graph, the system ends it when its processor time or memory is used up, and only numbers come back. This file
+imports no torch, which the child would load.
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Graph:
         self.path, self._left = path, seconds_allowed()
         self._pace: float | None = None  # seconds of processor time for each picture, once known
         self._lock = threading.Lock()
-        self._child = Child("visard.graphs:serve", quiet=True, path=str(path), threads=threads, seconds=self._left)
+        self._child = Child(
+            "visard.onnx_process:serve", quiet=True, path=str(path), threads=threads, seconds=self._left
+        )
         self._end = weakref.finalize(self, self._child.kill)
         about = json.loads(self._answer(self._left))
         self.inputs, self.outputs = ([Port(n, tuple(s), t) for n, s, t in about[k]] for k in ("inputs", "outputs"))
