@@ -435,7 +435,10 @@ def test_class_vectors_in_the_open_are_pointed_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=6)
     row = ["federate", 0, "client-000", "Up", "W", "class_vectors", 512, False]
     edit(folder / "ledger.json", lambda led: led["rows"].append(row))
-    assert "Class vectors went unencrypted: each one stands for one identity." in judge(add_up(read_run(folder))).text
+    verdict = judge(add_up(read_run(folder)))
+    assert "Class vectors went unencrypted: each one stands for one identity." in verdict.text
+    assert verdict.level == "caution"
+    assert verdict.title == f"{PROMISE}, but class vectors, which are face templates"
 
 
 def test_pooled_list_alone_takes_the_promise_away(tmp_path: Path) -> None:
@@ -945,3 +948,16 @@ def test_the_page_of_an_adaptation_says_better_only_where_the_interval_does(
     assert "On 6 people (visitors, 36 pictures) that it did not learn from" in said
     assert adaptation._verdict(test | {"changes": [change | {"low": None}]}) == ""
     assert "Judged by 6 groups of 36 pictures" in adaptation._verdict(test | {"estimate": True})
+
+
+def test_an_adaptation_that_is_worse_at_one_rate_is_called_worse() -> None:
+    good = {"far": 0.01, "before": 0.5, "after": 0.55, "low": 0.02, "high": 0.08}
+    bad = {"far": 0.001, "before": 0.4, "after": 0.3, "low": -0.15, "high": -0.05}
+    test = {"name": "visitors", "people": 6, "pictures": 36, "changes": [good, bad]}
+    said = adaptation._verdict(test).replace("\N{NO-BREAK SPACE}", " ")
+    assert "worse at FAR 0.1 %" in said
+    assert "Keep the recogniser as it came" in said
+    assert "Keep the recogniser" not in adaptation._verdict(test | {"name": "source"})
+    assert "better at FAR 1 %" in adaptation._verdict(
+        test | {"changes": [good, good | {"far": 0.001, "low": -1}]}
+    ).replace("\N{NO-BREAK SPACE}", " ")

@@ -71,13 +71,15 @@ class Bar:
             self._bar.start()
             self._task = self._bar.add_task(text, total=total, note="")
 
-    def update(self, done: int, note: str = "", now: bool = False) -> None:
-        """Show that `done` of the total are done; `now`: also where lines are few."""
+    def update(self, done: int, note: str = "", now: bool = False) -> bool:
+        """Show that `done` of the total are done; `now`: also where lines are few. Whether a line was printed."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, note=note)
         elif now or done >= self.total or time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()
             say(f"{self.text}: {done}/{self.total} {note}".rstrip())
+            return True
+        return False
 
     def progress(self, done: int, total: int) -> None:
         """Show that `done` of `total` are done, where the total was not known before."""
@@ -107,7 +109,7 @@ class RunWatcher:
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
-        self._note = ""
+        self._note = ""  # the last test, until a line has shown it
         self._begun = False  # whether a round is done
 
     def begun(self, folder: Path) -> None:
@@ -122,13 +124,15 @@ class RunWatcher:
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
         first, self._begun = not self._begun, True
         loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
-        self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first)
+        if self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first):
+            self._note = ""
 
     def evaluation(self, figures: dict[str, Any]) -> None:
         tests = {k: v["accuracy"] for k, v in figures.get("generic", {}).items() if v.get("accuracy") is not None}
         self._note = "  ".join(f"{name} accuracy {value:.3f}" for name, value in tests.items())
         if not self._begun and self._note:
             say(f"given weights, before the first round: {self._note}")
+            self._note = ""
 
     def problem(self, text: str) -> None:
         mark("warning", text)
@@ -136,12 +140,12 @@ class RunWatcher:
     def ended(self, finished: bool) -> None:
         return
 
-    def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> None:
-        """Move the bar of what is going on."""
+    def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> bool:
+        """Move the bar of what is going on; whether a line was printed, where there is no bar."""
         if self._bar is None or self._bar.text != text:
             self._clear()
             self._bar = Bar(text, total)
-        self._bar.update(done, note, now)
+        return self._bar.update(done, note, now)
 
     def close(self) -> None:
         """Nothing comes any more."""
