@@ -62,6 +62,7 @@ class Bar:
 
     def __init__(self, text: str, total: int) -> None:
         self.text, self.total, self._last = text, total, time.monotonic()
+        self.printed: int | None = None  # what was done at the last line
         self._bar = self._task = None
         if console.is_terminal:
             self._bar = Progress(
@@ -71,15 +72,14 @@ class Bar:
             self._bar.start()
             self._task = self._bar.add_task(text, total=total, note="")
 
-    def update(self, done: int, note: str = "", now: bool = False) -> bool:
-        """Show that `done` of the total are done; `now`: also where lines are few. Whether a line was printed."""
+    def update(self, done: int, note: str = "", now: bool = False) -> None:
+        """Show that `done` of the total are done; `now`: also where lines are few."""
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done, note=note)
         elif now or done >= self.total or time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()
             say(f"{self.text}: {done}/{self.total} {note}".rstrip())
-            return True
-        return False
+            self.printed = done
 
     def progress(self, done: int, total: int) -> None:
         """Show that `done` of `total` are done, where the total was not known before."""
@@ -124,7 +124,8 @@ class RunWatcher:
     def round(self, stage: str, step: int, steps: int, figures: dict[str, float]) -> None:
         first, self._begun = not self._begun, True
         loss = f"loss {figures['loss']:.3f}" if "loss" in figures else ""
-        if self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first):
+        self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first)
+        if self._bar is not None and self._bar.printed == step:
             self._note = ""
 
     def evaluation(self, figures: dict[str, Any]) -> None:
@@ -140,12 +141,12 @@ class RunWatcher:
     def ended(self, finished: bool) -> None:
         return
 
-    def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> bool:
-        """Move the bar of what is going on; whether a line was printed, where there is no bar."""
+    def show(self, text: str, done: int, total: int, note: str = "", now: bool = False) -> None:
+        """Move the bar of what is going on."""
         if self._bar is None or self._bar.text != text:
             self._clear()
             self._bar = Bar(text, total)
-        return self._bar.update(done, note, now)
+        self._bar.update(done, note, now)
 
     def close(self) -> None:
         """Nothing comes any more."""

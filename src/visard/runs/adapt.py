@@ -60,7 +60,7 @@ FOLD = (1, 5)  # which part of the people with names is tested on, of how many
 LEAST = 16  # pictures of a site below which there is nothing to group
 WRITTEN = ("adapt.json", "report.html", "adapted.onnx", "start.safetensors", "class_vectors.safetensors")
 IMPORTS = ("model", "sites", "source", "test", "unlabelled", "detector", "align")  # what face sets depend on
-Progress = Callable[[str, int, int], object]
+Progress = Callable[[str, int, int], None]
 Say = Callable[[str], None]
 
 
