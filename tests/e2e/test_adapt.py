@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import sys
@@ -18,6 +19,7 @@ from tests.engines.deployed import Deployment
 
 import visard
 from visard.cli import main
+from visard.cli.adapt import show
 from visard.config import EvaluationSettings
 from visard.data.faces import FaceSet
 from visard.data.sources.importing import import_faces
@@ -147,6 +149,7 @@ def test_what_it_says(whole: visard.Adapted) -> None:
     ):
         assert words in page
     assert "estimate" not in body
+    assert "Weights and class vectors, which are face templates, went between sites and server" in page
     assert not [p for p in (whole.folder / "faces").rglob("*") if p.is_file() and p.stat().st_mode & 0o077]
 
 
@@ -187,6 +190,25 @@ def test_the_same_call_goes_on_where_it_stopped(
         adapted(desk, "mine", *LOOSE, **arguments, seed=1)
     other = adapted(desk, "mine", *LOOSE, **arguments, seed=1, overwrite=True)
     assert (other.folder / "run" / "model.safetensors").read_bytes() != theirs
+
+
+@pytest.mark.parametrize(("low", "high", "said"), [(-0.3, -0.1, True), (-0.1, 0.3, False), (None, None, False)])
+def test_worse_than_before_is_said_at_the_end(
+    whole: visard.Adapted, capsys: pytest.CaptureFixture[str], low: float | None, high: float | None, said: bool
+) -> None:
+    """Of people of the sites or of --test; what the source loses stands in the table."""
+    tests = tuple(
+        dataclasses.replace(
+            test, changes=tuple(dataclasses.replace(change, low=low, high=high) for change in test.changes)
+        )
+        for test in whole.tests
+    )
+    show(dataclasses.replace(whole, tests=tests))
+    lines = [
+        line for line in capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ").splitlines() if "worse" in line
+    ]
+    wanted = "worse visitors, FAR 1 % and 0.1 %, beyond chance: keep the recogniser as it came"
+    assert [line.startswith(wanted) for line in lines] == ([True] if said else [])
 
 
 def test_without_names_to_test_on_it_says_that_it_estimates(
@@ -404,7 +426,7 @@ def test_a_folder_with_other_things_is_left_alone(desk: Path, here: Path) -> Non
 
 @pytest.mark.parametrize("link", ["faces", "faces/harbour", "run"])
 def test_links_in_the_folder_of_an_adaptation_are_not_followed(desk: Path, here: Path, link: str) -> None:
-    """An adaptation that stopped before training is begun anew without --overwrite: links are not followed."""
+    """One that stopped before training is begun anew without --overwrite: what links lead to is not its own."""
     own = ("my.npy", "faces.json", "model.safetensors", "sub/x.npy")
     for name in own:
         Path("elsewhere", name).parent.mkdir(parents=True, exist_ok=True)

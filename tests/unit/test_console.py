@@ -50,6 +50,18 @@ def test_what_a_run_starts_from_is_said_before_its_rounds(capsys: pytest.Capture
     assert capsys.readouterr().out == ""
 
 
+def test_a_test_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds without a test between them do not repeat the last one as if it were theirs."""
+    watcher = RunWatcher()
+    watcher.evaluation({"generic": {"test": {"accuracy": 0.9}}})
+    watcher.round("federate", 1, 3, {"loss": 2.0})
+    assert "rounds: 1/3 federate  loss 2.000\n" in capsys.readouterr().out
+    watcher.evaluation({"generic": {"test": {"accuracy": 0.8}}})
+    watcher.round("federate", 2, 3, {"loss": 1.0})
+    watcher.round("federate", 3, 3, {"loss": 1.0})
+    assert "rounds: 3/3 federate  loss 1.000  test accuracy 0.800" in capsys.readouterr().out
+
+
 def test_the_functions_show_progress_where_somebody_can_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
 

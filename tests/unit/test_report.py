@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
 import json
 import math
@@ -435,7 +436,10 @@ def test_class_vectors_in_the_open_are_pointed_out(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=6)
     row = ["federate", 0, "client-000", "Up", "W", "class_vectors", 512, False]
     edit(folder / "ledger.json", lambda led: led["rows"].append(row))
-    assert "Class vectors went unencrypted: each one stands for one identity." in judge(add_up(read_run(folder))).text
+    verdict = judge(add_up(read_run(folder)))
+    assert "Class vectors went unencrypted: each one stands for one identity." in verdict.text
+    assert verdict.level == "caution"
+    assert verdict.title == f"{PROMISE}, but class vectors, which are face templates"
 
 
 def test_pooled_list_alone_takes_the_promise_away(tmp_path: Path) -> None:
@@ -494,6 +498,42 @@ def test_malformed_ledger_is_one_line(tmp_path: Path, change: Any) -> None:
 
 
 # --- unfinished and broken runs ---------------------------------------------------------------------------------
+
+
+def test_losses_stand_side_by_side_before_the_tests(tmp_path: Path) -> None:
+    """A method with a loss of the source and one of the sites."""
+    folder = write_run(tmp_path / "run", rounds=6)
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["event"] == "round":
+            loss = event["figures"].pop("loss")
+            event["figures"] |= {"loss_source": loss, "loss_target": 2 * loss}
+    (folder / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    page = page_of(folder)
+    assert page.ids()[:3] == ["training-0", "training-1", "evaluation"]
+    assert page.text.index("Training loss, source") < page.text.index("Training loss, sites")
+
+
+@pytest.mark.parametrize("sites", ['"south"', '["south", "east"]'])
+def test_a_page_says_whose_people_the_sites_have_and_begins_with_them(tmp_path: Path, sites: str) -> None:
+    folder = write_run(tmp_path / "run", rounds=6, sets=("north", "south"))
+    (change,) = ({"accuracy": {"before": 0.5, "after": 0.6, "difference": 0.1, "low": 0.05, "high": 0.15}},)
+    edit(folder / "metrics.json", lambda m: m.update(change={"generic": {"north": change, "south": change}}))
+    config = (folder / "config.toml").read_text()
+    split = f'kind = "domains"\nsource_domain = "north"\ntarget_domain = {sites}\n'
+    (folder / "config.toml").write_text(re.sub(r"\[partition\]\n(?:\w.*\n)*", "", config) + f"\n[partition]\n{split}")
+    text = page_of(folder).text
+    words = "south and east" if "east" in sites else "south"
+    assert f"The source has people of north; the sites have people of {words}." in text
+    assert text.index("On south, people that no client has") < text.index("On north, people that no client has")
+
+
+@pytest.mark.parametrize("value", [3, [3, ["x"]], {"a": 1}])
+def test_odd_names_of_domains_are_no_names(tmp_path: Path, value: object) -> None:
+    run = dataclasses.replace(
+        read_run(write_run(tmp_path / "run", rounds=2)), config={"partition": {"target_domain": value}}
+    )
+    assert run.domains("target") == []
 
 
 def test_stopped_run_has_a_useful_page(tmp_path: Path) -> None:
@@ -945,3 +985,16 @@ def test_the_page_of_an_adaptation_says_better_only_where_the_interval_does(
     assert "On 6 people (visitors, 36 pictures) that it did not learn from" in said
     assert adaptation._verdict(test | {"changes": [change | {"low": None}]}) == ""
     assert "Judged by 6 groups of 36 pictures" in adaptation._verdict(test | {"estimate": True})
+
+
+def test_an_adaptation_that_is_worse_at_one_rate_is_called_worse() -> None:
+    good = {"far": 0.01, "before": 0.5, "after": 0.55, "low": 0.02, "high": 0.08}
+    bad = {"far": 0.001, "before": 0.4, "after": 0.3, "low": -0.15, "high": -0.05}
+    test = {"name": "visitors", "people": 6, "pictures": 36, "changes": [good, bad]}
+    said = adaptation._verdict(test).replace("\N{NO-BREAK SPACE}", " ")
+    assert "worse at FAR 0.1 %" in said
+    assert "Keep the recogniser as it came" in said
+    assert "Keep the recogniser" not in adaptation._verdict(test | {"name": "source"})
+    assert "better at FAR 1 %" in adaptation._verdict(
+        test | {"changes": [good, good | {"far": 0.001, "low": -1}]}
+    ).replace("\N{NO-BREAK SPACE}", " ")

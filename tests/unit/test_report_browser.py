@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,8 +64,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     central = write_run(base / "central", name="upper", method="central", pooled=True, seed=2, rounds=10)
     stopped = write_run(base / "stopped", name="half", stop_after=7)
     hostile = hostile_run(base / "hostile")
+    changed = write_run(base / "changed", name="changed", rounds=6)
+    metrics = json.loads((changed / "metrics.json").read_text())
+    moved = {"before": 0.8132, "after": 0.8255, "difference": 0.0123, "low": -0.0123, "high": 0.0369}
+    figures = dict.fromkeys(("accuracy", "tar@far=0.1", "tar@far=0.01", "tpir@fpir=0.01"), moved)
+    (changed / "metrics.json").write_text(json.dumps(metrics | {"change": {"generic": {"unseen": figures}}}))
     return {
         "fed": build_report([fed]),
+        "changed": build_report([changed]),
         "stopped": build_report([stopped]),
         "hostile": build_report([hostile]),
         "comparison": build_report([fed, many, central, stopped, hostile], out=base / "comparison.html"),
@@ -98,6 +105,15 @@ def test_page_opens_without_error_or_request(browser: Browser, pages: dict[str, 
 def test_comparison_in_a_narrow_dark_window(browser: Browser, pages: dict[str, Path]) -> None:
     show(browser, pages["comparison"], width=390, dark=True)
     assert browser.evaluate(FAINT) == []
+
+
+def test_before_and_after_is_whole_in_a_narrow_window(browser: Browser, pages: dict[str, Path]) -> None:
+    """With intervals and what they say, without scrolling sideways."""
+    show(browser, pages["changed"], width=480)
+    assert browser.evaluate("document.querySelectorAll('#change .mark').length") == 4
+    assert browser.evaluate(
+        "[...document.querySelectorAll('#change .scroll')].every(s => s.scrollWidth <= s.clientWidth)"
+    )
 
 
 def test_explanations_open_by_tap_inside_a_narrow_window(browser: Browser, pages: dict[str, Path]) -> None:

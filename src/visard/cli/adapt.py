@@ -10,7 +10,7 @@ import typer
 from visard.cli import options
 from visard.cli.console import RunWatcher, mark, say, table
 from visard.errors import UsageError
-from visard.text import duration, percent, share, size
+from visard.text import duration, listing, percent, share, size
 
 if TYPE_CHECKING:
     from visard.evaluation.paired import Change
@@ -114,7 +114,10 @@ def _interval(change: Change) -> str:
 
 
 def show(done: Adapted) -> None:
-    """The table at the end."""
+    """The table at the end, and what it says."""
+    from visard.report.adaptation import KEEP
+    from visard.runs.before_after import SOURCE
+
     rows = [
         (
             test.name + (" (estimate)" if test.estimate else ""),
@@ -129,6 +132,10 @@ def show(done: Adapted) -> None:
     table("Before and after", ("tested on", "FAR", "TAR", "points (95 % interval)", "threshold"), rows)
     if any(test.estimate for test in done.tests):
         mark("estimate", "groups of pictures stand for people: give --test FOLDER to measure it")
+    for test in done.tests:
+        worse = [share(change.far) for change in test.changes if change.direction < 0]
+        if worse and test.name != SOURCE:
+            mark("worse", f"{test.name}, FAR {listing(worse)}, beyond chance: {KEEP}", "red")
     cost, seconds = done.record["cost"], done.record["seconds"]
     say(f"{duration(seconds['all'])}, {size(cost.get('bytes_up'))} left the sites, memory {size(cost['peak_bytes'])}")
     say(f"model: {done.onnx}")

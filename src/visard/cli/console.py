@@ -62,6 +62,7 @@ class Bar:
 
     def __init__(self, text: str, total: int) -> None:
         self.text, self.total, self._last = text, total, time.monotonic()
+        self.printed: int | None = None  # what was done at the last line
         self._bar = self._task = None
         if console.is_terminal:
             self._bar = Progress(
@@ -78,6 +79,7 @@ class Bar:
         elif now or done >= self.total or time.monotonic() - self._last > LINES_EVERY:
             self._last = time.monotonic()
             say(f"{self.text}: {done}/{self.total} {note}".rstrip())
+            self.printed = done
 
     def progress(self, done: int, total: int) -> None:
         """Show that `done` of `total` are done, where the total was not known before."""
@@ -107,7 +109,7 @@ class RunWatcher:
 
     def __init__(self) -> None:
         self._bar: Bar | None = None
-        self._note = ""
+        self._note = ""  # the last test, until a line has shown it
         self._begun = False  # whether a round is done
 
     def begun(self, folder: Path) -> None:
@@ -123,12 +125,15 @@ class RunWatcher:
         first, self._begun = not self._begun, True
         loss = f"loss {metrics['loss']:.3f}" if "loss" in metrics else ""
         self.show("rounds", step, steps, f"{stage}  {loss}  {self._note}".strip(), now=first)
+        if self._bar is not None and self._bar.printed == step:
+            self._note = ""
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
         tests = {k: v["accuracy"] for k, v in metrics.get("generic", {}).items() if v.get("accuracy") is not None}
         self._note = "  ".join(f"{name} accuracy {value:.3f}" for name, value in tests.items())
         if not self._begun and self._note:
             say(f"given weights, before the first round: {self._note}")
+            self._note = ""
 
     def problem(self, text: str) -> None:
         mark("warning", text)

@@ -145,6 +145,12 @@ METRICS: Registry[Metric] = Registry("metrics", {
         "What the clients minimise, as the mean over those that replied. Lower is better.",
         higher_is_better=False,
     ),
+    "loss_source": Metric(
+        "Training loss, source", "What the source minimises. Lower is better.", higher_is_better=False
+    ),
+    "loss_target": Metric(
+        "Training loss, sites", "What the sites minimise, as their mean. Lower is better.", higher_is_better=False
+    ),
     "lr": Metric("Learning rate"),
 }, lambda value: isinstance(value, Metric))  # fmt: skip
 _NUMBER = r"([0-9.]+(?:e-?[0-9]+)?)"

@@ -57,6 +57,13 @@ class Change:
         return self.after - self.before
 
     @property
+    def direction(self) -> int:
+        """1: better beyond chance, -1: worse beyond chance, 0: neither can be told."""
+        if self.low is None or self.high is None:
+            return 0
+        return (self.low > 0) - (self.high < 0)
+
+    @property
     def unreliable(self) -> bool:
         """Whether the rate rests on too few pairs."""
         return self.false_accepts < FEW

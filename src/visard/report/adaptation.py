@@ -15,7 +15,7 @@ from visard.report.groups import lost
 from visard.report.html import Section, esc, facts, flag, fold, notice, page_of, table
 from visard.report.page import leaving_section
 from visard.report.run_folder import Run
-from visard.text import NO_VALUE, count, duration, percent, plural, share, size
+from visard.text import NO_VALUE, count, duration, listing, percent, plural, share, size
 
 ROLES = {"clients": "site", "source": "source", "public": "public people", "test": "people to test on"}
 ESTIMATE = "estimate: groups of pictures stand for people"
@@ -24,6 +24,7 @@ ABOUT_ESTIMATES = (
     "one person, pictures of two groups of a site as two. Groups leave hard pictures out, so that rates of accepted "
     "pairs are too high, before and after. How much better the network is, only people with names can show: --test."
 )
+KEEP = "keep the recogniser as it came; more people at the sites, --source or fewer rounds may help"
 FNMR = (
     "FNMR: share of pairs of one person that are refused. FMR: share of pairs of two people, both of the group, that "
     "are accepted. Failed to enrol: pictures in which no face of sufficient quality was found, of all that came."
@@ -76,7 +77,14 @@ def _lead(run: Run, record: dict[str, Any]) -> str:
     where = (
         "" if parties else " All of it happened on one machine, with the sites kept apart as a deployment keeps them."
     )
-    return f"{text}. Weights went between sites and server, no pictures.{where}"
+    went = "Weights and class vectors, which are face templates," if _templates(run) else "Weights"
+    return f"{text}. {went} went between sites and server, no pictures.{where}"
+
+
+def _templates(run: Run) -> bool:
+    """Whether class vectors left the sites."""
+    totals = mapping(mapping(mapping(run.ledger).get("totals")).get("class_vectors"))
+    return bool(number(totals.get("bytes")))
 
 
 def _facts(run: Run, record: dict[str, Any]) -> dict[str, str]:
@@ -150,23 +158,31 @@ def _doubt(test: dict[str, Any], change: dict[str, Any]) -> str:
 
 
 def _verdict(test: dict[str, Any]) -> str:
-    """A sentence on the first rate: better, worse, or no clear difference."""
-    change = mapping(next(iter(_list(test.get("changes"))), None))
-    low, high = number(change.get("low")), number(change.get("high"))
-    if low is None or high is None:
+    """A sentence on the rates where it is worse, else on those where it is better, or that no difference shows."""
+    spread = [
+        (share(number(change.get("far")) or 0.0), low, high)
+        for change in map(mapping, _list(test.get("changes")))
+        if (low := number(change.get("low"))) is not None and (high := number(change.get("high"))) is not None
+    ]
+    if not spread:
         return ""
-    rate, pictures = share(number(change.get("far")) or 0.0), plural(whole(test.get("pictures")), "picture")
+    worse, better = [rate for rate, _, high in spread if high < 0], [rate for rate, low, _ in spread if low > 0]
+    rates, pictures = listing(worse or better or [rate for rate, *_ in spread]), whole(test.get("pictures"))
     people = plural(whole(test.get("people")), "person", "people")
-    where = f"On {people} ({_name(test)}, {pictures}) that it did not learn from, the adapted network is"
+    where = (
+        f"On {people} ({_name(test)}, {plural(pictures, 'picture')}) that it did not learn from, the adapted network is"
+    )
     if test.get("estimate"):
         groups = plural(whole(test.get("people")), "group")
-        where = f"Judged by {groups} of {pictures}, which it did learn from, the adapted network is"
-    if low > 0:
-        return notice("good", "Better", f"<p>{esc(where)} better at FAR {rate}: the whole interval is above 0.</p>")
-    if high < 0:
-        return notice("alarm", "Worse", f"<p>{esc(where)} worse at FAR {rate}: the whole interval is below 0.</p>")
+        where = f"Judged by {groups} of {plural(pictures, 'picture')}, which it did learn from, the adapted network is"
+    if worse:
+        advice = "" if test.get("name") == "source" else f" {KEEP.capitalize()}."
+        text = f"{esc(where)} worse at FAR {rates}: the whole interval is below 0.{esc(advice)}"
+        return notice("alarm", "Worse", f"<p>{text}</p>")
+    if better:
+        return notice("good", "Better", f"<p>{esc(where)} better at FAR {rates}: the whole interval is above 0.</p>")
     text = (
-        f"{esc(where)} neither better nor worse at FAR {rate} beyond what other people of this kind could have given."
+        f"{esc(where)} neither better nor worse at FAR {rates} beyond what other people of this kind could have given."
     )
     return notice("caution", "No difference shown", f"<p>{text}</p>")
 

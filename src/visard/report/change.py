@@ -72,9 +72,10 @@ def changes(found: Mapping[str, Any]) -> dict[str, Change]:
 
 
 def tests(run: Run) -> dict[str, dict[str, Change]]:
-    """The changes on each test set; nothing of a run without given weights."""
-    generic = mapping(mapping(run.metrics.get("change")).get("generic"))
-    return {name: found for name, record in generic.items() if (found := changes(mapping(record)))}
+    """The changes on each test set, that of the sites' people first; nothing of a run without given weights."""
+    generic, sites = mapping(mapping(run.metrics.get("change")).get("generic")), run.domains("target")
+    listed = sorted(generic.items(), key=lambda test: test[0] not in sites)
+    return {name: found for name, record in listed if (found := changes(mapping(record)))}
 
 
 def section(run: Run) -> Section | None:

@@ -23,6 +23,7 @@ NOT_ACCEPTED = ("refused", "late", "repeated", "failed")
 # the verdict for a ledger without private kinds, which claims only what the ledger shows
 DECLARED = "By the declared types, no pictures, features or labels left a client"
 RECORDED = "The server's record has no pictures, features or labels"
+TEMPLATES = ", but class vectors, which are face templates"
 EVALUATION = "/evaluation"  # how the stage of an evaluation between rounds ends
 
 
@@ -236,15 +237,16 @@ def judge(leaving: Leaving | None, finished: bool = True) -> Verdict:
     partly = "" if finished else " This holds for the rounds that the ledger covers."
     if not leaving.lines:
         return Verdict("good", title, "The ledger is empty: no reply was accepted in this run." + partly)
-    text = f"What left: {listing([leaving.name(kind) for kind in leaving.kinds])}."
+    text, level = f"What left: {listing([leaving.name(kind) for kind in leaving.kinds])}.", "good"
     if "class_vectors" in leaving.kinds and not leaving.encrypted["class_vectors"]:
+        level, title = "caution", title + TEMPLATES
         text += " Class vectors went unencrypted: each one stands for one identity."
     if evidence.text:
         text += f" {evidence.text}"
     text += " A kind is what the method declares a field to be; docs/privacy.md says what each can reveal."
     if evidence.parties:
         text += " This is the server's record: each party can check it against its own with visard ledger compare."
-    return Verdict("good", title, text + partly)
+    return Verdict(level, title, text + partly)
 
 
 LOCK = (
@@ -281,7 +283,7 @@ def flow(leaving: Leaving, clients: int | None, down: float | None, verdict: Ver
         lanes.append('<li class="lane none"><span class="what">nothing</span></li>')
     if down:
         lanes.append(_lane("back from the server", f"{size(down)} per client and round", 4, " back"))
-    home = "stay here: pictures, features, labels" if verdict.title == DECLARED else "hold the pictures"
+    home = "stay here: pictures, features, labels" if verdict.title.startswith(DECLARED) else "hold the pictures"
     who = plural(clients, "client") if clients else "Clients"
     readable = [leaving.name(k) for k in leaving.kinds if not leaving.encrypted.get(k)]
     sees = "can read: " + ", ".join(readable) if readable else "can read nothing"

@@ -78,7 +78,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
 
 
 def summary(run: Run) -> str:
-    """One sentence: method, network, clients, data, rounds, time, machine."""
+    """In words: method, network, clients, data, rounds, time, machine."""
     model, parameters = mapping(run.config.get("model")).get("name"), number(run.started.get("parameters"))
     text = f"{run.method} trained a{f' {model}' if model else ''} network"
     text += f" ({count(parameters)} parameters)" if parameters else ""
@@ -93,7 +93,15 @@ def summary(run: Run) -> str:
     cores = whole(machine.get("cores"))
     hardware = [str(machine[k]) for k in ("cpu", "system") if machine.get(k)]
     hardware += [plural(cores, "core")] if cores else []
-    return text + (f" on one machine ({', '.join(hardware)})." if hardware else ".")
+    return text + (f" on one machine ({', '.join(hardware)})." if hardware else ".") + _domains(run)
+
+
+def _domains(run: Run) -> str:
+    """Whose pictures the source and the sites have, where they are of two populations or the like."""
+    source, target = (listing(run.domains(side)) for side in ("source", "target"))
+    if "nothing" in (source, target) or mapping(run.config.get("partition")).get("kind") != "domains":
+        return ""
+    return f" The source has people of {source}; the sites have people of {target}."
 
 
 def _data(run: Run) -> str:
@@ -190,7 +198,8 @@ def _headline(run: Run, heads: Sequence[Card], compared: bool) -> Section:
 
 def _curves(run: Run) -> Section | None:
     trained = charts.training(run)
-    drawn = trained[:1] + charts.evaluation(run) + charts.client_evaluation(run) + trained[1:9]
+    losses = max(1, sum(chart.title.startswith(describe("loss").label) for chart in trained))  # they come first
+    drawn = trained[:losses] + charts.evaluation(run) + charts.client_evaluation(run) + trained[losses : 8 + losses]
     after = fold("Rounds as a table", rounds_table(run)) + fold("What each party did", party_table(run))
     return with_charts("curves", "Round by round", "Rounds", drawn, after=after)
 

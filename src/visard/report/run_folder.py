@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import structured
@@ -272,6 +272,12 @@ class Run:
         for event in self.of("run_started"):
             said |= event
         return said
+
+    def domains(self, side: Literal["source", "target"]) -> list[str]:
+        """The domains whose people the source, or the other clients (target), have; empty where settings do not say."""
+        found = mapping(self.config.get("partition")).get(f"{side}_domain")
+        listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+        return [name for name in listed if isinstance(name, str)][:9]
 
     @cached_property
     def ledger(self) -> dict[str, Any] | None:
