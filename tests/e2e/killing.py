@@ -50,7 +50,7 @@ def child(preset: str, out: Path, fatal_call: int | None, settings: tuple[str, .
         for name in ("fsync", "replace", "unlink", "truncate"):
             setattr(os, name, deadly(getattr(os, name)))
     resuming = (out / "config.toml").exists()
-    overrides = [*smoke(preset), *MORE.get(preset, []), "method.rounds=6", "evaluation.bootstrap=0"]
+    overrides = [*smoke(preset), *MORE.get(preset, []), "method.rounds=6", "evaluation.every=3", "evaluation.bootstrap=0"]
     visard.run(preset, overrides=[*overrides, *settings], out=out, resume=resuming, overwrite=False)
 
 
