@@ -127,6 +127,7 @@ def become(control: socket.socket, files: list[int], env: dict[str, str], folder
 
 def main() -> None:
     """Fork when asked, and tell how a child ended."""
+    import visard.deployment.party
     import visard.engines.worker
     import visard.runs.run  # noqa: F401  (what workers build their world with)
 

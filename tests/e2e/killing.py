@@ -29,6 +29,7 @@ from visard.runs.run import make_network  # noqa: F401  (everything is imported 
 # three of four clients a round: packs of client states die slowly and are compacted on the way
 PARTIAL = ["partition.clients=4", "method.participation=0.75"]
 MORE = {"fedavg": PARTIAL}
+LENGTH = ["method.rounds=6", "evaluation.every=3", "evaluation.bootstrap=0"]
 POOL = "engine.kind=pool"
 
 
@@ -50,7 +51,13 @@ def child(preset: str, out: Path, fatal_call: int | None, settings: tuple[str, .
         for name in ("fsync", "replace", "unlink", "truncate"):
             setattr(os, name, deadly(getattr(os, name)))
     resuming = (out / "config.toml").exists()
-    overrides = [*smoke(preset), *MORE.get(preset, []), "method.rounds=6", "evaluation.bootstrap=0"]
+    overrides = [
+        *smoke(preset),
+        *MORE.get(preset, []),
+        "method.rounds=6",
+        "evaluation.every=3",
+        "evaluation.bootstrap=0",
+    ]
     visard.run(preset, overrides=[*overrides, *settings], out=out, resume=resuming, overwrite=False)
 
 

@@ -2,7 +2,8 @@
 
 python -m tests.engines.simulated FOLDER METHODS SETTING...
 
-Of a method `fedavg@lora:2@start.safetensors` only that is trained, from these weights.
+The method `toys` is a run of toys with two bad clients. Of a method `fedavg@lora:2@start.safetensors` only that is
+trained, from these weights.
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ def main(where: str, methods: str, *overrides: str) -> None:
     import visard
 
     torch.set_num_threads(1)
-    toy(Path(where))
     with one_ray():
         for entry in methods.split(","):
             method, *part = entry.split("@")
+            if method == "toys":
+                toy(Path(where))
+                continue
             more = [f"model.train={part[0]}", f"model.weights={part[1]}"] if part else []
             visard.run(
                 method, out=Path(where) / "-".join([method, *part[:1]]).replace(":", "-"), overrides=[*overrides, *more]

@@ -128,6 +128,7 @@ def pool(folder: Path, world: World) -> Iterator[PoolNetwork]:
 
 
 @pytest.mark.usefixtures("small_cohorts")
+@pytest.mark.usefixtures("quick_children")
 def test_the_pool_shares_a_cohort_out_and_gives_the_same_bits(tmp_path: Path) -> None:
     world = phones(str(tmp_path))
     expected = run(engine(tmp_path, world), FEDFACE)
@@ -154,6 +155,7 @@ def test_one_bad_client_of_a_cohort_loses_only_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_cohorts")
+@pytest.mark.usefixtures("quick_children")
 def test_a_pool_finds_the_bad_client_of_a_cohort_too(tmp_path: Path) -> None:
     world = phones(str(tmp_path))
     message = Down(world.new_weights(), None, 0.1)

@@ -261,6 +261,7 @@ def test_batch_norm_is_refused_in_one_line(tmp_path: Path) -> None:
     visard.run("fedavg", out=tmp_path / "local", overrides=at_home)
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_every_engine_and_a_resumed_run_give_the_same_bits(tmp_path: Path) -> None:
     how = [*FEDAVG, "aggregation.dp.noise=0.5", "aggregation.dp.quantile=0.5", "evaluation.every=0"]
     models = {}

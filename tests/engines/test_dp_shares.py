@@ -186,6 +186,7 @@ def test_the_bound_adapts_in_a_secure_sum_as_without_one(tmp_path: Path) -> None
         assert moved == pytest.approx(0.1 if up else -0.1, abs=0.05), "0.2 times a half, and the noise of four clients"
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_secure_sums_with_noise_have_the_same_bits_on_every_engine(tmp_path: Path) -> None:
     how = [*smoke("fedavg"), "model.name=tiny_nobn", "evaluation.every=0", "aggregation.secure=true"]
     how += ["aggregation.dp.noise=0.5", "aggregation.dp.clip=0.5", "aggregation.dp.quantile=0.5"]

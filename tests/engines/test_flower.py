@@ -119,7 +119,7 @@ def simulated(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
     """A folder with the runs of all methods on Flower's simulation, and a run with toys."""
     folder = tmp_path_factory.mktemp("simulated")
     settings = (*SMOKE, "evaluation.every=0", "engine.kind=flower", "engine.workers=2")
-    wanted = ",".join([*METHODS, *(f"fedavg@{how}@{start}" for how in PARTS)])
+    wanted = ",".join(["toys", *METHODS, *(f"fedavg@{how}@{start}" for how in PARTS)])
     command = [sys.executable, "-m", "tests.engines.simulated", str(folder), wanted, *settings]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr

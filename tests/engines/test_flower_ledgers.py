@@ -24,7 +24,7 @@ from visard.deployment.ledger_check import Comparison, compare, verify
 from visard.engines.records import read_records
 from visard.runs.run import run_id
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
 
 ROLES = {1: ["client-000"], 2: ["client-001", "client-002"]}
 
@@ -44,7 +44,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
         made.close()
 
 
-def start(there: Deployment, out: Path, resume: bool = False, *more: str) -> subprocess.Popen[bytes]:
+def settings(there: Deployment, *more: str) -> list[str]:
     where = (
         "engine.kind=flower",
         f"engine.server='{there.state}'",
@@ -52,7 +52,11 @@ def start(there: Deployment, out: Path, resume: bool = False, *more: str) -> sub
         "engine.timeout=40",
         "engine.min_replies=1.0",
     )
-    sets = [part for s in (*SMOKE, "evaluation.every=0", "method.rounds=6", *where, *more) for part in ("--set", s)]
+    return [*SMOKE, "evaluation.every=0", "method.rounds=6", *where, *more]
+
+
+def start(there: Deployment, out: Path, resume: bool = False, *more: str) -> subprocess.Popen[bytes]:
+    sets = [part for s in settings(there, *more) for part in ("--set", s)]
     command = [str(VISARD), "run", *(["--resume"] if resume else ["fedavg", *sets]), "--out", str(out)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": there.paths}
     return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -62,7 +66,10 @@ def compared(there: Deployment, out: Path) -> Comparison:
     return compare(out, [there.folder / f"party-{number}" for number in ROLES])
 
 
-def finish(there: Deployment, out: Path) -> None:
+def finish(there: Deployment, out: Path, process: subprocess.Popen[bytes]) -> None:
+    """Go on with a run until it is finished; it may be already."""
+    if process.returncode == 0:
+        return
     for _ in range(5):
         if start(there, out, resume=True).wait(200) == 0:
             return
@@ -72,7 +79,7 @@ def finish(there: Deployment, out: Path) -> None:
 @pytest.fixture(scope="module")
 def undisturbed(there: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed") / "run"
-    assert start(there, out).wait(200) == 0
+    visard.run("fedavg", out=out, overrides=settings(there))
     return out
 
 
@@ -107,7 +114,7 @@ def test_after_a_kill_the_records_agree(there: Deployment, undisturbed: Path, tm
     process.wait(200)
     halfway = compared(there, out)
     assert halfway.differences == []
-    finish(there, out)
+    finish(there, out, process)
     found = compared(there, out)
     assert found.differences == []
     assert len(found.open) <= (3 if victim in ("run", "server") else 1), "the last reply of each role, or of the party"
@@ -134,7 +141,7 @@ def test_a_secure_run_survives_kills_of_run_party_and_server(there: Deployment, 
             there.end(victim, signal.SIGKILL)
             there.restart(victim)
     process.wait(200)
-    finish(there, out)
+    finish(there, out, process)
     for name in ("model.safetensors", "ledger.json", "metrics.json"):
         assert (out / name).read_bytes() == (tmp_path / "local" / name).read_bytes(), name
     assert compared(there, out).differences == []

@@ -334,6 +334,7 @@ def test_a_budget_of_a_party_is_for_all_that_it_has() -> None:
 
 
 @pytest.mark.parametrize("secure", ["false", "true"])
+@pytest.mark.usefixtures("quick_children")
 def test_every_engine_and_a_resumed_run_give_the_same_bits(tmp_path: Path, secure: str) -> None:
     how = [*FEDAVG, "aggregation.dp.noise=0.5", "aggregation.dp.sampling=poisson", "method.participation=0.7"]
     how += [f"aggregation.secure={secure}", "aggregation.dp.quantile=0.5", "evaluation.every=0"]

@@ -19,6 +19,7 @@ from visard.errors import VisardError
 from visard.processes import Recipe
 
 CLIENTS = 5
+quick = pytest.mark.usefixtures("quick_children")  # not everywhere: workers really begin in the first tests
 
 
 @contextmanager
@@ -65,6 +66,7 @@ def test_a_worker_that_dies_costs_one_retry(tmp_path: Path, monkeypatch: pytest.
     assert torch.equal(got.w, expected.w)
 
 
+@quick
 def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +87,7 @@ def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(
     assert torch.equal(got.w, expected.w)
 
 
+@quick
 def test_an_ask_inside_a_stream_is_one_line(tmp_path: Path) -> None:
     from tests.toys import ToyDown
 
@@ -99,6 +102,7 @@ def test_an_ask_inside_a_stream_is_one_line(tmp_path: Path) -> None:
         assert len(net.ask(Toy().add, messages)) == CLIENTS, "the next ask is answered"
 
 
+@quick
 def test_a_client_that_kills_its_worker_twice_is_missing_and_named(tmp_path: Path) -> None:
     with pool(tmp_path, {"client-001": "die"}) as net:
         rounds(net, Toy(), 1)
@@ -106,6 +110,7 @@ def test_a_client_that_kills_its_worker_twice_is_missing_and_named(tmp_path: Pat
     assert problem == {"event": "missing", "client": "client-001", "reason": "its worker process died"}
 
 
+@quick
 def test_a_hanging_client_is_dropped_at_the_time_limit(tmp_path: Path) -> None:
     with pool(tmp_path, {"client-002": "hang"}, timeout=3.0) as net:
         rounds(net, Toy(), 1)
@@ -113,6 +118,7 @@ def test_a_hanging_client_is_dropped_at_the_time_limit(tmp_path: Path) -> None:
     assert problem == {"event": "missing", "client": "client-002", "reason": "no reply before the time limit"}
 
 
+@quick
 @pytest.mark.parametrize(
     ("fault", "says"), [("nan", "not finite"), ("raise", "the disk is full"), ("bug", "ZeroDivision")]
 )
@@ -124,6 +130,7 @@ def test_bad_replies_are_refused_as_in_process(tmp_path: Path, fault: str, says:
         assert net.states.client_state("client-000") == {}
 
 
+@quick
 def test_a_world_that_cannot_be_built_is_one_line(tmp_path: Path) -> None:
     world = toy_world(tmp_path, CLIENTS)
     states = Checkpoint(tmp_path / "pool-checkpoint", "toy")
@@ -135,6 +142,7 @@ def test_a_world_that_cannot_be_built_is_one_line(tmp_path: Path) -> None:
         net.close()
 
 
+@quick
 def test_a_method_that_stops_listening_leaves_the_pool_usable(tmp_path: Path) -> None:
     with pool(tmp_path) as net:
         method = Toy()
@@ -156,6 +164,7 @@ def light(net: PoolNetwork) -> None:
     pace.heard(1e-3)
 
 
+@quick
 def test_several_clients_at_once_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handed: list[int] = []
     real = JobQueue.next
@@ -173,6 +182,7 @@ def test_several_clients_at_once_give_the_same_bits(tmp_path: Path, monkeypatch:
     assert max(handed) == 4
 
 
+@quick
 @pytest.mark.parametrize(("fault", "says"), [("die", DIED), ("hang", LATE), ("raise", "the disk is full")])
 def test_a_bad_client_among_several_loses_only_itself(tmp_path: Path, fault: str, says: str) -> None:
     local = toy_engine(tmp_path, toy_world(tmp_path, MANY))
@@ -188,6 +198,7 @@ def test_a_bad_client_among_several_loses_only_itself(tmp_path: Path, fault: str
     assert torch.equal(got.w, expected.w)
 
 
+@quick
 @pytest.mark.parametrize("fault", [None, "die", "hang"])
 def test_light_tasks_are_handed_over_early_and_no_reply_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str | None

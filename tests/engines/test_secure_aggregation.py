@@ -220,6 +220,7 @@ def test_a_method_that_needs_single_replies_says_what_stays_visible(tmp_path: Pa
     assert "weights" not in kinds
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_it_gives_the_same_bits_on_a_pool(tmp_path: Path) -> None:
     sets = [*SMOKE, "aggregation.secure=true", "evaluation.every=0", "method.rounds=1"]
     for engine in ("local", "pool"):

@@ -22,6 +22,7 @@ from visard.errors import UsageError, VisardError
 from visard.processes import Recipe
 
 CLIENT = "client-000"
+quick = pytest.mark.usefixtures("quick_children")  # not everywhere: a worker really begins where there is a key
 MESSAGE = encode(ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)}))
 
 
@@ -45,6 +46,7 @@ def ask(of: Supervisor, fault: str = "", timeout: float = 60.0) -> tuple[Reply, 
     return unpack(header, Reply), payload
 
 
+@quick
 def test_deaths_and_time_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISARD_TOY_MARK", str(tmp_path / "died"))
     with supervisor(tmp_path) as f:
@@ -70,6 +72,7 @@ def test_states_are_encrypted_with_the_key_of_the_party(tmp_path: Path) -> None:
     assert state.read_bytes().startswith(MAGIC)
 
 
+@quick
 def test_any_time_limit_can_be_asked_for(tmp_path: Path) -> None:
     with supervisor(tmp_path) as f:
         for limit in (float("inf"), 1e10, 1e300):
@@ -82,6 +85,7 @@ def test_a_run_has_a_time_limit_that_sockets_can_count(limit: str) -> None:
         load("fedavg", [f"engine.timeout={limit}"])
 
 
+@quick
 def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
     with supervisor(tmp_path) as f:
         threading.Timer(1.0, f.stop).start()
@@ -90,6 +94,7 @@ def test_a_stopped_front_gives_up_its_step(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 10
 
 
+@quick
 def test_a_worker_that_cannot_start_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(VisardError, match="the worker process did not start"):
         Supervisor(Recipe("tests.toys:no_such_function", {}), tmp_path, lambda _: None, None)

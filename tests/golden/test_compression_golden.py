@@ -266,6 +266,7 @@ def test_what_one_round_leaves_unsaid_comes_with_the_next() -> None:
     assert said.numpy() == pytest.approx(0.05 * np.ones((2, 1)), abs=0.1 * 0.1 / 127)
 
 
+@pytest.mark.usefixtures("quick_children")
 def test_a_secure_run_sends_half_the_bytes_and_has_the_same_bits_on_a_pool(tmp_path: Path) -> None:
     sets = [*SMOKE, "aggregation.secure=true", "evaluation.every=0", "method.rounds=2"]
     small = [*sets, 'outgoing=["compress"]']

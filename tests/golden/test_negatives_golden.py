@@ -369,6 +369,7 @@ def test_settings_that_do_not_go_together() -> None:
 
 
 @pytest.mark.parametrize("kind", ["class_vectors", "noisy"])
+@pytest.mark.usefixtures("quick_children")
 def test_same_bits_on_the_pool(tmp_path: Path, kind: str) -> None:
     """Also with clusters, of which a client may have more than people; both ledgers have what was shown."""
     own = [f"method.negatives={kind}", "evaluation.every=0", "evaluation.clients=false"]

@@ -390,6 +390,7 @@ register("metrics", "mine")(Metric("A metric of my own", higher_is_better=True))
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_children")
 @pytest.mark.parametrize(("name", "changes"), [("scaffold", ()), ("fedavg", OTHERS)])
 def test_the_examples_run(name: str, changes: tuple[str, ...], tmp_path: Path) -> None:
     files = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
@@ -410,12 +411,10 @@ def test_the_examples_run(name: str, changes: tuple[str, ...], tmp_path: Path) -
 @pytest.mark.slow
 def test_simulated_parties_load_the_same_file(file: Path, tmp_path: Path) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
-    runs = []
-    for engine in ("local", "flower"):
-        sets = [part for s in (*SETTINGS, "engine.workers=2") for part in ("--set", s)]
-        words = ["run", "mine", "--plugin", str(file), "--engine", engine, "--out", str(tmp_path / engine), *sets]
-        command = [sys.executable, "-c", "from visard.cli import main; main()", *words]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
-        runs.append(tmp_path / engine)
+    visard.run("mine", out=tmp_path / "local", overrides=[*SETTINGS, "engine.kind=local"], plugins=[file])
+    sets = [part for s in (*SETTINGS, "engine.workers=2") for part in ("--set", s)]
+    words = ["run", "mine", "--plugin", str(file), "--engine", "flower", "--out", str(tmp_path / "flower"), *sets]
+    command = [sys.executable, "-c", "from visard.cli import main; main()", *words]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
     for name in ("model.safetensors", "metrics.json", "ledger.json"):
-        assert (runs[0] / name).read_bytes() == (runs[1] / name).read_bytes(), name
+        assert (tmp_path / "local" / name).read_bytes() == (tmp_path / "flower" / name).read_bytes(), name
