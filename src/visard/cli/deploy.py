@@ -133,7 +133,7 @@ def take_part(
         tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
         front = Front(recipe, state, tell, policy, own.fingerprint, key.path if key else None, own.file)
-        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, front, tell))
+        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, front, tell), state)
         sent = Sent(state, server, node, lambda: front.carried)
         do = front.do
         if policy is None:

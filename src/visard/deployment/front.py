@@ -11,7 +11,7 @@ from typing import Any
 from visard.engines.request import DIED, LATE, Reply, Request, pack, unpack
 from visard.errors import VisardError
 from visard.files import PRIVATE, mapping, write_atomically
-from visard.processes import Child, ChildError, Data, Recipe, send
+from visard.processes import LARGE_NETWORK, Child, ChildError, Data, Filed, Recipe, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
@@ -19,7 +19,7 @@ STOPPED = "the party was stopped"
 NO_START = "the worker process did not start"
 REFUSED = "the party does not take part in this run"
 HOW = "allow it in a file (visard client policy) and start with --policy FILE, or start at a terminal to be asked"
-Do = Callable[[bytes, Data], tuple[bytes, Data]]
+Do = Callable[[bytes, Data | Filed], tuple[bytes, Data | Filed]]
 
 
 class Front:
@@ -50,7 +50,7 @@ class Front:
     def _hire(self) -> Child:
         given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
         given |= {"policy": self.policy, "server": self.server, "key": self._key}
-        self._worker = worker = Child("visard.deployment.party:serve", False, **given)
+        self._worker = worker = Child("visard.deployment.party:serve", False, LARGE_NETWORK, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)
         except (ChildError, OSError) as error:
@@ -70,7 +70,7 @@ class Front:
         if worker is not None:
             worker.kill()
 
-    def do(self, header: bytes, payload: Data) -> tuple[bytes, Data]:
+    def do(self, header: bytes, payload: Data | Filed) -> tuple[bytes, Data | Filed]:
         """Header and payload of the reply to a request, from the worker or, if that fails, from here."""
         self.carried = b""
         request = unpack(header, Request)
@@ -84,9 +84,9 @@ class Front:
                 worker.channel.settimeout(None)
                 send(worker.channel, header)
                 send(worker.channel, payload)
-                answer = bytes(_receive(worker, deadline)), _receive(worker, deadline)
+                answer, payload_of_answer = bytes(_receive(worker, deadline)), _receive_any(worker, deadline)
                 self.carried = bytes(_receive(worker, deadline))
-                return answer
+                return answer, payload_of_answer
             except TimeoutError:
                 failure = LATE
             except (ChildError, OSError):
@@ -108,6 +108,15 @@ def _receive(worker: Child, deadline: float) -> Data:
     return worker.receive()
 
 
+def _receive_any(worker: Child, deadline: float) -> Data | Filed:
+    worker.channel.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST))
+    return worker.receive_any()
+
+
+def _bytes(payload: Data | Filed) -> bytes:
+    return bytes(payload.map() if isinstance(payload, Filed) else payload)
+
+
 class Consent:
     """Stands before the front of a party that was started without a policy: asks the people there.
 
@@ -123,12 +132,12 @@ class Consent:
         self._do, self._home, self._server, self._say, self._ask = do, home, server, say, ask
         self._refused: set[str] = set()
 
-    def do(self, header: bytes, payload: Data) -> tuple[bytes, Data]:
+    def do(self, header: bytes, payload: Data | Filed) -> tuple[bytes, Data | Filed]:
         """The party's reply, once somebody here has agreed to the run."""
         answer = self._do(header, payload)
         if unpack(answer[0], Reply).failure is None or not answer[1]:
             return answer
-        request, asked = unpack(header, Request), mapping(json.loads(bytes(answer[1])))
+        request, asked = unpack(header, Request), mapping(json.loads(_bytes(answer[1])))
         if "refused" in asked:  # it cannot begin, agreed to or not
             return pack(request.reply(failure=str(asked["refused"]))), b""
         if request.run not in self._refused:

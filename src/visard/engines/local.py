@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -54,24 +54,26 @@ def perform(
     states: States,
     sent: bool = False,
     check: Check | None = None,
+    given: Callable[[], M] | None = None,
 ) -> Reply:
     """Run `step` at the client, then what the run does to replies before they leave it.
 
     The reply and the state share no memory with anything that lives on. A reply that is `sent` elsewhere before the
-    next step is copied there, and not here. `check` is the policy of a party over this request.
+    next step is copied there, and not here. `check` is the policy of a party over this request. `given` makes another
+    copy of the message of the request, where that costs less memory than copying it.
     """
     client = enter(world, request, states.read(request))
     begun = time.perf_counter()
     plan = Plan.parse(request.secure) if request.secure else None
     compress = world.compress if request.secure else None  # behind masks it is a part of these
     if request.people:
-        value, total = _of_people(world, step, request, client, plan, check)
+        value, total = _of_people(world, step, request, client, plan, check, given)
     else:
         if check is not None:
             check.before(step, client, request.message)
             seed_default(_default_seed(world, request))  # as if nothing had looked
             begun = time.perf_counter()
-        value, total = _done(world, step, request, client, compress, check), None
+        value, total = _done(world, step, request, client, compress, check, given), None
     if plan is not None:
         value = masked(client, plan, request.message, value, world.statistics, request.settings, compress, total)
     value = value if sent else own(value)
@@ -86,9 +88,10 @@ def _done(
     client: Client,
     compress: Compress | None,
     check: Check | None,
+    given: Callable[[], M] | None,
 ) -> R:
     """What the step gives, after what the run does to replies."""
-    value = step(client, own(request.message))
+    value = step(client, own(request.message) if given is None else given())
     if device() != CPU:  # what leaves a step knows of no device
         value, client.state = own(value), own(client.state)
     for postprocess in world.outgoing if request.client != POOL else ():  # whose data left before the first round
@@ -99,7 +102,13 @@ def _done(
 
 
 def _of_people(
-    world: World, step: BoundStep[M, R], request: Request, client: Client, plan: Plan | None, check: Check | None
+    world: World,
+    step: BoundStep[M, R],
+    request: Request,
+    client: Client,
+    plan: Plan | None,
+    check: Check | None,
+    given: Callable[[], M] | None,
 ) -> tuple[Any, Total]:
     """The step at each person of a client that is drawn, in the form of one reply, and the sum of their updates."""
     how, dp = Virtual.parse(request.people), getattr(world.aggregation, "dp", None)
@@ -122,7 +131,7 @@ def _of_people(
         if check is not None:
             check.before(step, person, request.message)
         seed_default(derive(world.seed, *path, label, "default"))
-        value = _done(world, step, request, person, None, check)
+        value = _done(world, step, request, person, None, check, given)
         if drawn:  # else it only shows what a reply looks like
             total.add(request.message, value)
             kept[str(label)] = person.state
