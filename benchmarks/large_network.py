@@ -42,6 +42,7 @@ from visard.engines.world import World  # noqa: E402
 from visard.learning.train import Training  # noqa: E402
 from visard.methods.fedavg import FedAvg  # noqa: E402
 from visard.numerics import Numerics  # noqa: E402
+from visard.processes import LARGE_PAGES  # noqa: E402  (as the commands of visard have them)
 
 WIDTH = 1024
 PIECE = 2**20  # bytes that the plain sockets move at once
@@ -139,7 +140,10 @@ def say(**what: Any) -> None:
 
 
 def bare_server(port: str, keys: str, parties: str, roles: str, size: str) -> None:
-    """Sends and takes so many bytes for each role of each party, once for each line of input."""
+    """Sends and takes so many bytes for each role of each party, once for each line of input.
+
+    A line `once` sends them to each party once, however many roles it has.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Path(keys) / "server.crt", Path(keys) / "server.key")
     listener = socket.create_server(("127.0.0.1", int(port)))
@@ -147,12 +151,14 @@ def bare_server(port: str, keys: str, parties: str, roles: str, size: str) -> No
     connections = [context.wrap_socket(listener.accept()[0], server_side=True) for _ in range(int(parties))]
     say(connected=len(connections))  # all of them have started: what follows is moving alone
     piece = os.urandom(PIECE)
-    for _ in sys.stdin:
+    for asked in sys.stdin:
         begun = time.perf_counter()
 
-        def serve(connection: ssl.SSLSocket) -> None:
-            for _ in range(int(roles)):
-                move_out(connection, piece, int(size))
+        def serve(connection: ssl.SSLSocket, once: bool = asked.strip() == "once") -> None:
+            for role in range(int(roles)):
+                down = 0 if once and role else int(size)
+                connection.sendall(down.to_bytes(8, "little"))
+                move_out(connection, piece, down)
                 move_in(connection, int(size))
 
         threads = [threading.Thread(target=serve, args=(connection,)) for connection in connections]
@@ -168,7 +174,8 @@ def bare_party(port: str, ca: str, size: str) -> None:
     piece = os.urandom(PIECE)
     plain = socket.create_connection(("127.0.0.1", int(port)))
     with contextlib.suppress(OSError), context.wrap_socket(plain, server_hostname="127.0.0.1") as connection:
-        while move_in(connection, int(size)):
+        while head := connection.recv(8):
+            move_in(connection, int.from_bytes(head, "little"))
             move_out(connection, piece, int(size))
 
 
@@ -262,7 +269,7 @@ class Talker:
         with (folder / f"{words[0]}.log").open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1,
-                env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+                env={**LARGE_PAGES, **os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip
         self.log = folder / f"{words[0]}.log"
 
@@ -273,9 +280,9 @@ class Talker:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def ask(self) -> dict[str, Any]:
+    def ask(self, what: str = "") -> dict[str, Any]:
         assert self.process.stdin is not None
-        print(file=self.process.stdin)
+        print(what, file=self.process.stdin)
         return self.hear()
 
 
@@ -289,7 +296,7 @@ def measure(megabytes: float, parties: int, roles: int, rounds: int, check: bool
     port, bare_port, state = free_port(), free_port(), folder / "server-state"
     keys, ca = folder / "keys" / "server", folder / "keys" / "ca" / "ca.crt"
     command = [tool("visard"), "server", "--keys", str(keys), "--state", str(state)]
-    path = os.environ.get("PYTHONPATH", str(Path(__file__).parents[1]))
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))))
     running = [start([*command, "--port", str(port), "--host", "127.0.0.1"], folder, "server", PYTHONPATH=path)]
     try:
         reachable(port)
@@ -318,12 +325,13 @@ def measure(megabytes: float, parties: int, roles: int, rounds: int, check: bool
         run.ask()  # all are connected
         idle = sampler.now() | {"run": before_run}
         idle["both"] = idle["server"] + idle["run"]
-        found: dict[str, Any] = {"bare": [], "bare_cpu": [], "round": [], "cpu": [], "moved": []}
+        found: dict[str, Any] = {name: [] for name in ("bare", "bare_cpu", "once", "once_cpu", "round", "cpu", "moved")}
         with sampler:
             for r in range(rounds + 1):
-                before = sum(map(cpu, plain))
-                found["bare"].append(bare.ask()["seconds"])
-                found["bare_cpu"].append(sum(map(cpu, plain)) - before)
+                for name, what in (("bare", ""), ("once", "once")):
+                    before = sum(map(cpu, plain))
+                    found[name].append(bare.ask(what)["seconds"])
+                    found[f"{name}_cpu"].append(sum(map(cpu, plain)) - before)
                 used, moved = {n: sum(map(cpu, pids)) for n, pids in sides.items()}, loopback()
                 said = run.ask()
                 if said["replied"] != roles or (r == 0 and check and not said["same_as_local"]):
@@ -340,12 +348,19 @@ def measure(megabytes: float, parties: int, roles: int, rounds: int, check: bool
 
 def show(found: dict[str, Any]) -> None:
     size, above = found["size"], found["above"]
-    bare, taken = statistics.median(found["bare"]), statistics.median(found["round"])
+    taken = statistics.median(found["round"])
     print(f"{found['roles']} roles in {found['parties']} parties, a network of {size / MB:.0f} MB")
     print(f"  a round       {taken:7.2f} s ({', '.join(f'{s:.2f}' for s in found['round'])})")
-    print(f"  bare TLS      {bare:7.2f} s ({', '.join(f'{s:.2f}' for s in found['bare'])}): {taken / bare:.2f} times")
-    cores = ", ".join(f"{n} {statistics.median(c[n] for c in found['cpu']):.1f} s" for n in found["cpu"][0])
-    print(f"  cores         {cores}, bare {statistics.median(found['bare_cpu']):.1f} s")
+    for name, what in (("bare", "every message"), ("once", "a message to a party once")):
+        bare, all_of_them = statistics.median(found[name]), ", ".join(f"{s:.2f}" for s in found[name])
+        print(f"  bare TLS      {bare:7.2f} s ({all_of_them}): {taken / bare:.2f} times; {what}")
+    cores = {n: statistics.median(c[n] for c in found["cpu"]) for n in found["cpu"][0]}
+    print(
+        f"  cores         {', '.join(f'{n} {s:.1f} s' for n, s in cores.items())}, together {sum(cores.values()):.1f} s"
+    )
+    for name, what in (("bare_cpu", "every message"), ("once_cpu", "a message to a party once")):
+        bare = statistics.median(found[name])
+        print(f"  bare cores    {bare:7.2f} s: {sum(cores.values()) / bare:.2f} times; {what}")
     print(
         f"  moved         {statistics.median(found['moved']) / 1e9:.2f} GB, messages {found['messages'] / 1e9:.2f} GB"
     )

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import json
+import mmap
 import os
 import selectors
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,11 +34,19 @@ from typing import Any
 from visard.errors import VisardError, one_line
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-ARENAS = -8  # of mallopt(3)
+ARENAS, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1  # of mallopt(3)
+KEPT = 1 << 25, 1 << 26  # bytes of one allocation, and of all together, whose memory stays with a process that is done
+# Torch reads the first when it allocates for the first time: memory of large tensors comes in large pages, a fourth of
+# the work. The others give it back when it is freed, so that a process with one large network holds what it uses.
+LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
+LARGE_NETWORK = LARGE_PAGES | {"MALLOC_MMAP_THRESHOLD_": str(KEPT[0] // 2), "MALLOC_TRIM_THRESHOLD_": str(KEPT[1])}
 Data = bytes | bytearray | memoryview
 LONG = 1 << 20  # bytes: frames from here on are not copied
+SHORT = 1 << 22  # bytes that stay in memory; more of them go through a file
 _LENGTH = struct.Struct("<Q")
+_PLACE = struct.Struct("<QQ")
 _ERROR = 1 << 63  # in the length of a frame that says why its sender has ended
+_FILED = 1 << 62  # in the length of a frame that is a file
 
 
 class ChildError(VisardError):
@@ -52,6 +64,8 @@ def share_memory_of_threads() -> None:
     library = ctypes.CDLL(None) if sys.platform == "linux" else None
     if library is not None and hasattr(library, "gnu_get_libc_version"):
         library.mallopt(ARENAS, 1)
+        library.mallopt(MMAP_THRESHOLD, KEPT[0])  # else the system hands out new pages for every few megabytes
+        library.mallopt(TRIM_THRESHOLD, KEPT[1])
 
 
 def resolve(name: str) -> Any:
@@ -72,9 +86,95 @@ class Recipe:
         return partial(resolve(self.factory), **self.arguments)
 
 
-def send(channel: socket.socket, frame: Data, flag: int = 0) -> None:
-    """Send one frame: its length, then so many bytes."""
-    length = _LENGTH.pack(len(frame) | flag)
+class Filed:
+    """Bytes in a file that has no name, from `start` on. Another process gets the file, not the bytes.
+
+    `serial` is the same for two of them only if one process has made both of the same bytes; 0: nothing is known.
+    """
+
+    _serials = itertools.count(1)
+
+    def __init__(self, handle: int, size: int, start: int = 0, serial: int | None = None) -> None:
+        """Takes the open file over."""
+        self.handle, self.size, self.start = handle, size, start
+        self.serial = next(self._serials) if serial is None else serial
+
+    def __del__(self) -> None:
+        with suppress(OSError):
+            os.close(self.handle)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Some of the bytes."""
+        found = os.pread(self.handle, min(stop, self.size) - start, self.start + start)
+        if len(found) != min(stop, self.size) - start:
+            raise OSError("a file has become shorter")
+        return found
+
+    def map(self) -> memoryview:
+        """All of them as memory: who writes on it does so on a copy of its own."""
+        if not self.size:
+            return memoryview(bytearray())
+        mapped = mmap.mmap(self.handle, self.start + self.size, access=mmap.ACCESS_COPY)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+        _maps[address] = weakref.ref(mapped, lambda _: _maps.pop(address, None))
+        return memoryview(mapped)[self.start :]
+
+
+_maps: dict[int, weakref.ref[mmap.mmap]] = {}  # by their addresses
+
+
+def let_go(data: Data) -> None:
+    """Of mapped memory: it is not needed for a while, and is read again where it is."""
+    if isinstance(data, memoryview) and isinstance(data.obj, mmap.mmap):
+        data.obj.madvise(mmap.MADV_DONTNEED)
+
+
+def mapped_at(address: int, size: int) -> Callable[[], None] | None:
+    """If memory is mapped from a file: what lets go of it, to be read again where it is. None: it is not."""
+    for start, held in list(_maps.items()):
+        whole = held()
+        if whole is not None and start <= address and address + size <= start + len(whole):
+            first = -(-(address - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE - first
+            return partial(whole.madvise, mmap.MADV_DONTNEED, first, length) if length > 0 else lambda: None
+    return None
+
+
+class Outbox:
+    """One file for the long answers of a process: each is read before the next one is written over it.
+
+    It has no name, and goes with the process. In `memory` it touches no disk.
+    """
+
+    def __init__(self, folder: Path, memory: bool = False) -> None:
+        self._file = os.memfd_create("visard") if memory else None
+        if self._file is None:
+            with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+                self._file = os.dup(file.fileno())
+
+    def write(self, pieces: Sequence[Data]) -> Filed:
+        """Bytes, one piece after the other, as one answer."""
+        assert self._file is not None
+        place = 0
+        for piece in pieces:
+            rest = memoryview(piece).cast("B")
+            while rest:
+                count = os.pwrite(self._file, rest, place)
+                place, rest = place + count, rest[count:]
+        os.ftruncate(self._file, place)
+        return Filed(os.dup(self._file), place)
+
+
+def send(channel: socket.socket, frame: Data | Filed, flag: int = 0) -> None:
+    """Send one frame: its length, then so many bytes, or the file that they are in."""
+    length = _LENGTH.pack(len(frame) | (_FILED if isinstance(frame, Filed) else flag))
+    if isinstance(frame, Filed):
+        channel.sendall(length)
+        socket.send_fds(channel, [_PLACE.pack(frame.start, frame.serial)], [frame.handle])
+        return
     if len(frame) < LONG:
         channel.sendall(b"".join((length, frame)))
     else:  # without a copy
@@ -84,10 +184,21 @@ def send(channel: socket.socket, frame: Data, flag: int = 0) -> None:
 
 def receive(channel: socket.socket) -> bytes | bytearray | None:
     """The next frame, or None when the other side is gone; `ChildError` if it says why. A long one is a bytearray."""
+    frame = receive_any(channel)
+    return bytes(frame.map()) if isinstance(frame, Filed) else frame
+
+
+def receive_any(channel: socket.socket) -> bytes | bytearray | Filed | None:
+    """The same; a frame that is a file stays one."""
     head = _exactly(channel, _LENGTH.size)
     if head is None:
         return None
     length = _LENGTH.unpack(head)[0]
+    if length & _FILED and not length & _ERROR:
+        place, handles, _, _ = socket.recv_fds(channel, _PLACE.size, 1)
+        if len(place) != _PLACE.size or len(handles) != 1:
+            return None
+        return Filed(handles[0], length & ~_FILED, *_PLACE.unpack(place))
     frame = _exactly(channel, length & ~_ERROR)
     if length & _ERROR and frame is not None:
         raise ChildError(frame.decode())
@@ -113,17 +224,20 @@ class Child:
     Ctrl-C reaches the parent alone. What a `quiet` child prints is lost.
     """
 
-    def __init__(self, function: str, /, quiet: bool = False, **arguments: Any) -> None:
+    def __init__(
+        self, function: str, /, quiet: bool = False, variables: dict[str, str] | None = None, **arguments: Any
+    ) -> None:
+        """`variables` are of its environment, where they are not set already."""
         self.channel, theirs = socket.socketpair()
         path = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
+        variables = {**(variables or {}), **os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(filter(None, path))}
         out = subprocess.DEVNULL if quiet else None
         with theirs:
             try:
                 self.process = subprocess.Popen(
                     [sys.executable, "-m", "visard.processes", str(theirs.fileno()), function],
                     pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                    env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(p for p in path if p)},
-                    start_new_session=True,
+                    env=variables, start_new_session=True,
                 )  # fmt: skip
             except OSError as error:
                 self.channel.close()
@@ -133,7 +247,12 @@ class Child:
 
     def receive(self) -> bytes | bytearray:
         """The next frame; `ChildError` if the process has ended."""
-        frame = receive(self.channel)
+        frame = self.receive_any()
+        return bytes(frame.map()) if isinstance(frame, Filed) else frame
+
+    def receive_any(self) -> bytes | bytearray | Filed:
+        """The same; a frame that is a file stays one."""
+        frame = receive_any(self.channel)
         if frame is None:
             raise ChildError(f"the process ended with code {self.process.wait()}")
         return frame

@@ -25,6 +25,7 @@ from flwr.app.message.arraychunk import ArrayChunk
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_id,
     get_object_tree,
     no_object_id_recompute,
 )
@@ -33,10 +34,12 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from visard.deployment.flower import client, objects
 from visard.deployment.flower.client import Fleet
 from visard.deployment.flower.link import parts, record
-from visard.deployment.flower.objects import CHUNK, InFile, Shelf, array, fetched, in_order
+from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
+from visard.deployment.flower.part import GONE, TAKEN, Part
 from visard.deployment.flower.store import Store
 from visard.deployment.remote import set_aside
 from visard.engines.codec import decode, encode
+from visard.engines.records import PART as CHUNK
 from visard.errors import VisardError
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
@@ -211,27 +214,29 @@ class Shaky(Fleet):
     def __init__(self, breaks: Callable[[str, int], bool]) -> None:
         self.said: list[str] = []
         self.say, self._stop, self._node, self._sent = self.said.append, threading.Event(), Node(), None  # type: ignore[assignment]
-        self._signing, self._told, self._shelf = SimpleNamespace(heard=0.0), -1e9, Shelf()  # type: ignore[assignment]
+        self._signing = SimpleNamespace(heard=0.0, call=self.call)  # type: ignore[assignment]
+        self._told, self._shelf = -1e9, Shelf()
         self.breaks, self.calls, self.moved = breaks, 0, dict[str, int]()
         self.there: set[str] = set()
         self.wanted: list[str] = []
-        self._client = SimpleNamespace(PushMessages=self.push_messages, PushObject=self.push_object)  # type: ignore[assignment]
+        self._client = SimpleNamespace(PushMessages=self.push_messages)  # type: ignore[assignment]
 
     def push_messages(self, request: Any) -> Any:
         names = [node.object_id for node in objects.iterate_object_tree(request.message_object_trees[0])]
         self.wanted = [name for name in names if name not in self.there]
         return SimpleNamespace(objects_to_push=self.wanted, session_id="session")
 
-    def push_object(self, request: Any) -> Any:
+    def call(self, _: Any, part: Part, content: bytes) -> httpx.Response:
+        assert get_object_id(content) == part.name
         self.calls += 1
-        self.moved[request.object_id] = self.moved.get(request.object_id, 0) + 1
+        self.moved[part.name] = self.moved.get(part.name, 0) + 1
         if self.breaks("before", self.calls):
             raise httpx.WriteError("reset")
-        stored = request.object_id not in self.there
-        self.there.add(request.object_id)
+        stored = part.name not in self.there
+        self.there.add(part.name)
         if self.breaks("after", self.calls):
             raise httpx.ReadError("reset")
-        return SimpleNamespace(stored=stored)
+        return httpx.Response(TAKEN if stored else GONE, request=httpx.Request("POST", "https://server"))
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -306,8 +306,6 @@ def test_a_key_without_a_role_cannot_keep_a_run_from_starting(tmp_path: Path, cl
 class Slow:
     """A runtime whose first replies never come whole."""
 
-    PullObject = None
-
     def PullMessages(self, request: Any) -> Any:
         metadata = [SimpleNamespace(reply_to_message_id=n, message_id=f"reply-{n}") for n in request.message_ids]
         found = [SimpleNamespace(metadata=m) for m in metadata]
@@ -333,10 +331,9 @@ def fetcher(monkeypatch: pytest.MonkeyPatch, stalled: int) -> tuple[fetching.Fet
             waiting.discard(number)
         return Message(record(b"h", b"p"), 1, "query")
 
-    monkeypatch.setattr(fetching, "make_pull_object_fn_protobuf", lambda *_: part)
     monkeypatch.setattr(fetching, "fetched", fetched)
     monkeypatch.setattr(link, "ConfirmMessageReceivedRequest", lambda **_: None)
-    return fetching.Fetcher(Slow(), 1), waiting  # type: ignore[arg-type]
+    return fetching.Fetcher(Slow(), 1, part), waiting  # type: ignore[arg-type]
 
 
 def until(met: Any) -> None:
@@ -424,9 +421,9 @@ def identified(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("identified")
 def test_a_request_of_another_version_is_answered() -> None:
-    turn = Turn(pack(Request(RUN, {})).replace(b'"version":2', b'"version":9'))
+    turn = Turn(pack(Request(RUN, {})).replace(b'"version":3', b'"version":9'))
     assert turn._turn(raising(AssertionError())) is True
-    assert [a.failure for a in turn.pushed] == ["request refused: wire format 9 is not format 2: update the older side"]
+    assert [a.failure for a in turn.pushed] == ["request refused: wire format 9 is not format 3: update the older side"]
     assert turn.confirmed == ["1"]
 
 

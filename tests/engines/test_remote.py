@@ -473,7 +473,7 @@ def test_small_states_cannot_be_guessed_from_their_digests(tmp_path: Path) -> No
 
 def test_headers_of_another_format_say_so() -> None:
     header = json.loads(pack(Reply(RUN, "c", "s", 0, 1)))
-    with pytest.raises(WireError, match="wire format 1 is not format 2"):
+    with pytest.raises(WireError, match="wire format 1 is not format 3"):
         unpack(json.dumps(header | {"version": 1}).encode(), Reply)
     check_names(Request(RUN, {}))
 

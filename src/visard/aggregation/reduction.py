@@ -7,7 +7,7 @@ import dataclasses
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -19,9 +19,12 @@ from visard.aggregation import limits
 from visard.aggregation.rules import Gathered, Rule, RuleOfAll, Weighing
 from visard.core import ClientId, Weights
 from visard.errors import VisardError
+from visard.processes import mapped_at
 from visard.text import plural
 
 IN_MEMORY = 2**28  # bytes of held replies; the rest goes to an unnamed file
+LARGE = 2**22  # bytes of a value that stays in the file that it came in
+BEYOND = 2**62  # places of such values
 PIECE = 2**22  # bytes of all replies together that a rule has in memory at once
 
 Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
@@ -72,8 +75,8 @@ class Reduction:
 
     Without limits a value is added as it comes, so memory does not grow with the clients. With limits no share and no
     median is known before the last reply: values are kept until then, in memory up to 256 MB and beyond in an unnamed
-    file of `folder`, and read again one at a time; a rule that needs all of them at once reads them piece by piece.
-    Replies that are far from the others are found in either case.
+    file of `folder`, and read again one at a time; a rule that needs all of them at once reads them piece by piece. A
+    value that came in a file stays there. Replies that are far from the others are found in either case.
     """
 
     def __init__(
@@ -208,7 +211,8 @@ class Reduction:
         for key, dtype, shape in entries[0].layout:  # one after the other: never more than one of them in memory
             gathered = self.rule.begin(None)
             for there, weight in zip(places, weights, strict=True):
-                gathered.add(self._store.get(there[key], ((key, dtype, shape),)), weight)
+                gathered.add(value := self._store.get(there[key], ((key, dtype, shape),)), weight)
+                self._store.let_go(value)
             found |= gathered.result()
         return found
 
@@ -254,14 +258,27 @@ class Reduction:
 
 
 class _Store:
-    """Values one after the other, as bytes: in memory at first, then in an unnamed file."""
+    """Values one after the other, as bytes: in memory at first, then in an unnamed file.
+
+    A value that is mapped from a file has a place beyond all others, and its memory is freed after each use.
+    """
 
     def __init__(self, folder: Path | None) -> None:
+        self._mapped: dict[int, Tensor] = {}  # by place
+        self._end = BEYOND
         # closed by `close`; where the process dies the system removes it
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=None if folder is None else str(folder))  # noqa: SIM115
 
     def put(self, weights: Weights) -> int:
         """Keep a value; returns where."""
+        if let_go := _ways_out(weights):
+            start = self._end
+            for tensor in weights.values():
+                self._mapped[self._end] = tensor.contiguous().view(-1)
+                self._end += tensor.nbytes
+            for out in let_go:
+                out()
+            return start
         place = self._file.seek(0, 2)
         for tensor in weights.values():
             self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
@@ -269,8 +286,14 @@ class _Store:
 
     def get(self, place: int, layout: Layout) -> Weights:
         """A value that was kept at a place."""
+        found: Weights = {}
+        if place >= BEYOND:
+            for key, dtype, shape in layout:
+                empty = not math.prod(shape)
+                found[key] = torch.empty(shape, dtype=dtype) if empty else self._mapped[place].view(shape)
+                place += found[key].nbytes
+            return found
         self._file.seek(place)
-        found = {}
         for key, dtype, shape in layout:
             data = bytearray(self._file.read(math.prod(shape) * dtype.itemsize))
             found[key] = torch.frombuffer(data, dtype=dtype).view(shape) if data else torch.empty(shape, dtype=dtype)
@@ -278,11 +301,32 @@ class _Store:
 
     def read(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
         """So many numbers from a place on."""
+        if place >= BEYOND:
+            start = max(p for p in self._mapped if p <= place)
+            held = self._mapped[start]
+            first = (place - start) // held.element_size()
+            return held[first : first + count].clone()
         self._file.seek(place)
         return torch.frombuffer(bytearray(self._file.read(count * dtype.itemsize)), dtype=dtype)
 
+    def let_go(self, values: Weights) -> None:
+        """The memory of values that were got is not needed for now."""
+        for out in _ways_out(values):
+            out()
+
     def close(self) -> None:
         self._file.close()
+        self._mapped.clear()
+
+
+def _ways_out(values: Weights) -> list[Callable[[], None]]:
+    """What lets go of the memory of values that are mapped from files, if that is nearly all of it; else nothing."""
+    if sum(v.nbytes for v in values.values()) < LARGE:
+        return []
+    found = {k: mapped_at(v.data_ptr(), v.nbytes) for k, v in values.items() if v.is_contiguous()}
+    ways = {k: way for k, way in found.items() if way is not None}
+    rest = sum(v.nbytes for k, v in values.items() if k not in ways)
+    return list(ways.values()) if rest < LARGE // 4 else []
 
 
 class _Held:

@@ -18,6 +18,7 @@ import typer
 from typer.main import get_command
 
 from visard.errors import VisardError, one_line
+from visard.processes import LARGE_PAGES
 from visard.text import line
 
 # name: (where, the first line of its help)
@@ -161,6 +162,7 @@ def commands() -> click.Group:
 
 def main() -> None:
     """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
+    os.environ.update(LARGE_PAGES | os.environ)
     if threading.current_thread() is threading.main_thread():  # others may not
         signal.signal(signal.SIGTERM, _terminate)
     try:

@@ -138,7 +138,7 @@ def take_part(
         tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
         supervisor = Supervisor(recipe, state, tell, policy, own.fingerprint, key.path if key else None, own.file)
-        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, supervisor, tell))
+        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, supervisor, tell), state)
         ledger = PartyLedger(state, server, node, lambda: supervisor.carried)
         do = supervisor.do
         if policy is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from visard.deployment.supervisor import Do
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.files import PRIVATE, mapping, write_atomically
-from visard.processes import Data
+from visard.processes import Data, Filed
 
 REFUSED = "the party does not take part in this run"
 HOW = "allow it in a file (visard client policy) and start with --policy FILE, or start at a terminal to be asked"
@@ -30,12 +30,13 @@ class Consent:
         self._do, self._home, self._server, self._say, self._ask = do, home, server, say, ask
         self._refused: set[str] = set()
 
-    def do(self, header: bytes, payload: Data) -> tuple[bytes, Data]:
+    def do(self, header: bytes, payload: Data | Filed) -> tuple[bytes, Data | Filed]:
         """The party's reply; before the first one of a run the question is asked."""
         answer = self._do(header, payload)
         if unpack(answer[0], Reply).failure is None or not answer[1]:
             return answer
-        request, asked = unpack(header, Request), mapping(json.loads(bytes(answer[1])))
+        text = answer[1].map() if isinstance(answer[1], Filed) else answer[1]
+        request, asked = unpack(header, Request), mapping(json.loads(bytes(text)))
         if "refused" in asked:  # it cannot begin, agreed to or not
             return pack(request.reply(failure=str(asked["refused"]))), b""
         if request.run not in self._refused:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 from urllib.parse import quote
 
 import torch
@@ -30,13 +30,15 @@ from visard.deployment.policy import Policy, digest_of
 from visard.deployment.secure_sum_checks import SecureSumChecks, digest_of_text
 from visard.deployment.state_folder import RunRecord, StateFolder
 from visard.disclosure import carried_kinds, pieces
-from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
+from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode, encoded
 from visard.engines.reply_checks import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError
-from visard.files import PRIVATE, replacing, write_atomically
+from visard.files import PRIVATE, replacing
+from visard.processes import Data, Filed
 
+PIECE = 2**18  # numbers of a network that are converted to float64 at once
 LARGE = 2**26  # bytes of networks that are not kept in memory between two requests, only on disk
 Seen = dict[str, Weights]  # by the field of a message: entries of the network
 
@@ -55,7 +57,8 @@ class Guard:
         """`policy` None: those in the folder `consents`, each for one run. `server` is the fingerprint of its CA."""
         self.policy, self.server, self.folder = policy, server, StateFolder(home)
         self._seen: tuple[tuple[str, str], Seen] | None = None
-        self._written: tuple[tuple[str, dict[str, str]], Path] | None = None  # what was last written, and where
+        self._written: tuple[tuple[str, str], Path] | None = None  # what was last written, and where
+        self._measured: tuple[Filed, int, dict[str, Distance]] | None = None
         self.expire()
 
     def policy_of(self, request: Request) -> Policy:
@@ -110,30 +113,52 @@ class Guard:
             self._seen = key, decode(_content(path), dict, MAX_HEADER_OF_FILES) if path.exists() else {}
         return self._seen[1]
 
-    def remember(self, request: Request, networks: Seen) -> None:
-        """Keep the networks of a request, to measure the next ones against."""
+    def measured(self, request: Request, serial: int) -> dict[str, Distance]:
+        """How far the networks of the message with this serial are from those in the file of a client, as far as that
+        is known: the clients of a party often have the same file and get the same message."""
+        path = self._path(request)
+        if not serial or not path.exists():
+            return {}
+        handle = os.open(path, os.O_RDONLY)
+        held = Filed(handle, os.fstat(handle).st_size)  # held: so long no other file is the same
+        if (
+            self._measured is None
+            or self._measured[1] != serial
+            or not os.path.sameopenfile(self._measured[0].handle, held.handle)
+        ):
+            self._measured = held, serial, {}
+        return self._measured[2]
+
+    def remember(self, request: Request, networks: Seen, serial: int = 0) -> None:
+        """Keep the networks of a request, to measure the next ones by; of a message with a `serial`, if it has one."""
         before = self.seen(request)
         large = sum(v.nbytes for part in networks.values() for v in part.values()) > LARGE
         if any(_news(before.get(path, {}), part) for path, part in networks.items()):
             # entries that a request leaves out stay known, so that leaving them out does not allow others next time
             known = before | {path: before.get(path, {}) | part for path, part in networks.items()}
-            self._write(request, known)
+            self._write(request, known, networks, serial)
             if not large:
                 known = {path: {k: v.clone() for k, v in part.items()} for path, part in known.items()}
                 self._seen = (request.run, request.client), known
         if large:
             self._seen = None
 
-    def _write(self, request: Request, known: Seen) -> None:
-        """Keep networks on disk; equal ones of several clients of this party share one file."""
-        path = self._path(request)
-        what = (request.run, {field: digest_of(part) for field, part in known.items()})
+    def _write(self, request: Request, known: Seen, networks: Seen, serial: int) -> None:
+        """Keep networks on disk; those of several clients of this party that are the same are one file."""
+        path, what = self._path(request), (request.run, "")
+        for field, part in known.items():
+            sent = serial and part.keys() == networks.get(field, {}).keys()
+            what = request.run, f"{what[1]}{field} {f'{serial} {sorted(part)}' if sent else digest_of(part)}\n"
         if self._written is not None and self._written[0] == what and self._written[1] != path:
             with suppress(VisardError), replacing(path, parents=True) as beside:  # else it is written as any other
                 beside.unlink()
                 os.link(self._written[1], beside)
                 return
-        write_atomically(path, encode(known), PRIVATE, parents=True)
+        with replacing(path, parents=True, mode=PRIVATE) as beside, beside.open("wb", buffering=0) as file:
+            for piece in encoded(known):
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[file.write(rest) :]
         self._written = what, path
 
     def _path(self, request: Request) -> Path:
@@ -150,6 +175,7 @@ class RequestCheck:
     world: World
     record: RunRecord
     still: frozenset[str]  # statistics of batch norm that no client sends, so they must not change
+    serial: int = 0  # of the file that the message of the request came in; 0: it came in none
 
     def before(self, step: BoundStep[Any, Any], client: Client, message: Any) -> None:
         """Refuse a step that the policy does not allow; called with the client's state, before anything is computed."""
@@ -232,7 +258,7 @@ class RequestCheck:
             self._frozen(part)
             if before:
                 self._near(path, part, before)
-        self.guard.remember(self.request, networks if before else found)
+        self.guard.remember(self.request, networks if before else found, self.serial)
 
     def _pinned(self, networks: Seen) -> None:
         """The first weights of a run must be those that the policy names, in one field of the message or in several.
@@ -269,11 +295,10 @@ class RequestCheck:
         if self.world.trunk is not None:  # factors are measured by the weights that they produce
             known, weights = (self.world.trunk.effective(part) for part in (known, weights))
         shared = [k for k in known if k in weights and k not in self.world.statistics and known[k].is_floating_point()]
-        moved = math.sqrt(sum(float((weights[k].double() - known[k].double()).square().sum()) for k in shared))
-        length = math.sqrt(sum(float(known[k].double().square().sum()) for k in shared))
-        vanished = shared and not any_nonzero(
-            {k: weights[k] for k in shared}
-        )  # nothing could be measured against zeros
+        measured = self.guard.measured(self.request, self.serial)
+        if path not in measured:
+            measured[path] = Distance.of({k: weights[k] for k in shared}, known)
+        moved, length, vanished = measured[path]
         if moved > self.policy.bounds.distance * length or vanished:
             raise PublicError(
                 f"the weights are {moved / max(length, 1e-30):.3g} times their norm away from those before, "
@@ -295,9 +320,31 @@ class RequestCheck:
                         raise PublicError("the reply holds batch norm, which this party keeps at home (protect)")
 
 
-def _content(path: Path) -> bytearray:
-    """The content of a file as a bytearray, which is decoded without another copy."""
-    data = bytearray(path.stat().st_size)
+class Distance(NamedTuple):
+    """How far weights are from others."""
+
+    moved: float  # L2 norm of the difference
+    length: float  # L2 norm of the others
+    vanished: bool  # nothing but zeros is left, by which nothing could be measured
+
+    @classmethod
+    def of(cls, weights: Weights, known: Weights) -> Distance:
+        """In float64, but not all of it at once."""
+        moved = length = 0.0
+        for key, value in weights.items():
+            new, old = value.reshape(-1), known[key].reshape(-1)
+            for start in range(0, len(new), PIECE):
+                before = old[start : start + PIECE].double()
+                moved += float((new[start : start + PIECE].double() - before).square().sum())
+                length += float(before.square().sum())
+        return cls(math.sqrt(moved), math.sqrt(length), bool(weights) and not any_nonzero(weights))
+
+
+def _content(path: Path) -> Data:
+    """Of a file, so that it is decoded without another copy of all of it; a large one is mapped."""
+    if (size := path.stat().st_size) > LARGE:
+        return Filed(os.open(path, os.O_RDONLY), size).map()
+    data = bytearray(size)
     with path.open("rb") as file:
         del data[file.readinto(data) :]
     return data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import socket
 import sys
@@ -25,7 +26,7 @@ from visard.deployment.consent_question import ANY, preview_policy, question
 from visard.deployment.guard import Guard, NoPolicy, RequestCheck
 from visard.deployment.keys import private_key
 from visard.deployment.policy import Policy
-from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode
+from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode, encoded
 from visard.engines.ledger import parts_of
 from visard.engines.local import States, perform
 from visard.engines.reply_checks import undeclared
@@ -45,7 +46,7 @@ from visard.files import (
 )
 from visard.methods.scoring import steps_of
 from visard.models.cut import digest_of
-from visard.processes import Data, Recipe, receive, send
+from visard.processes import SHORT, Data, Filed, Outbox, Recipe, let_go, receive, receive_any, send
 from visard.text import line, visible
 
 KEPT = "kept.json"  # a party's record of the states of a run
@@ -159,9 +160,10 @@ class Party:
     secret: bytes | None = None  # of the party, for masks and noise; None: a simulation
     signer: Signer | None = None  # with the key of the party
     worlds: dict[str, tuple[World, Method[Any]]] = field(default_factory=dict)
+    outbox: Outbox | None = None  # for long replies
     carried: dict[str, Any] = field(default_factory=dict)  # type and parts of the last step's reply, for the record
 
-    def do(self, header: bytes, payload: Data) -> tuple[bytes, bytes]:
+    def do(self, header: bytes, payload: Data | Filed) -> tuple[bytes, Data | Filed]:
         """Header and payload of the reply to a request."""
         request = unpack(header, Request)  # raises if it is malformed: there is no place to reply to
         try:
@@ -174,9 +176,9 @@ class Party:
             if request.client not in world.clients:
                 raise PublicError(f"{request.client!r} is not a role of this party")
             if request.trunk:
-                return pack(self.take_trunk(request, world, payload)), b""
+                return pack(self.take_trunk(request, world, _opened(payload))), b""
             if request.keep:
-                return pack(self.keep(request, world, method, payload, watch)), b""
+                return pack(self.keep(request, world, method, _opened(payload), watch)), b""
             return self.step(request, world, method, payload, watch)
         except NoPolicy as error:
             return pack(request.failed(error)), self.question(request)
@@ -205,16 +207,24 @@ class Party:
         return self.worlds[key]
 
     def step(
-        self, request: Request, world: World, method: Method[Any], payload: Data, watch: RequestCheck | None
-    ) -> tuple[bytes, bytes]:
-        """Do a step and write the state that it leaves."""
+        self, request: Request, world: World, method: Method[Any], payload: Data | Filed, watch: RequestCheck | None
+    ) -> tuple[bytes, Data | Filed]:
+        """Do a step and write the state that it leaves.
+
+        A message in a file is mapped twice: to look at, and for the step, which may write on its own. Neither takes
+        memory but for what is being read, or was written.
+        """
         step = (steps_of(method) | SecureAggregation.steps()).get(request.step)
         if step is None:
             raise PublicError(f"{method.name} has no client step {request.step!r}")
-        message = decode(payload, step.types[0])
+        message, given = decode(seen := _opened(payload), step.types[0]), None
         if isinstance(payload, bytearray):  # it was received for this step alone: free it, as the message is a copy
             payload.clear()
-        reply = perform(world, step, replace(request, message=message), self.states, sent=True, check=watch)
+        elif isinstance(payload, Filed):
+            given = partial(_another, payload, step.types[0], seen)
+            if watch is not None:
+                watch.serial = payload.serial
+        reply = perform(world, step, replace(request, message=message), self.states, True, watch, given)
         if wrong := undeclared(step, message, reply.value, world.statistics):
             name, reason = wrong  # the reason may quote data that must not leave
             print(line(f"{request.client}: {name or 'reply'} {reason}"), file=sys.stderr, flush=True)
@@ -222,7 +232,13 @@ class Party:
             raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
         del message  # as large as the network: free it before the reply is encoded
         self.carried = {"message": type(reply.value).__name__, "parts": parts_of(reply.value, world.statistics)}
-        return pack(reply), encode(reply.value)
+        return pack(reply), self._written(encoded(reply.value))
+
+    def _written(self, pieces: list[Data]) -> Data | Filed:
+        """The payload of a reply, in a file if it is long: so it is nowhere in memory beside the network."""
+        if self.outbox is None or sum(map(len, pieces)) <= SHORT:
+            return b"".join(pieces)
+        return self.outbox.write(pieces)
 
     def trunk(self, digest: str, own: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """The frozen part with this digest, as a server sent it before or from the party's `own` file.
@@ -291,6 +307,16 @@ class Party:
         raise PublicError(f"this party keeps at most {MOST_MODELS} models of a run")
 
 
+def _opened(payload: Data | Filed) -> Data:
+    return payload.map() if isinstance(payload, Filed) else payload
+
+
+def _another(payload: Filed, kind: type[Any], seen: Data) -> Any:
+    """The message in a payload once more; what was `seen` of it so far leaves memory."""
+    let_go(seen)
+    return decode(payload.map(), kind)
+
+
 def presence(world: World, own: bool) -> dict[ClientId, dict[str, int]]:
     """The clients at a party, with counts of their data where the server does not know them."""
     if not own:
@@ -329,6 +355,11 @@ def own_secret(path: Path) -> bytes:
     return found
 
 
+def _outbox(home: Path, encrypted: bool) -> Outbox | None:
+    """Where long replies are written; a party that keeps its states encrypted has nothing of them on its disk."""
+    return Outbox(home, memory=encrypted) if not encrypted or hasattr(os, "memfd_create") else None
+
+
 def serve(
     channel: socket.socket,
     recipe: dict[str, Any],
@@ -353,9 +384,10 @@ def serve(
         Recipe(**recipe).function(), states, guard,
         models=home / "models", trunks=home / "trunks", secret=own_secret(home / "secret.key"),
         signer=Signer(private_key(Path(key))) if key else None,
+        outbox=_outbox(home, bool(encrypt_with)),
     )  # fmt: skip
     send(channel, b"{}")
-    while (header := receive(channel)) is not None and (payload := receive(channel)) is not None:
+    while (header := receive(channel)) is not None and (payload := receive_any(channel)) is not None:
         party.carried = {}
         answer = party.do(bytes(header), payload)
         for part in (*answer, json.dumps(party.carried).encode()):

@@ -9,14 +9,14 @@ its content was sent), or `unknown` (the connection broke, or this process was s
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from visard.engines.records import Records, digest_of
 from visard.engines.request import Reply, Request, WireError, unpack
-from visard.processes import Data
+from visard.processes import Data, Filed
 
 NAME = "ledger"  # of the files
 DELIVERED, NOT_TAKEN, UNKNOWN = "delivered", "not taken", "unknown"
@@ -31,8 +31,8 @@ class PartyLedger:
         self._before = UNKNOWN
         self._records.append("begin", time=_now(), server=server, node=node, before=self._before)
 
-    def record(self, request: bytes, header: bytes, payload: Data) -> None:
-        """Put the reply to a request on record, durably; it may leave when this returns."""
+    def record(self, request: bytes, header: bytes, payload: Data | Filed, names: Sequence[str] = ()) -> None:
+        """Put the reply to a request on record, durably; it may leave when this returns. `names` are of its parts."""
         try:
             asked = unpack(request, Request)
         except WireError:
@@ -46,7 +46,7 @@ class PartyLedger:
         place = {name: getattr(asked, name)[:LONGEST] for name in ("run", "session", "client", "stage")}
         self._records.append(
             "reply", time=_now(), before=self._before, **place, round=asked.round, ask=asked.ask, header=len(header),
-            payload=len(payload), digest=digest_of(header, payload), **what,
+            payload=len(payload), digest=digest_of(header, payload, names), **what,
         )  # fmt: skip
         self._before = UNKNOWN
 

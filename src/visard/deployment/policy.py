@@ -274,7 +274,7 @@ def digest_of(weights: Mapping[str, Any]) -> str:
     for name in sorted(weights):
         value = weights[name].detach().cpu().contiguous()
         found.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        found.update(value.numpy().tobytes())
+        found.update(value.reshape(-1).numpy())
     return found.hexdigest()
 
 

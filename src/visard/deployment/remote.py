@@ -7,7 +7,6 @@ This file handles order, time limits, and the check that a reply belongs to its 
 from __future__ import annotations
 
 import functools
-import mmap
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,9 +26,10 @@ from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, W
 from visard.engines.world import World
 from visard.errors import VisardError
 from visard.files import safe_name
-from visard.processes import Data
+from visard.processes import Data, let_go
 
-Parts = tuple[bytes, Data]  # header and payload
+# header and payload, and the names of its parts where they came with names that were checked
+Parts = tuple[bytes, Data] | tuple[bytes, Data, Sequence[str]]
 LAST_LOOK = 2.0  # seconds to wait for late replies when a run ends
 MOST_ROLES = 1000  # of one party, on record
 QUIET, LONGEST_POLL = 0.03, 1.0  # seconds between polls for each second without a reply, and at most
@@ -244,8 +244,8 @@ class RemoteNetwork(EngineNetwork):
 
 def set_aside(parts: Parts | str) -> None:
     """Free the memory of a reply that waits for its turn, if it is mapped from a file."""
-    if not isinstance(parts, str) and isinstance(parts[1], memoryview) and isinstance(parts[1].obj, mmap.mmap):
-        parts[1].obj.madvise(mmap.MADV_DONTNEED)
+    if not isinstance(parts, str):
+        let_go(parts[1])
 
 
 def place_of(request: Request) -> Place:
@@ -265,7 +265,7 @@ def on_record(
     if isinstance(parts, str):
         received.add("unreadable", place_of(request), reason=plain(parts))
         return
-    header, payload = parts
+    header, payload, names = parts if len(parts) == 3 else (*parts, ())
     what: dict[str, Any] = {"outcome": outcome, "header": len(header), "payload": len(payload)}
     if reply.failure is not None:
         what["reason"] = plain(reply.failure)
@@ -273,7 +273,9 @@ def on_record(
         what["clients"] = [plain(client) for client in list(reply.roles)[:MOST_ROLES]]
     named = "" if reply.value is None else type(reply.value).__name__
     found = [] if reply.value is None else parts_of(reply.value, statistics)
-    received.add("reply", place_of(request), digest=digest_of(header, payload), **what, message=named, parts=found)
+    received.add(
+        "reply", place_of(request), digest=digest_of(header, payload, names), **what, message=named, parts=found
+    )
 
 
 def read(request: Request, parts: Parts | str, kind: type | None) -> Reply:

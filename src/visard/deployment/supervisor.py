@@ -9,13 +9,13 @@ from typing import Any
 
 from visard.engines.request import DIED, LATE, Request, pack, unpack
 from visard.errors import VisardError
-from visard.processes import Child, ChildError, Data, Recipe, send
+from visard.processes import LARGE_NETWORK, Child, ChildError, Data, Filed, Recipe, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: longer than any request, and less than the largest timeout of a socket
 STOPPED = "the party was stopped"
 NO_START = "the worker process did not start"
-Do = Callable[[bytes, Data], tuple[bytes, Data]]
+Do = Callable[[bytes, Data | Filed], tuple[bytes, Data | Filed]]
 
 
 class Supervisor:
@@ -46,7 +46,7 @@ class Supervisor:
     def _start_worker(self) -> Child:
         given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
         given |= {"policy": self.policy, "server": self.server, "key": self._key}
-        self._worker = worker = Child("visard.deployment.party:serve", False, **given)
+        self._worker = worker = Child("visard.deployment.party:serve", False, LARGE_NETWORK, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)
         except (ChildError, OSError) as error:
@@ -66,7 +66,7 @@ class Supervisor:
         if worker is not None:
             worker.kill()
 
-    def do(self, header: bytes, payload: Data) -> tuple[bytes, Data]:
+    def do(self, header: bytes, payload: Data | Filed) -> tuple[bytes, Data | Filed]:
         """Header and payload of the reply to a request, from the worker or, if that fails, from here."""
         self.carried = b""
         request = unpack(header, Request)
@@ -80,9 +80,9 @@ class Supervisor:
                 worker.channel.settimeout(None)
                 send(worker.channel, header)
                 send(worker.channel, payload)
-                answer = bytes(_receive(worker, deadline)), _receive(worker, deadline)
+                answer, payload_of_answer = bytes(_receive(worker, deadline)), _receive_any(worker, deadline)
                 self.carried = bytes(_receive(worker, deadline))
-                return answer
+                return answer, payload_of_answer
             except TimeoutError:
                 failure = LATE
             except (ChildError, OSError):
@@ -102,3 +102,8 @@ class Supervisor:
 def _receive(worker: Child, deadline: float) -> Data:
     worker.channel.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST))
     return worker.receive()
+
+
+def _receive_any(worker: Child, deadline: float) -> Data | Filed:
+    worker.channel.settimeout(min(max(0.001, deadline - time.monotonic()), LONGEST))
+    return worker.receive_any()

@@ -47,7 +47,13 @@ KINDS = {name: kind for kind, name in NAMES.items()}
 
 
 def dump(tensors: Mapping[str, Tensor], before: bytes = b"") -> bytes:
-    """Tensors as safetensors: 8 bytes of header length, a JSON header padded to 8 bytes, then the numbers.
+    """The pieces of `dumped` in one."""
+    return b"".join(dumped(tensors, before))
+
+
+def dumped(tensors: Mapping[str, Tensor], before: bytes = b"") -> list[Data]:
+    """Tensors as safetensors: 8 bytes of header length, a JSON header padded to 8 bytes, then the numbers, which are
+    the memory of the tensors.
 
     Wide types come first, so all align. For the small states of many clients the library's own writer is slower than
     their training step; reading stays with the library, which checks places, lengths and shapes.
@@ -65,7 +71,7 @@ def dump(tensors: Mapping[str, Tensor], before: bytes = b"") -> bytes:
         end += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return b"".join([before, len(text).to_bytes(8, "little"), text, *parts])
+    return [before, len(text).to_bytes(8, "little"), text, *parts]
 
 
 def parse(data: bytes, limit: int) -> dict[str, Tensor]:
@@ -158,6 +164,11 @@ class CodecError(PublicError):
 
 def encode(value: object) -> bytes:
     """Bytes of a dataclass, dict, list, tensor, number, text or bytes, or of any tree of these."""
+    return b"".join(encoded(value))
+
+
+def encoded(value: object) -> list[Data]:
+    """The same in pieces, which are the memory of the tensors as long as these are on the CPU and contiguous."""
     tensors: dict[str, Tensor] = {}
 
     def put(tensor: Tensor) -> str:
@@ -167,7 +178,7 @@ def encode(value: object) -> bytes:
     tree = flatten(value, put)
     header = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     try:
-        return dump(tensors, _PREFIX.pack(MAGIC, VERSION, len(header)) + header)
+        return dumped(tensors, _PREFIX.pack(MAGIC, VERSION, len(header)) + header)
     except TypeError as error:
         raise CodecError(str(error)) from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -54,24 +54,26 @@ def perform(
     states: States,
     sent: bool = False,
     check: Check | None = None,
+    given: Callable[[], M] | None = None,
 ) -> Reply:
     """Run `step` at the client, then the postprocessors of the reply.
 
     The reply and the state share no memory with anything that exists afterwards. A reply that is `sent` to another
-    process before the next step is copied there, not here. `check` is the policy of a party for this request.
+    process before the next step is copied there, not here. `check` is the policy of a party for this request. `given`
+    makes another copy of the message of the request, where that costs less memory than copying it.
     """
     client = enter(world, request, states.read(request))
     begun = time.perf_counter()
     plan = Plan.parse(request.secure) if request.secure else None
     compress = world.compress if request.secure else None  # behind masks it is a part of these
     if request.people:
-        value, total = _of_people(world, step, request, client, plan, check)
+        value, total = _of_people(world, step, request, client, plan, check, given)
     else:
         if check is not None:
             check.before(step, client, request.message)
             seed_default(_default_seed(world, request))  # as if there had been no check
             begun = time.perf_counter()
-        value, total = _done(world, step, request, client, compress, check), None
+        value, total = _done(world, step, request, client, compress, check, given), None
     if plan is not None:
         value = masked(client, plan, request.message, value, world.statistics, request.settings, compress, total)
     value = value if sent else own(value)
@@ -86,9 +88,10 @@ def _done(
     client: Client,
     compress: Compress | None,
     check: Check | None,
+    given: Callable[[], M] | None,
 ) -> R:
     """The reply of the step, after all postprocessors."""
-    value = step(client, own(request.message))
+    value = step(client, own(request.message) if given is None else given())
     if device() != CPU:  # replies and states are on the CPU
         value, client.state = own(value), own(client.state)
     for postprocess in world.outgoing if request.client != POOL else ():  # the pool's data left before the run
@@ -99,7 +102,13 @@ def _done(
 
 
 def _of_people(
-    world: World, step: BoundStep[M, R], request: Request, client: Client, plan: Plan | None, check: Check | None
+    world: World,
+    step: BoundStep[M, R],
+    request: Request,
+    client: Client,
+    plan: Plan | None,
+    check: Check | None,
+    given: Callable[[], M] | None,
 ) -> tuple[Any, Total]:
     """Do the step for each drawn person of a client; returns one reply, and the sum of their updates."""
     how, dp = Virtual.parse(request.people), getattr(world.aggregation, "dp", None)
@@ -122,7 +131,7 @@ def _of_people(
         if check is not None:
             check.before(step, person, request.message)
         seed_default(derive(world.seed, *path, label, "default"))
-        value = _done(world, step, request, person, None, check)
+        value = _done(world, step, request, person, None, check, given)
         if drawn:  # else it only gives the form of a reply
             total.add(request.message, value)
             kept[str(label)] = person.state

@@ -13,16 +13,18 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from visard.errors import UsageError, VisardError
 from visard.files import PRIVATE, flush_to_disk
+from visard.processes import Data, Filed
 
 SEGMENT = 1 << 26  # bytes of a file; then the chain continues in the next one
 LONGEST_LINE = 1 << 24
+PART = 5 * 2**20  # bytes of a part of a payload, as Flower cuts it
 NAME = re.compile(r"(.+)-(\d{6})\.jsonl")
 
 
@@ -164,11 +166,39 @@ def _write(handle: int, data: bytes, size: int) -> None:
         raise
 
 
-def digest_of(header: bytes, payload: bytes | bytearray | memoryview) -> str:
-    """The digest of a reply as it went over the wire."""
+def digest_of(header: bytes, payload: Data | Filed, names: Sequence[str] = ()) -> str:
+    """The digest of a reply as it went over the wire: of its header and of the names of the parts of its payload.
+
+    A name is the digest of a part, so all of it is in the digest, and who has the names need not hash it once more.
+    """
     digest = hashlib.sha256(len(header).to_bytes(8, "little") + header)
-    digest.update(payload)
+    digest.update("".join(names or names_of(payload)).encode())
     return digest.hexdigest()
+
+
+def names_of(payload: Data | Filed) -> list[str]:
+    """The names of the parts of a payload."""
+    return [
+        name_of(payload.read(start, stop) if isinstance(payload, Filed) else memoryview(payload)[start:stop])
+        for start, stop in cuts(len(payload))
+    ]
+
+
+def cuts(size: int) -> list[tuple[int, int]]:
+    """Where the parts of so many bytes begin and end."""
+    return [(start, min(start + PART, size)) for start in range(0, size, PART)]
+
+
+def name_of(part: Data) -> str:
+    """The name of a part: the digest of what Flower calls an object, which is a line of text before the bytes."""
+    digest = hashlib.sha256(head_of(len(part)))
+    digest.update(part)
+    return digest.hexdigest()
+
+
+def head_of(size: int) -> bytes:
+    """What stands before the bytes of a part."""
+    return b"ArrayChunk  %d\0" % size
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from visard.errors import PublicError, VisardError, one_line
 
-VERSION = 2
+VERSION = 3
 MAX_HEADER = 2**20
 RUN_ID = re.compile(r"[0-9a-f]{16,64}")
 DIGEST = re.compile(r"[0-9a-f]{64}")

@@ -266,5 +266,5 @@ def digest_of(weights: Weights) -> str:
     found = hashlib.sha256()
     for name, value in sorted(weights.items()):
         found.update(f"{name}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-        found.update(value.detach().contiguous().numpy().tobytes())
+        found.update(value.detach().contiguous().reshape(-1).numpy().data)
     return found.hexdigest()

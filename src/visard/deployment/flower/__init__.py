@@ -13,6 +13,7 @@ from importlib import metadata
 from visard.errors import UsageError
 
 PINNED = "1.41.0"
+FLEET = "/v1/fleet/"  # before the paths of calls from outside
 PROCESS = "visard-process"  # header of a party's calls: a number that each of its processes draws when it starts
 SIGNED = "visard-signature"  # another one: the party's signature of path, time, process and body
 VERSION = "visard-version"  # and the version of visard at the party
@@ -30,9 +31,10 @@ SILENCE = {
 os.environ.update(SILENCE)
 
 
-def statement(path: str, time: str, process: str, body: bytes) -> bytes:
-    """What a party signs of a call. Flower's own signature is of the time alone."""
-    return f"visard call\n{path}\n{time}\n{process}\n{hashlib.sha256(body).hexdigest()}".encode()
+def statement(path: str, time: str, process: str, body: bytes, digest: str = "") -> bytes:
+    """What a party signs of a call, by the `digest` of its body where that is known. Flower's own signature is of the
+    time alone."""
+    return f"visard call\n{path}\n{time}\n{process}\n{digest or hashlib.sha256(body).hexdigest()}".encode()
 
 
 def require() -> None:

@@ -11,9 +11,11 @@ import re
 import secrets
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,16 +40,14 @@ from flwr.proto.fleet_pb2 import (
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
+from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER
+from flwr.supercore.date import now
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
@@ -56,14 +56,15 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.crypto.signatures import Signer
 from visard.deployment.client_hello import party_context
-from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, statement
 from visard.deployment.flower.link import confirm, parts, record
-from visard.deployment.flower.objects import Shelf, array, fetched, puller, push
+from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
+from visard.deployment.flower.part import GONE, NOT_YET, Part
 from visard.deployment.health import own_version
 from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
-from visard.processes import Data, share_memory_of_threads
+from visard.processes import Data, Filed, share_memory_of_threads
 from visard.text import line
 
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
@@ -74,7 +75,7 @@ AGAIN = 0.2, 5.0  # seconds between attempts to go on with a message: at first, 
 TELL_EVERY = 10.0  # seconds between lines about that
 KEEP = 60.0  # seconds that the payload of the last message is kept: the next one often has the same, for another role
 T = TypeVar("T")
-Do = Callable[[bytes, Data], tuple[bytes, Data]]
+Do = Callable[[bytes, Data | Filed], tuple[bytes, Data | Filed]]
 Say = Callable[[str], None]
 
 
@@ -87,6 +88,7 @@ class SigningInterceptor:
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, process: str) -> None:
         self._sign, self._process = Signer(key), process
+        self._public = b64encode(public_key_to_bytes(key.public_key())).decode("ascii")
         self.heard = -1e9  # when the server last took a call
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
@@ -95,7 +97,17 @@ class SigningInterceptor:
         request.headers[PROCESS] = self._process
         request.headers[VERSION] = own_version()
         request.headers[SIGNED] = self._sign(said).hex()
-        answer = call_next(context)
+        return self._noted(call_next(context))
+
+    def call(self, client: FleetHttpClient, part: Part, content: bytes) -> httpx.Response:
+        """Send or fetch a part of a message: its name is the digest of the body, so nothing is hashed for this."""
+        path, said = part.path(FLEET), now().isoformat()
+        signed = self._sign(statement(path, said, self._process, b"", part.digest))
+        headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: self._public, TIMESTAMP_HEADER: said, SIGNED: signed.hex()}
+        headers |= {PROCESS: self._process, VERSION: own_version(), "accept-encoding": "identity"}
+        return self._noted(client._client.post(f"{client._base_url}{path}", content=content, headers=headers))
+
+    def _noted(self, answer: httpx.Response) -> httpx.Response:
         if answer.is_success:
             self.heard = time.monotonic()
         return answer
@@ -111,7 +123,9 @@ class Fleet:
         key: ec.EllipticCurvePrivateKey,
         say: Say,
         renewed: Callable[[], ec.EllipticCurvePrivateKey | None] = lambda: None,
+        folder: Path | None = None,
     ) -> None:
+        """Long messages wait in files of `folder` that have no names."""
         logging.getLogger("flwr").setLevel(logging.ERROR)
         share_memory_of_threads()
         self.server, self.say, self._ca, self._renewed = server, say, ca, renewed
@@ -120,7 +134,8 @@ class Fleet:
         self._coming: ec.EllipticCurvePrivateKey | None = None  # a new key, until the server takes it
         self._look = 0.0  # when to look for a new key, or try one, again
         self._sent: PartyLedger | None = None
-        self._shelf, self._used = Shelf(), 0.0  # what is here of the last message, and since when
+        self._shelf = Shelf(lambda: InFile(folder, mapped=False))  # what is here of the last message,
+        self._used = 0.0  # and since when
         self._told = -1e9  # when it was last said that a connection broke
         self._node = Node()
         self._beat = BEAT
@@ -294,10 +309,11 @@ class Fleet:
             why = str(error) if isinstance(error, PublicError) else type(error).__name__
             self.say(f"a request was refused: {error}")
             answer = pack(Reply(failure=f"request refused: {why}")), b""
+        payload_of_answer = array(answer[1])
         if self._sent is not None:
-            self._sent.record(header, *answer)
+            self._sent.record(header, *answer, names_in(payload_of_answer))
         try:
-            content = record(answer[0], array(answer[1]))
+            content = record(answer[0], payload_of_answer)
             self._push(Message(content, reply_to=message), run, time.monotonic() - begun)
             # Only now: if this process dies before, the server still has the message for the next one.
             self._patiently(lambda: confirm(self._client, self._node, run, message.metadata.message_id))
@@ -308,8 +324,7 @@ class Fleet:
         return True
 
     def _pull(self, number: str, tree: ObjectTree, run: int) -> Message:
-        part = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        pull = puller(part, UPLOAD_SECONDS)
+        pull = puller(lambda name: self._part(Part(run, "", name), b""), UPLOAD_SECONDS)
         message = fetched(number, tree, lambda name: self._patiently(lambda: pull(name)), self._shelf)
         message.metadata.__dict__["_message_id"] = number
         self._used = time.monotonic()
@@ -329,12 +344,27 @@ class Fleet:
                     if attempts == 1 and self._sent is not None:  # later: it is there, or not wanted any more
                         self._sent.after(taken=False)
                     return
-                put = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, answer.session_id)
-                push(objects, answer.objects_to_push, put)
+                session = answer.session_id
+                push(objects, answer.objects_to_push, partial(self._send, run, session))
                 if self._sent is not None:
                     self._sent.after(taken=True)
 
             self._patiently(upload)
+
+    def _send(self, run: int, session: str, name: str, content: bytes) -> None:
+        self._part(Part(run, session, name), content)
+
+    def _part(self, part: Part, content: bytes) -> bytes:
+        """Send a part of a message, or fetch one."""
+        answer = self._signing.call(self._client, part, content)
+        if answer.status_code == GONE and part.session:
+            raise ObjectPushError(part.name, part.run, part.session)
+        if answer.status_code == GONE:
+            raise ObjectPullError(part.name, "the server does not have it any more")
+        if answer.status_code == NOT_YET:
+            raise ObjectUnavailableError(part.name)
+        answer.raise_for_status()
+        return answer.content
 
     def _announce(self, reply: Message, tree: ObjectTree, seconds: float) -> PushMessagesResponse:
         """Say that there is a reply; one that the server does not want stays here."""

@@ -40,10 +40,6 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
 from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
@@ -51,6 +47,7 @@ from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
 from visard.deployment.certificates import NAME
+from visard.deployment.flower.inside import PartsInside
 from visard.deployment.flower.link import TYPE, GridLink, confirm, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, puller, push
 from visard.deployment.flower.server import SOCKET
@@ -75,8 +72,9 @@ class Fetcher:
     `HttpGrid` would wait there for its parts, and an exception over one malformed reply would end the run.
     """
 
-    def __init__(self, runtime: RuntimeHttpClient, run: int) -> None:
-        self._runtime, self._run = runtime, run
+    def __init__(self, runtime: RuntimeHttpClient, run: int, part: Callable[[str], bytes]) -> None:
+        """`part` gives a part of a message by its name."""
+        self._runtime, self._run, self._part = runtime, run, part
         self.folder: Path | None = None  # where long replies wait, in files without a name
         self._turns = threading.BoundedSemaphore(AT_ONCE)
         self._node = Node(node_id=SUPERLINK_NODE_ID)
@@ -101,11 +99,9 @@ class Fetcher:
         return {n: _result(self._coming.pop(n)[0]) for n in done}
 
     def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
-        part = make_pull_object_fn_protobuf(self._runtime.PullObject, self._node, self._run)
-
         def in_turn(name: str) -> bytes:
             with self._turns:
-                return part(name)
+                return self._part(name)
 
         message = fetched(number, tree, puller(in_turn, limit, over.is_set), Shelf(lambda: InFile(self.folder)))
         self.confirm(number)
@@ -190,7 +186,8 @@ class DeploymentLink(GridLink, PartyLink):
         self.grid: HttpGrid = HttpGrid(token=task.token)
         self.grid._client = self._runtime
         self.grid.set_run(run_from_proto(given.run))
-        self._fetcher = Fetcher(self._runtime, given.run.run_id)
+        self._parts = PartsInside(self.where / SOCKET)
+        self._fetcher = Fetcher(self._runtime, run := given.run.run_id, lambda name: self._parts.get(run, name))
         self._beat = HeartbeatSender(self._heartbeat)
         self._beat.start()
 
@@ -345,8 +342,8 @@ class DeploymentLink(GridLink, PartyLink):
         if not number:
             return None
         run = self.grid.run.run_id
-        put = make_push_object_fn_protobuf(self._runtime.PushObject, self.grid.node, run, answer.session_id)
-        push(objects, answer.objects_to_push, put)
+        session = answer.session_id
+        push(objects, answer.objects_to_push, lambda name, content: self._parts.put(run, session, name, content))
         self._asked[number] = node
         return str(number)
 
@@ -372,6 +369,7 @@ class DeploymentLink(GridLink, PartyLink):
         with contextlib.suppress(httpx.HTTPError):
             self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
         self._runtime.close()
+        self._parts.close()
 
 
 def _bundle() -> bytes:

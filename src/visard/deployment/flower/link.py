@@ -12,29 +12,32 @@ from flwr.proto.node_pb2 import Node
 from flwr.serverapp import Grid
 
 from visard.core import ClientId
+from visard.deployment.flower.objects import names_in
 from visard.deployment.remote import Link, Parts
 from visard.errors import PublicError, VisardError
+from visard.processes import Data, Filed
 
 TYPE = "query"  # of all messages: what is asked stands in the header
 
 
-def record(header: bytes, payload: bytes | Array) -> RecordDict:
+def record(header: bytes, payload: Data | Filed | Array) -> RecordDict:
     """The content of a message; the payload travels as an array, which Flower cuts into chunks."""
     if not isinstance(payload, Array):
-        payload = Array("uint8", (len(payload),), "visard", payload)
+        data = bytes(payload.map() if isinstance(payload, Filed) else payload)
+        payload = Array("uint8", (len(payload),), "visard", data)
     arrays = ArrayRecord()
     arrays["payload"] = payload  # as it is; the constructor would make another one
     return RecordDict({"header": ConfigRecord({"header": header}), "payload": arrays})
 
 
-def parts(message: Message) -> Parts:
+def parts(message: Message) -> tuple[bytes, Data | Filed]:
     """Header and payload of a message that may come from anyone."""
     try:
         header = message.content.config_records["header"]["header"]
         payload = message.content.array_records["payload"]["payload"].data
     except (KeyError, ValueError, AttributeError, TypeError):
         raise PublicError("a message without header and payload") from None
-    if not isinstance(header, bytes) or not isinstance(payload, bytes | bytearray | memoryview):
+    if not isinstance(header, bytes) or not isinstance(payload, bytes | bytearray | memoryview | Filed):
         raise PublicError("a message whose header or payload is not bytes")
     return header, payload
 
@@ -88,6 +91,8 @@ class GridLink(Link):
         if message.metadata.src_node_id != node:
             return "reply refused: it came from another node"
         try:
-            return parts(message)
+            header, payload = parts(message)
+            names = names_in(message.content.array_records["payload"]["payload"])
+            return header, payload.map() if isinstance(payload, Filed) else payload, names
         except VisardError as error:
             return f"reply refused: {error}"

@@ -7,9 +7,7 @@ be moved again. Flower's own functions hold a message up to four times while the
 
 from __future__ import annotations
 
-import hashlib
 import json
-import mmap
 import os
 import tempfile
 import time
@@ -22,7 +20,6 @@ from typing import Any, Protocol, TypeVar
 
 from flwr.app import Array, Message
 from flwr.app.message.arraychunk import ArrayChunk
-from flwr.common.constant import FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE as CHUNK
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import (
@@ -33,11 +30,11 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
 
 from visard.engines.codec import ALIGNED, MAX_BYTES, largest_at
+from visard.engines.records import cuts, head_of, name_of
 from visard.errors import VisardError
-from visard.processes import Data
+from visard.processes import SHORT, Data, Filed
 
 AT_ONCE = 2  # parts of one message on their way
-SHORT = 2**22  # bytes of a payload that stays in memory
 MOST_PARTS = 500  # of a message: more than the longest one has
 SOON, LATER = 0.05, 1.0  # seconds before a part that is not there yet is asked for again: at first, and at most
 A = TypeVar("A")
@@ -45,13 +42,22 @@ B = TypeVar("B")
 
 
 class Piece(ArrayChunk):
-    """A chunk that knows its name: Flower hashes a copy of its chunks each time it needs their names."""
+    """A chunk that knows its name: Flower hashes a copy of its chunks each time it needs their names.
 
-    def __init__(self, data: memoryview) -> None:
-        super().__init__(data)
-        digest = hashlib.sha256(b"ArrayChunk  %d" % len(data) + HEAD_BODY_DIVIDER)
-        digest.update(data)
-        self._name = digest.hexdigest()
+    What is in a file is read there when it is needed.
+    """
+
+    def __init__(self, payload: memoryview | Filed, start: int, stop: int) -> None:
+        self._place = payload, start, stop
+        self._name = name_of(self._bytes())
+
+    def _bytes(self) -> Data:
+        payload, start, stop = self._place
+        return payload.read(start, stop) if isinstance(payload, Filed) else payload[start:stop]
+
+    def deflate(self) -> bytes:
+        data = self._bytes()
+        return b"".join((head_of(len(data)), data))
 
     @property
     def object_id(self) -> str:
@@ -61,13 +67,19 @@ class Piece(ArrayChunk):
 Piece.__qualname__ = ArrayChunk.__qualname__  # which Flower writes into the content
 
 
-def array(payload: Data) -> Array:
+def array(payload: Data | Filed) -> Array:
     """Bytes as an array of Flower, cut into chunks that are hashed here and never again."""
-    made, view = Array("uint8", (len(payload),), "visard", b""), memoryview(payload)
+    made, size = Array("uint8", (len(payload),), "visard", b""), len(payload)
     made.data = payload  # type: ignore[assignment]
-    pieces = [Piece(view[start : start + CHUNK]) for start in range(0, len(view), CHUNK)]
+    view = payload if isinstance(payload, Filed) else memoryview(payload)
+    pieces = [Piece(view, start, stop) for start, stop in cuts(size)]
     made.__dict__["_chunks"] = [(piece.object_id, piece) for piece in pieces]
     return made
+
+
+def names_in(made: Array) -> list[str]:
+    """The names of the parts of an array that was made or fetched here."""
+    return [name for name, _ in made.__dict__.get("_chunks", ())] or list(made.__dict__.get("names", ()))
 
 
 class Buffer(Protocol):
@@ -100,14 +112,16 @@ class InMemory:
 
 
 class InFile:
-    """A payload in memory or, if it is long, in a file without a name, which is mapped into memory where it is read.
+    """A payload in memory or, if it is long, in a file without a name.
 
-    In the file it lies so that decoded tensors need no copy. What is mapped can be let go and is read again.
+    In the file it lies so that decoded tensors need no copy. `mapped`: it is memory that can be let go and is read
+    again; else it stays the file that it is.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, mapped: bool = True) -> None:
         self._folder, self._short, self._size, self._pad = folder, bytearray(), 0, 0
         self._file: Any = None
+        self._mapped = mapped
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -131,11 +145,11 @@ class InFile:
         else:
             self.add(memoryview(os.pread(self._file.fileno(), count, self._pad + start)))
 
-    def done(self) -> bytes | memoryview:
+    def done(self) -> bytes | memoryview | Filed:
         if self._file is None:
             return bytes(self._short)
-        mapped = mmap.mmap(self._file.fileno(), self._pad + self._size, access=mmap.ACCESS_COPY)
-        return memoryview(mapped)[self._pad :]
+        filed = Filed(os.dup(self._file.fileno()), self._size, self._pad)
+        return filed.map() if self._mapped else filed
 
 
 @dataclass
@@ -157,12 +171,14 @@ class Shelf:
 
     new: Callable[[], Buffer] = InMemory
     whole: dict[str, Any] = field(default_factory=dict)
+    names: dict[str, list[str]] = field(default_factory=dict)  # of the parts of whole ones
     coming: dict[str, Coming] = field(default_factory=dict)
 
     def keep(self, names: Collection[str]) -> None:
         """Let go of everything that is not part of a message."""
         self.whole = {name: payload for name, payload in self.whole.items() if name in names}
         self.coming = {name: coming for name, coming in self.coming.items() if name in names}
+        self.names = {name: parts for name, parts in self.names.items() if name in names}
 
 
 def fetched(number: str, tree: ObjectTree, pull: Callable[[str], bytes], shelf: Shelf) -> Message:
@@ -194,6 +210,7 @@ def fetched(number: str, tree: ObjectTree, pull: Callable[[str], bytes], shelf: 
         raise VisardError("it is not a message")
     if message.has_content():
         for made in (made for found in message.content.array_records.values() for made in found.values()):
+            made.__dict__["names"] = shelf.names.get(made.dtype, [])
             made.data = shelf.whole[made.dtype]
     return message
 
@@ -220,6 +237,7 @@ def _payload(name: str, content: bytes, children: list[str], pull: Callable[[str
     finally:
         parts.close()
     del shelf.coming[name]
+    shelf.names[name] = names
     return coming.buffer.done()
 
 

@@ -16,7 +16,8 @@ import socket
 import time
 from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.client_hello import Proofs
-from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower.part import Part
+from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, whole
 from visard.deployment.flower.register import Register, tls_context
 from visard.deployment.flower.store import Store
 from visard.deployment.health import Health
@@ -48,7 +51,6 @@ from visard.processes import share_memory_of_threads
 from visard.text import line
 
 SOCKET = "control.sock"
-FLEET = "/v1/fleet/"
 KEY, SIGNATURE, TIME = (
     h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 )
@@ -57,11 +59,6 @@ REMEMBER = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE  # seconds after whic
 TELL_EVERY = 60.0  # seconds between lines about the same trouble
 GRACE = 5  # seconds for calls at hand when the server stops
 BACKLOG = 4096  # connections that the kernel may hold before they are accepted
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class FleetOnly:
@@ -81,6 +78,7 @@ class FleetOnly:
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.app, self.limits, self._say = app, limits, say
+        self.parts: Parts | None = None
         self.prove: Callable[[Connection, str], None] = lambda connection, party: (
             None
         )  # called for whoever brings a signature
@@ -114,7 +112,8 @@ class FleetOnly:
         path, headers = scope["path"], dict(scope["headers"])
         if not path.startswith(FLEET) or path in CLOSED:
             return await _turn_away(send, 404)
-        if (signer := self._signer(headers)) is None:
+        part = Part.at(path, FLEET) if self.parts is not None else None
+        if (signer := self._signer(headers) if part is None else self._signer_of(path, headers, part)) is None:
             return await _turn_away(send, 401)
         party, own = signer
         if why := self._refusals.get(own):
@@ -124,20 +123,37 @@ class FleetOnly:
         process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
         if not activates and self._processes.get(party, process) != process:
             return await _turn_away(send, 409)
-        if (body := await _whole(receive, self.limits.body_bytes)) is None:
+        if (pieces := await whole(receive, self.limits.body_bytes)) is None:
             return await _turn_away(send, 413)
+        if part is not None and self.parts is not None:
+            self._heard(party, headers)
+            return await self.parts.answer(part, pieces, send, counted=True)
+        body = b"".join(pieces)
         if wrong := self._wrong(path, headers, body, own):
             self._tell(f"refused: a call of {party} to {path} {wrong}")
             return await _turn_away(send, 401, f"the call {wrong}")
         if activates:
             self._processes[party] = process
-        self.heard[party] = time.time(), line(headers.get(VERSION.encode(), b"").decode("latin-1"), 40)
+        self._heard(party, headers)
         await self.app(scope, _handed(body, receive), send)
 
-    def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str) -> str:
+    def _heard(self, party: str, headers: Mapping[bytes, bytes]) -> None:
+        self.heard[party] = time.time(), line(headers.get(VERSION.encode(), b"").decode("latin-1"), 40)
+
+    def _signer_of(self, path: str, headers: Mapping[bytes, bytes], part: Part) -> tuple[str, str] | None:
+        """As `_signer`, of a call for a part: its path says what its body is, so the whole call can be checked here."""
+        party, key = self._keys.get(headers.get(KEY, b""), ("", None))
+        if key is None or not _lately(headers.get(TIME, b"")):
+            return None
+        if wrong := self._wrong(path, headers, b"", own := fingerprint(key), part.digest):
+            self._tell(f"refused: a call with the key of {party} to {FLEET}part {wrong}")
+            return None
+        return party, own
+
+    def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str, digest: str = "") -> str:
         """What is wrong with the signature of a whole call; empty if it is the party's, and new."""
         said, process = (headers.get(name, b"").decode("latin-1") for name in (TIME, PROCESS.encode()))
-        signed = statement(path, said, process, body)
+        signed = statement(path, said, process, body, digest)
         try:
             if signed_by(signed, bytes.fromhex(headers.get(SIGNED.encode(), b"").decode("ascii"))) != own:
                 return "is signed by another key"
@@ -146,11 +162,11 @@ class FleetOnly:
         now = time.monotonic()
         while self._ages and self._ages[0][0] < now:
             self._seen.pop(self._ages.popleft()[1], None)
-        digest = hashlib.sha256(f"{own} ".encode() + signed).digest()  # a signature can be written in two ways
-        if digest in self._seen:
+        said_once = hashlib.sha256(f"{own} ".encode() + signed).digest()  # a signature can be written in two ways
+        if said_once in self._seen:
             return "came a second time"
-        self._seen[digest] = None
-        self._ages.append((now + REMEMBER, digest))
+        self._seen[said_once] = None
+        self._ages.append((now + REMEMBER, said_once))
         return ""
 
     def _tell(self, text: str) -> None:
@@ -173,16 +189,13 @@ class FleetOnly:
         return party, fingerprint(key)
 
 
-async def _whole(receive: Receive, most: int) -> bytes | None:
-    """The body of a request; None if it is too long or the caller went away."""
-    body = bytearray()
-    while (part := await receive())["type"] == "http.request":
-        body += part.get("body", b"")
-        if len(body) > most:
-            return None
-        if not part.get("more_body", False):
-            return bytes(body)
-    return None
+def _lately(said: bytes) -> bool:
+    """Whether a call was signed a short time ago, as Flower has it."""
+    try:
+        age = (datetime.now(UTC) - datetime.fromisoformat(said.decode("ascii"))).total_seconds()
+    except (ValueError, TypeError):
+        return False
+    return -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
 
 
 def _handed(body: bytes, receive: Receive) -> Receive:
@@ -252,6 +265,7 @@ def serve(
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
     guarded, context = FleetOnly(app, [], limits, say), tls_context(keys)
+    guarded.parts = parts = Parts(link, store)
     fleet = uvicorn.Server(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
@@ -262,7 +276,8 @@ def serve(
     watched = Health(health, register.health) if health else None
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
-            runner.run(_serve(uvicorn.Server(uvicorn.Config(app, **quiet)), inside, fleet, register, ready))
+            control = uvicorn.Server(uvicorn.Config(Inside(app, parts), **quiet))
+            runner.run(_serve(control, inside, fleet, register, ready))
     finally:
         (state / SOCKET).unlink(missing_ok=True)
         store.close()

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from flwr.app.message.arraychunk import ArrayChunk
+from flwr.supercore.constant import HEAD_BODY_DIVIDER
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+from flwr.supercore.inflatable.inflatable_utils import validate_object_content
+from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
 IN_MEMORY = 2**29  # bytes
 SMALL = 2**16  # bytes of a part that always stays in memory
-ELSEWHERE = b"\0"  # the content of a part that is in the file
+ELSEWHERE = b"\0"  # the content of a part, as Flower has it
 
 
 class Store(InMemoryObjectStore):
@@ -29,6 +37,8 @@ class Store(InMemoryObjectStore):
         self._places: dict[str, tuple[int, int]] = {}  # in the file: part -> where it begins, and its length
         self._free: dict[int, list[int]] = {}  # places for parts of a length: nearly all have the same
         self._end = 0
+        self._pieces: dict[str, Sequence[bytes]] = {}  # in memory
+        self._coming = threading.local()
 
     def close(self) -> None:
         """Let go of the file."""
@@ -40,31 +50,60 @@ class Store(InMemoryObjectStore):
         """Bytes in the file."""
         return sum(length for _, length in self._places.values())
 
+    @contextmanager
+    def coming(self, object_id: str, pieces: Sequence[bytes]) -> Iterator[None]:
+        """Within this, what this thread puts in under a name are these pieces, which the caller has hashed."""
+        self._coming.part = object_id, pieces
+        try:
+            yield
+        finally:
+            del self._coming.part
+
     def put(self, object_id: str, object_content: bytes) -> None:
-        super().put(object_id, object_content)
+        name, pieces = getattr(self._coming, "part", ("", ()))
+        if name == object_id:
+            return self._put(object_id, pieces)
+        if get_object_id(object_content) != object_id:
+            raise ValueError(f"the content of part {object_id} is another one")
+        return self._put(object_id, [object_content])
+
+    def _put(self, object_id: str, pieces: Sequence[bytes]) -> None:
+        length = sum(map(len, pieces))
+        _check_form(pieces, length)
         with self.lock_store:
-            entry, length = self.store.get(object_id), len(object_content)
-            if entry is None or entry.content is not object_content:  # it was there before
+            entry = self.store.get(object_id)
+            if entry is None:
+                raise NoObjectInStoreError(f"part {object_id} was not announced")
+            if entry.is_available:
                 return
+            entry.content, entry.is_available = ELSEWHERE, True
             if length < SMALL or self.held + length <= self.most:
                 self.held += length
+                self._pieces[object_id] = pieces
                 return
             if self._file is None:
                 self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 (as long as this is)
             places = self._free.get(length)
             place = places.pop() if places else self._end
             self._end = max(self._end, place + length)
-            rest = memoryview(object_content)
-            while rest:
-                rest = rest[os.pwrite(self._file.fileno(), rest, place + length - len(rest)) :]
-            self._places[object_id], entry.content = (place, length), ELSEWHERE
+            self._places[object_id] = place, length
+            for piece in pieces:
+                rest = memoryview(piece)
+                while rest:
+                    written = os.pwrite(self._file.fileno(), rest, place)
+                    place, rest = place + written, rest[written:]
 
     def get(self, object_id: str) -> bytes | None:
+        pieces = self.get_pieces(object_id)
+        return super().get(object_id) if pieces is None else b"".join(pieces)
+
+    def get_pieces(self, object_id: str) -> Sequence[bytes] | None:
+        """The content of a part in pieces; None where it is not here, or not yet."""
         with self.lock_store:
-            if object_id not in self._places or self._file is None:
-                return super().get(object_id)
-            place, length = self._places[object_id]
-            return os.pread(self._file.fileno(), length, place)
+            if object_id in self._places and self._file is not None:
+                place, length = self._places[object_id]
+                return [os.pread(self._file.fileno(), length, place)]
+            return self._pieces.get(object_id)
 
     def delete(self, object_id: str) -> None:
         with self.lock_store:
@@ -73,10 +112,18 @@ class Store(InMemoryObjectStore):
             if entry is None or object_id in self.store:
                 return
             if object_id not in self._places:
-                self.held -= len(entry.content)
+                self.held -= sum(map(len, self._pieces.pop(object_id, ())))
                 return
             place, length = self._places.pop(object_id)
             self._free.setdefault(length, []).append(place)
             if not self._places and self._file is not None:
                 self._file.truncate(0)
                 self._free, self._end = {}, 0
+
+
+def _check_form(pieces: Sequence[bytes], length: int) -> None:
+    """Refuse what is no part of a message. Nearly all long parts are chunks of an array: of these the head says it."""
+    head = pieces[0][: pieces[0].find(HEAD_BODY_DIVIDER, 0, 200) + 1] if pieces else b""
+    chunk = b"%s  %d%s" % (ArrayChunk.__qualname__.encode(), length - len(head), HEAD_BODY_DIVIDER)
+    if head != chunk:
+        validate_object_content(b"".join(pieces))

@@ -1,0 +1,101 @@
+"""The server's side of parts of messages: taken and given as they are, hashed once (see `part`)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from flwr.common.constant import Status
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.server.superlink.utils import check_abort
+
+from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NOT_YET, OVER, REFUSED, TAKEN, Part
+from visard.deployment.flower.store import Store
+
+AT_ONCE = 2  # threads that hash: while they do, others can work
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class Parts:
+    """Takes and gives parts. `counted`: as traffic of the run, which is Flower's figure of what goes to nodes."""
+
+    def __init__(self, link: InMemoryLinkState, store: Store) -> None:
+        self._link, self._store = link, store
+        self._threads = ThreadPoolExecutor(AT_ONCE)
+
+    async def answer(self, part: Part, body: Sequence[bytes], send: Send, counted: bool) -> None:
+        """Do what a call asks for, and answer it."""
+        act = self._take if part.session else self._give
+        status, content = await asyncio.get_running_loop().run_in_executor(self._threads, act, part, body, counted)
+        headers = [] if status == TAKEN else [(b"content-length", b"%d" % sum(map(len, content)))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for piece in content:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _take(self, part: Part, body: Sequence[bytes], counted: bool) -> tuple[int, Sequence[bytes]]:
+        digest = hashlib.sha256()
+        for piece in body:
+            digest.update(piece)
+        if digest.hexdigest() != part.name:
+            return REFUSED, ()
+        if counted and self._over(part):
+            return OVER, ()
+        with self._store.coming(part.name, body):
+            stored = self._link.store_object(part.run, part.session, part.name, b"")
+        if not stored:
+            return GONE, ()
+        if counted:
+            self._link.store_traffic(part.run, bytes_sent=0, bytes_recv=sum(map(len, body)))
+        return TAKEN, ()
+
+    def _give(self, part: Part, body: Sequence[bytes], counted: bool) -> tuple[int, Sequence[bytes]]:
+        if any(body):
+            return REFUSED, ()
+        if counted and self._over(part):
+            return OVER, ()
+        content = self._store.get_pieces(part.name)
+        if content is None:
+            return GONE if self._link.get_object(part.run, part.name) is None else NOT_YET, ()
+        if counted:
+            self._link.store_traffic(part.run, bytes_sent=sum(map(len, content)), bytes_recv=0)
+        return GIVEN, content
+
+    def _over(self, part: Part) -> bool:
+        """Whether the run of a part does not run."""
+        return bool(check_abort(part.run, [Status.PENDING, Status.STARTING, Status.FINISHED], self._link))
+
+
+class Inside:
+    """The application behind the Unix socket: Flower's, and parts."""
+
+    def __init__(self, app: App, parts: Parts) -> None:
+        self.app, self.parts = app, parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        part = Part.at(scope["path"], INSIDE) if scope["type"] == "http" else None
+        if part is None:
+            return await self.app(scope, receive, send)
+        if (body := await whole(receive, 2**31)) is not None:
+            await self.parts.answer(part, body, send, counted=False)
+        return None
+
+
+async def whole(receive: Receive, most: int) -> list[bytes] | None:
+    """The body of a request in pieces; None if it is too long or the caller went away."""
+    body, size = [], 0
+    while (event := await receive())["type"] == "http.request":
+        body.append(bytes(event.get("body", b"")))
+        size += len(body[-1])
+        if size > most:
+            return None
+        if not event.get("more_body", False):
+            return body
+    return None
