@@ -84,6 +84,19 @@ def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path)
     ]  # fmt: skip
 
 
+def test_every_baseline_has_a_rate_of_its_own(network: Path, tmp_path: Path) -> None:
+    """Chosen on other seeds than the tables'; rows that differ by labels, lambda, E or K alone share that of FL."""
+    methods: dict[str, Any] = {
+        j.row.name: j.settings().method for j in jobs_of(find("fedfr-da", "real", network), [0], tmp_path)
+    }
+    rates = {name: methods[f"L {name}"].training.lr for name in ("FL", "Fine-tune", "DAN", "DANN", "Merge")}
+    assert rates == {"FL": 0.02, "Fine-tune": 0.001, "DAN": 0.005, "DANN": 0.0003, "Merge": 0.02}
+    for name in ("FedFR-DA", "K-means", "lambda = 10", "E = 40", "K = 1", "d = stable"):
+        assert methods[f"L {name}"].training.lr == rates["FL"], name
+    assert methods["L d = stable"].clustering.d == "stable"
+    assert methods["L all three"].clustering.min_quality == 0.8
+
+
 def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--scale real and --model FILE"):
         find("fedfr-da", "real")
