@@ -290,6 +290,18 @@ def test_refusals_change_nothing(photos: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "receipt.json").exists()
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused(photos: Path, tmp_path: Path) -> None:
+    """The set is written anew in its place: what is not its own would be lost."""
+    folder = imported(photos, tmp_path / "faces")
+    (folder / "landmarks.npy").unlink()
+    (folder / "landmarks.npy").mkdir()
+    (folder / "landmarks.npy" / "mine.txt").write_text("mine")
+    with pytest.raises(VisardError, match=r"landmarks\.npy is not a file"):
+        remove_people(folder, [GONE], new_receipt(tmp_path))
+    assert (folder / "landmarks.npy" / "mine.txt").read_text() == "mine"
+    assert GONE in FaceSet.open(folder).names
+
+
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_gallery_and_its_receipt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], encrypted: bool

@@ -141,7 +141,13 @@ def remove_people(
 
 def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of each file of a face set."""
-    return {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.suffix in (".npy", ".json")}
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".npy", ".json"):
+            if not path.is_file():
+                raise VisardError(f"{path} is not a file: this folder holds more than a face set")
+            found[path.name] = file_digest(path)
+    return found
 
 
 def _numbers(faces: FaceSet, people: Sequence[str], leftovers: int) -> npt.NDArray[np.int64]:
