@@ -82,7 +82,7 @@ site: $(READY)  ## build the documentation as a site that opens offline, in site
 	$(BIN)/python -m tests.built_site site
 
 fuzz: $(READY)  ## FILES=5000 mutated files of every format that visard reads, and property tests on new examples
-	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --files $(FILES) --seed $(SEED) --keep fuzz-failures
+	OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m tests.fuzz --every --files $(FILES) --seed $(SEED) --keep fuzz-failures
 	$(PYTEST) -n 2 --hypothesis-profile=random tests/property
 
 coverage: $(READY)  ## which lines the tests run: a table here, the lines in htmlcov/index.html (long)

@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.fuzz.runner import Tally, fuzz, plan, seeds
+from tests.fuzz.runner import Tally, fuzz, plan, plan_every, seeds
 from visard.processes import cores
 
 
@@ -19,13 +19,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the same seed makes the same files")
     parser.add_argument("--first", type=int, default=0, help="number of the first file of each format, to go on later")
     parser.add_argument("--only", action="append", help="a format (may repeat; default: all)")
+    parser.add_argument("--every", action="store_true", help="first each file missing, cut, in another's place, ...")
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where files go that fail")
     parser.add_argument("--workers", type=int, default=cores(), help="processes")
     parser.add_argument("--json", type=Path, help="write the counts there")
     given = parser.parse_args()
-    jobs = plan(given.files, given.only, given.first)
     with tempfile.TemporaryDirectory(prefix="visard-fuzz-") as folder:
         seeds(Path(folder), given.only)
+        one_by_one = plan_every(Path(folder), given.only) if given.every else []
+        jobs = [*one_by_one, *plan(given.files, given.only, given.first)]
         found = fuzz(jobs, Path(folder), given.seed, given.workers, given.keep)
     show(found)
     if given.json:

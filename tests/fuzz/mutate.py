@@ -13,7 +13,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -160,6 +160,33 @@ def change_inside(tree: Any, rng: Random) -> Any:
         pairs = [*tree.items(), (rng.choice([*tree, *TEXTS] or TEXTS), value(rng))]
         return Pairs(rng.sample(pairs, len(pairs)))
     return [*tree, value(rng)] if isinstance(tree, list) else value(rng)
+
+
+ODD: list[Any] = [0, -1, 2**63, 2**64, 1.5, Raw("1e308"), Raw("NaN"), "", "..", "../../x", "\x1b[31m", "a" * 300,
+    None, True, [], {}, [[]], Raw("[" * 70 + "]" * 70), Raw('{"a":' * 70 + "1" + "}" * 70)]  # fmt: skip
+ODD_TOML = ["0", "-1", str(2**63), "1.5", "1e308", "nan", '""', '".."', '"../../x"', '"\\u001b[31m"', "true", "[]",
+    "{}", "[[]]", "1979-05-27", "[" * 70 + "]" * 70, "{a=" * 70 + "1" + "}" * 70]  # fmt: skip
+MOST_PLACES = 30  # of one file
+
+
+def every(data: bytes, kind: str) -> Iterator[bytes]:
+    """A file of settings or of JSON with each value in turn replaced by each odd one."""
+    if kind in ("json", "key"):
+        found = places(json.loads(data))
+        for path in found[:: max(1, len(found) // MOST_PLACES)]:
+            for odd in ODD:
+                tree = [json.loads(data)]
+                parent: Any = tree
+                for key in (way := (0, *path))[:-1]:
+                    parent = parent[key]
+                parent[way[-1]] = odd
+                yield dump(tree[0]).encode("utf-8", "surrogatepass")
+    elif kind == "toml":
+        rows = data.decode().split("\n")
+        for at in [k for k, row in enumerate(rows) if "=" in row][:MOST_PLACES]:
+            for text in ODD_TOML:
+                changed = f"{rows[at].partition('=')[0]} = {text}"
+                yield "\n".join([*rows[:at], changed, *rows[at + 1 :]]).encode()
 
 
 def as_json(data: bytes, rng: Random) -> bytes:

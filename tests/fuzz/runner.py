@@ -7,6 +7,7 @@ An input follows from (seed, format, number) alone.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -20,11 +21,13 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from tests.fuzz.mutate import every as mutations
 from tests.fuzz.mutate import mutate
 from visard.processes import Child, ChildError, receive, send
 
@@ -64,8 +67,31 @@ class Inputs:
             n for n in names if not any(str(n).startswith(f) or str(n).endswith(f) for f in self.format.fixed)
         ]
 
+    @functools.cached_property
+    def every(self) -> list[tuple[Path, bytes | str]]:
+        """Changes that are tried one by one: a file and its new content, or what is in its place."""
+        found: list[tuple[Path, bytes | str]] = []
+        for name in self.names:
+            data = (self.folder / name).read_bytes()
+            if not self.format.there:
+                found += [(name, "nothing"), (name, "folder")]
+            found += [(name, content) for content in (b"", data[:1], data[: len(data) // 2])]
+            found += [(name, (self.folder / other).read_bytes()) for other in self.names[:8] if other != name]
+            with suppress(ValueError):  # not what its ending says
+                found += [(name, content) for content in mutations(data, self.format.kind(str(name)))]
+        return found
+
     def write(self, number: int, out: Path) -> str:
-        """Input `number`, in `out`; returns which file was changed."""
+        """Input `number`, in `out`; returns which file was changed. Those below 0 are of `every`, from its end."""
+        if number < 0:
+            shutil.copytree(self.folder, out)
+            name, content = self.every[number]
+            (out / name).unlink()
+            if content == "folder":
+                (out / name).mkdir()
+            elif isinstance(content, bytes):
+                (out / name).write_bytes(content)
+            return str(name)
         rng = Random(f"{self.seed} {self.name} {number}")
         shutil.copytree(self.folder, out)
         name = rng.choice(self.names)
@@ -346,3 +372,11 @@ def plan(files: int, only: list[str] | None = None, first: int = 0) -> list[tupl
     counts = {name: max(1, round(files * f.weight / total)) for name, f in chosen.items()}
     jobs = [(k / n, name, first + k) for name, n in counts.items() for k in range(n)]
     return [(name, k) for _, name, k in sorted(jobs)]
+
+
+def plan_every(folder: Path, only: list[str] | None = None) -> list[tuple[str, int]]:
+    """The inputs that are tried one by one, of the valid files in `folder`."""
+    from tests.fuzz.formats import FORMATS
+
+    names = [name for name in FORMATS if not only or name in only]
+    return [(name, -1 - k) for name in names for k in range(len(Inputs(folder, name, 0).every))]
