@@ -178,6 +178,10 @@ def test_a_damaged_set(ijbc: Path, tmp_path: Path) -> None:
     np.save(faces.path / "gallery_0_G1.npy", np.ones(3))
     with pytest.raises(VisardError, match="damaged"):
         load_galleries(faces)
+    for name in ("a" * 300, "é" * 100, "../../x"):
+        faces.info["ijb"]["galleries"] = [name]
+        with pytest.raises(VisardError, match=r"set has no gallery_0_.*\.npy$"):
+            load_galleries(faces)
 
 
 # IJB-A ----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from visard.data.storage import FILES, HEADER, FaceSetWriter, array_path, canonical_json, digest, map_array, read_header
 from visard.errors import UsageError, VisardError, did_you_mean
+from visard.files import LONGEST_NAME
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,8 +130,9 @@ class FaceSet:
 
     def extra(self, name: str) -> np.ndarray[Any, Any]:
         """An array that the importer put beside the pictures (mapped, any shape)."""
-        if not name.isidentifier() or not array_path(self.path, name).is_file():  # a header can name it
-            raise UsageError(f"{self.path.name} has no {name}.npy")
+        named = name.isidentifier() and len(name.encode()) <= LONGEST_NAME  # the name may come from a header
+        if not named or not array_path(self.path, name).is_file():
+            raise UsageError(f"{self.path.name} has no {name[:LONGEST_NAME]}.npy")
         return map_array(self.path, name, None)
 
     def quality(self, rows: Rows) -> npt.NDArray[np.float32]:
