@@ -406,7 +406,9 @@ def test_damaged_entries_are_one_line(kept: Path, tmp_path: Path) -> None:
     model.write_bytes(model.read_bytes() + b"x")
     with pytest.raises(VisardError, match="is not the file that was added as mine"):
         visard.load_model("mine")
-    for change in ({"file": "../../../theirs.pth"}, {"name": "other"}, {"size": 3}):
+    files = ({"file": text} for text in ("../../../theirs.pth", "a" * 300, "", "a\0b"))
+    sizes = ({"size": size} for size in (3, "", "-1", "0", "1.5", "9" * 20))
+    for change in (*files, *sizes, {"name": "other"}):
         (home / "contract.json").write_text(json.dumps(json.loads(good) | change))
         with pytest.raises(VisardError, match="is damaged: add the model again"):
             visard.load_model("mine")

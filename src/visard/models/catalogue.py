@@ -15,6 +15,8 @@ from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, cache_folder, mapping, read_json, replacing, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
+FILE = re.compile(r"model\.\w{1,16}")
+SIZE = re.compile(r"[1-9][0-9]{0,4}")  # pixels
 CONTRACT = "contract.json"
 
 
@@ -66,7 +68,7 @@ def read(name: str) -> Entry:
     if kept.keys() != fields or not all(isinstance(v, str) and len(v) < 1000 for v in kept.values()):
         raise VisardError(f"{path} is damaged: add the model again")
     entry = Entry(**kept)
-    if entry.name != name or "/" in entry.file or entry.file.startswith("."):
+    if entry.name != name or not FILE.fullmatch(entry.file) or not SIZE.fullmatch(entry.size):
         raise VisardError(f"{path} is damaged: add the model again")
     return entry
 
