@@ -141,7 +141,7 @@ class Gallery:
         return _threshold((rows @ rows.T)[once], far)
 
     def search_threshold(self, fpir: float) -> Threshold:
-        """For a search: `fpir` of the enrolled pictures, with their own person left out, find somebody above it."""
+        """For a search: the share `fpir` of the enrolled pictures, without their own person, finds a match above it."""
         if len(self) < 2:
             return _threshold(np.empty(0, np.float32), fpir)
         probes = self.probes[: max(64, (1 << 30) // len(self))]

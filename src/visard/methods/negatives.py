@@ -1,6 +1,6 @@
 r"""Negatives from other clients: directions that the features of a client's own people must keep away from.
 
-A head that stays at home knows the people of one client alone, so nothing keeps them apart from everybody else. With
+A local head knows only the people of one client, so nothing keeps them apart from all others. With
 `method.negatives` the softmax of a client gets more rows, which are fixed within a round:
 
     L = -log[e^{s phi(theta_y)} / (e^{s phi(theta_y)} + \sum_{j \ne y} e^{s cos theta_j} + \sum_k e^{s cos(f, v_k)})]

@@ -1,4 +1,4 @@
-"""ONNX graphs as networks that train: each node becomes a step of `visard.models.steps`, or is computed here for good.
+"""ONNX graphs as networks that train: each node becomes a step of `visard.models.steps`, or is computed here once.
 
 Sizes are known as soon as the pictures are, so nodes that compute with shapes (Shape, Gather, Concat, ...) are done
 away with, and a Reshape says what one picture becomes: a graph that was exported for one picture at a time takes any

@@ -1,4 +1,4 @@
-"""Parts of a network that stay as they are while the rest trains."""
+"""Batch norm that keeps its statistics while the rest of the network trains (`model.frozen_norm`)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 def keep_statistics(network: nn.Module) -> None:
-    """Batch norm of this network and of its copies uses its running statistics and leaves them alone, for good.
+    """Make batch norm of this network and its copies use its running statistics and never change them.
 
-    `train()` no longer reaches it, so no method has to know. Its scale and shift still train; names and weights stay.
+    `train()` no longer has an effect on it, so methods need not know. Its scale and shift still train.
     """
     for module in network.modules():
         if isinstance(module, _NormBase) and module.track_running_stats:

@@ -209,7 +209,7 @@ def quantise(
 ) -> Exported:
     """An exported network with 8-bit integers, metadata kept; `difference` is that from `source` on random pictures.
 
-    Without `calibration` (batches of network inputs) the range of activations is found anew for each batch (dynamic);
+    Without `calibration` (batches of network inputs) the range of activations is computed for each batch (dynamic);
     with it, it is fixed beforehand (static), which is faster and needs pictures like those to come.
     """
     quantization, preparation = need("onnxruntime.quantization"), need("onnxruntime.quantization.shape_inference")

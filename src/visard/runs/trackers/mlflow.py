@@ -16,17 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from visard.engines.watchers import Watcher
 from visard.errors import UsageError
 from visard.files import write_json
-from visard.runs.trackers.scalars import of_evaluation
+from visard.runs.trackers.scalars import ScalarTracker
 
 EXPERIMENT = "visard"
 MOST = 900  # metrics in one request: MLflow takes 1,000
 ODD = re.compile(r"[^\w\-./ ]")  # characters that MLflow does not allow in names
 
 
-class MLflow(Watcher):
+class MLflow(ScalarTracker):
     """One run of MLflow for each run folder, which keeps its id: a resumed run continues it."""
 
     files = ("mlflow.json",)
@@ -42,7 +41,7 @@ class MLflow(Watcher):
         except ImportError:
             raise UsageError("engine.watchers = mlflow: pip install 'visard[mlflow]'") from None
         self._client, self._metric, self._param = MlflowClient(tracking_uri=store), Metric, Param
-        self._step, self._run = 0, ""
+        self._run = ""
 
     def begun(self, folder: Path) -> None:
         known = folder / "mlflow.json"
@@ -60,19 +59,12 @@ class MLflow(Watcher):
             self._client.log_batch(self._run, params=parameters[first : first + 100])
         write_json(known, {"run": self._run})
 
-    def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
-        self._step = step
-        self._log({f"{stage}/{name}": value for name, value in metrics.items()})
-
-    def evaluation(self, metrics: dict[str, Any]) -> None:
-        self._log(of_evaluation(metrics))
-
     def ended(self, finished: bool) -> None:
         self._client.set_terminated(self._run, "FINISHED" if finished else "FAILED")
 
-    def _log(self, values: dict[str, float]) -> None:
+    def write(self, values: dict[str, float]) -> None:
         now = int(time.time() * 1000)
-        rows = [self._metric(ODD.sub("_", name), float(value), now, self._step) for name, value in values.items()]
+        rows = [self._metric(ODD.sub("_", name), float(value), now, self.step) for name, value in values.items()]
         for first in range(0, len(rows), MOST):
             self._client.log_batch(self._run, metrics=rows[first : first + MOST])
 
