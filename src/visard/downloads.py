@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,8 @@ def _fetch(address: str, target: Path, known: Download) -> None:
             _take(answer, target, known, address)
     except (OSError, http.client.HTTPException, ValueError) as error:  # no answer, no HTTP, no address
         why = getattr(error, "reason", None) or one_line(error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise VisardError(
             f"{known.file} cannot be fetched from {address} ({why}): fetch it elsewhere and give its path with --from"
         ) from None
