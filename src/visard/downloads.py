@@ -7,6 +7,7 @@ with an unknown digest is never kept.
 from __future__ import annotations
 
 import hashlib
+import http.client
 import os
 import urllib.error
 import urllib.request
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from visard.errors import UsageError, VisardError, did_you_mean
+from visard.errors import UsageError, VisardError, did_you_mean, one_line
 from visard.files import cache_folder, replacing
 
 TIMEOUT = 30.0  # seconds without an answer
@@ -70,7 +71,7 @@ def get(name: str, source: Path | str | None = None) -> Path:
         if source is None or str(source).startswith(("http://", "https://")):
             _fetch(str(source or known.address), beside, known)
         else:
-            _copy(Path(source), beside, known)
+            _copy(_in_folder(name, Path(source)), beside, known)
         if not is_known(name, beside):
             raise VisardError(f"{source or known.address} is not {known.file}: its sha256 is {_digest(beside)}")
     return path
@@ -87,8 +88,17 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy(source: Path, target: Path, known: Download) -> None:
-    found = source / known.file if source.is_dir() else source
+def _in_folder(name: str, source: Path) -> Path:
+    """The file itself, or the one in a folder: by its official name, or of any name by its digest."""
+    known = _known(name)
+    if not source.is_dir() or (source / known.file).is_file():
+        return source / known.file if source.is_dir() else source
+    files = (p for p in sorted(source.glob(f"*{Path(known.file).suffix}")) if p.is_file())
+    small = (p for p in files if p.stat().st_size <= 2 * known.length)
+    return next((p for p in small if is_known(name, p)), source / known.file)
+
+
+def _copy(found: Path, target: Path, known: Download) -> None:
     if not found.is_file():
         raise UsageError(f"no such file: {found}")
     with found.open("rb") as file:
@@ -99,8 +109,10 @@ def _fetch(address: str, target: Path, known: Download) -> None:
     try:
         with urllib.request.urlopen(address, timeout=TIMEOUT) as answer:
             _take(answer, target, known, address)
-    except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        why = getattr(error, "reason", None) or error
+    except (OSError, http.client.HTTPException, ValueError) as error:  # no answer, no HTTP, no address
+        why = getattr(error, "reason", None) or one_line(error)
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise VisardError(
             f"{known.file} cannot be fetched from {address} ({why}): fetch it elsewhere and give its path with --from"
         ) from None

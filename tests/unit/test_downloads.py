@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -77,6 +78,46 @@ def test_anything_else_is_never_kept(address: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(VisardError, match=says):
         downloads.get("net")
     assert [p for p in downloads.cache_folder().rglob("*") if p.is_file()] == []
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+ANSWERS = {
+    "no HTTP": b"garbage\r\n\r\n",
+    "a torn part": HEAD + b"Transfer-Encoding: chunked\r\n\r\nZZZ\r\nabc",
+    "too many headers": HEAD + b"X: y\r\n" * 300 + b"\r\n",
+    "a file of this machine": b"HTTP/1.1 302 Found\r\nLocation: file:///etc/hosts\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("case", ANSWERS)
+def test_an_answer_that_is_none_is_one_line(address: str, case: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(ANSWERS[case])
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(VisardError, match="cannot be fetched from .*: fetch it elsewhere") as caught:
+            downloads.get("net", f"http://127.0.0.1:{server.getsockname()[1]}/net.onnx")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["http://", "http://[", "http://a b/c"])
+def test_an_address_that_is_none_is_one_line(address: str, source: str) -> None:
+    with pytest.raises(VisardError, match="cannot be fetched from"):
+        downloads.get("net", source)
+
+
+def test_in_a_folder_the_digest_counts_and_not_the_name(address: str, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a.onnx").write_bytes(CONTENT[:-1])
+    with pytest.raises(UsageError, match=r"no such file: .*net\.onnx"):
+        downloads.get("net", tmp_path / "there")
+    (tmp_path / "there" / "renamed.onnx").write_bytes(CONTENT)
+    assert downloads.get("net", tmp_path / "there").read_bytes() == CONTENT
 
 
 def test_another_release_is_as_good(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

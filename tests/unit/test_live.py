@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 from tests.unit.chromium import Browser, find
+from tests.unit.fake_run import write_run
 
 from visard.cli import watch
 from visard.errors import UsageError
 from visard.report import live
 from visard.report.live import Followed, LiveView
+from visard.report.page import build_report
 from visard.report.run_folder import EventLog, Round, round_of
 from visard.text import line
 
@@ -214,6 +216,31 @@ def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
         assert {address.split("/")[2] for address in browser.requests if "data:" not in address} == {
             f"127.0.0.1:{view.port}"
         }
+
+
+@pytest.mark.skipif(find() is None, reason="no Chromium here")
+def test_a_report_from_anywhere_learns_nothing_of_other_runs(view: LiveView, tmp_path: Path) -> None:
+    """Its scripts run, since a report draws; what this server says of all runs, and other servers, they cannot ask."""
+    begin(tmp_path / "run", name="private")
+    (tmp_path / "run" / "report.html").write_text(
+        """<title>asking</title><script>
+        const ask = (address) => fetch(address).then((answer) => answer.text(), () => "refused");
+        const asked = ["state.json", "http://127.0.0.1:9/gone"].map(ask);
+        Promise.all(asked).then((said) => { document.title = said.join(); });
+        </script>"""
+    )
+    with Browser(tmp_path / "profile") as browser:
+        browser.visit(f"{view.address}report-0", "document.title != 'asking' && document.title")
+        assert browser.evaluate("document.title") == "refused,refused"
+        assert [address for address in browser.requests if ":9/" in address] == []
+
+
+@pytest.mark.skipif(find() is None, reason="no Chromium here")
+def test_a_report_draws_where_it_is_served(view: LiveView, tmp_path: Path) -> None:
+    build_report([write_run(tmp_path / "run", rounds=3, clients=3)])
+    with Browser(tmp_path / "profile") as browser:
+        browser.visit(f"{view.address}report-0", "document.querySelector('.cartesianlayer .trace path')")
+        assert browser.errors == []
 
 
 def test_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,11 @@ QUIET = 60.0  # seconds without an event, and five times a usual round, after wh
 STOPPED = 30.0  # seconds without news from the server about its parties
 MOST = 64 * 2**20  # bytes of a log that are read at a time
 HOSTS = ("127.0.0.1", "localhost")
+# A report lies in a run folder, which may come from anywhere: it may draw, and neither ask this server nor anyone else.
+APART = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:; base-uri 'none'; form-action 'none'"
+)
 
 Json = dict[str, Any]
 
@@ -342,7 +347,7 @@ def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
             if what.startswith("report-") and what[7:].isdecimal() and int(what[7:]) < len(view.runs):
                 with suppress(OSError):
                     page = (view.runs[int(what[7:])].folder / "report.html").read_bytes()
-                    return self._send(200, page, "text/html; charset=utf-8")
+                    return self._send(200, page, "text/html; charset=utf-8", rules=APART)
             return self._send(404, b"not found", "text/plain")
 
         def _state(self) -> None:
@@ -352,7 +357,7 @@ def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
                 return self._send(304, b"", "application/json", tag)
             return self._send(200, body, "application/json", tag)
 
-        def _send(self, status: int, body: bytes, kind: str, tag: str = "") -> None:
+        def _send(self, status: int, body: bytes, kind: str, tag: str = "", rules: str = "") -> None:
             with suppress(BrokenPipeError, ConnectionResetError):
                 self.send_response(status)
                 headers = {
@@ -364,8 +369,9 @@ def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
                     "X-Frame-Options": "DENY",
                     "Cross-Origin-Resource-Policy": "same-origin",
                 }
-                for name, value in (headers | ({"ETag": tag} if tag else {})).items():
-                    self.send_header(name, value)
+                for name, value in (headers | {"ETag": tag, "Content-Security-Policy": rules}).items():
+                    if value:
+                        self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
 
