@@ -1,4 +1,4 @@
-"""Flower: the same bits simulated and deployed, and what every fault of a deployment costs."""
+"""Flower deployed: the bits of the in-process engine, and what every fault of a deployment costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import signal
 import ssl
 import stat
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -33,23 +32,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from tests.e2e.smoke import SMOKE
-from tests.engines.deployed import ROOT, VISARD, Deployment, children, until
-from tests.engines.simulated import FAULTS
-from tests.toys import Toy, ToyServer, toy_engine, toy_world
+from tests.engines.deployed import VISARD, Deployment, children, until
 
 import visard
 from visard import models
 from visard.deployment.flower.client import Fleet, Refused
-from visard.deployment.flower.driver import DeploymentLink
 from visard.deployment.keys import PartyKeys, make_keys
-from visard.deployment.ledger_check import compare
-from visard.deployment.remote import RemoteNetwork
-from visard.engines.checkpoint import Checkpoint
-from visard.engines.ledger import Ledger
 from visard.engines.watchers import Watcher
 from visard.errors import VisardError
 from visard.models.files import save_model
-from visard.runs.run import run_id
 
 pytestmark = [
     pytest.mark.flower,
@@ -58,7 +49,6 @@ pytestmark = [
 
 METHODS = ("central", "local", "fedavg")
 PARTS = ("from:layer3", "lora:2")
-TOYS = ("client-000", "client-001", "client-002")
 
 
 def run(method: str, out: Path, *overrides: str, watcher: Any = None, resume: bool = False) -> visard.Run:
@@ -111,45 +101,6 @@ def part_of(start: Path, how: str) -> tuple[str, ...]:
     return f"model.weights={start}", f"model.train={how}"
 
 
-# Simulation
-
-
-@pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:
-    """A folder with the runs of all methods on Flower's simulation, and a run with toys."""
-    folder = tmp_path_factory.mktemp("simulated")
-    settings = (*SMOKE, "evaluation.every=0", "engine.kind=flower", "engine.workers=2")
-    wanted = ",".join(["toys", *METHODS, *(f"fedavg@{how}@{start}" for how in PARTS)])
-    command = [sys.executable, "-m", "tests.engines.simulated", str(folder), wanted, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_simulation_refuses_bad_replies_and_keeps_the_bits(tmp_path: Path, simulated: Path) -> None:
-    local = toy_engine(tmp_path, toy_world(tmp_path, 5))
-    expected = toy_rounds(local, Toy(faults=FAULTS), 3)
-    told = json.loads((simulated / "toy.json").read_text())
-    reasons = {p["client"]: p["reason"] for p in told["problems"]}
-    assert torch.equal(torch.tensor(told["w"]), expected.w)
-    assert "not finite" in reasons.pop("client-001")
-    assert reasons == {"client-003": "the disk is full"}
-    assert told["states"] == {c: {} if c in FAULTS else {"steps": 3} for c in local.clients}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_simulation_gives_the_bits_of_local(simulated: Path, runs: Callable[[str], Path], method: str) -> None:
-    assert_same_run(runs(method), simulated / method)
-
-
-@pytest.mark.parametrize("how", PARTS)
-def test_simulation_trains_a_part_with_the_bits_of_local(
-    tmp_path: Path, simulated: Path, start: Path, how: str
-) -> None:
-    run("fedavg", tmp_path / "near", *part_of(start, how))
-    assert_same_run(tmp_path / "near", simulated / f"fedavg-{how.replace(':', '-')}")
-
-
 # Deployment
 
 
@@ -164,24 +115,6 @@ def deployed(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Iterator[
         there.start_node(3, ["client-002"], "synthetic", "--trunk", str(start))
         there.wait_server()
         there.wait_connected(*(f"node-{i}" for i in range(1, 4)))
-        yield there
-    finally:
-        there.close()
-
-
-@pytest.fixture(scope="module")
-def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """A server and three nodes with toys."""
-    there = Deployment(
-        tmp_path_factory.mktemp("toys"), 4, ["1=client-000", "1=client-002", "2=client-001", "3=client-003"]
-    )
-    try:
-        toy_world(there.folder)
-        there.start_toy(1, '["client-000", "client-002"]')
-        there.start_toy(2, '["client-001", "client-003"]')  # the second is not its own
-        there.start_toy(4, '["client-000", "client-001", "client-002", "client-003"]')  # it has none
-        there.wait_server()
-        there.wait_connected("node-1", "node-2", "node-4")
         yield there
     finally:
         there.close()
@@ -312,148 +245,7 @@ def test_too_few_nodes_are_waited_for_and_then_named(tmp_path: Path, deployed: D
     assert time.monotonic() - begun < 60
 
 
-# Faults of single clients, with toys
-
-
-def toy_rounds(net: Any, method: Toy, count: int) -> ToyServer:
-    server = method.start(net.world.setup())
-    for r in range(count):
-        net.begin("add", r)
-        server = method.round(server, net)
-        net.states.commit(server, net.ledger.flush())
-    return server
-
-
-def toy_problems(
-    there: Deployment,
-    out: Path,
-    faults: dict[str, str],
-    forge: dict[str, str],
-    rounds: int = 2,
-    wait: float = 60.0,
-    say: Callable[[str], None] = lambda _: None,
-    between: Callable[[], None] = lambda: None,
-    **changes: Any,
-) -> Any:
-    """Some rounds with toys; returns the network and its problems."""
-    link = DeploymentLink(there.state, wait, say)
-    states = Checkpoint(out / "checkpoint", "toy", remote=True)
-    told = {"method": "toy", "clients": 3, "faults": faults, "forge": forge}
-    run = run_id(states.folder)
-    net = RemoteNetwork(toy_world(there.folder, **changes), states, Ledger(states.ledger), link, run, told)
-    link.received = net.received
-    link.introduce(net.run, told)
-    problems = []
-    try:
-        server = Toy().start(net.world.setup())
-        for r in range(rounds):
-            if r:
-                between()
-            net.begin("add", r)
-            server = Toy().round(server, net)
-            problems += net.traffic.problems
-            states.commit(server, net.ledger.flush())  # type: ignore[union-attr]
-    finally:
-        net.close()
-    return server, problems
-
-
-def test_good_toys(tmp_path: Path, toys: Deployment) -> None:
-    server, problems = toy_problems(toys, tmp_path, {}, {})
-    assert not problems
-    expected = toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2)
-    assert torch.equal(server.w, expected.w)
-
-
-@pytest.mark.parametrize(
-    ("fault", "forge", "says"),
-    [
-        ("nan", "", ["not finite"] * 2),
-        ("shape", "", ["has shape (3,), expected (4,)"] * 2),
-        ("raise", "", ["the disk is full"] * 2),
-        ("", "undeclared", ["undeclared field 'face'"] * 2),
-        ("", "old", ["it belongs to add round 0, ask 1"]),
-    ],
-)
-def test_a_bad_client_loses_only_itself(
-    tmp_path: Path, toys: Deployment, fault: str, forge: str, says: list[str]
-) -> None:
-    faults, forges = ({TOYS[1]: f} if f else {} for f in (fault, forge))
-    _, problems = toy_problems(toys, tmp_path, faults, forges)
-    assert [p["client"] for p in problems] == [TOYS[1]] * len(says)
-    assert all(part in p["reason"] for part, p in zip(says, problems, strict=True))
-
-
-def test_a_client_that_kills_its_worker_is_missing_and_named(tmp_path: Path, toys: Deployment) -> None:
-    _, problems = toy_problems(toys, tmp_path, {TOYS[1]: "die"}, {}, rounds=1)
-    assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "its worker process died")]
-
-
-def test_a_client_that_hangs_is_dropped_at_the_time_limit(tmp_path: Path, toys: Deployment) -> None:
-    toy_problems(toys, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
-    _, problems = toy_problems(toys, tmp_path / "hang", {TOYS[1]: "hang"}, {}, rounds=1, timeout=4.0)
-    assert [(p["client"], p["reason"]) for p in problems] == [(TOYS[1], "no reply before the time limit")]
-
-
-def test_a_party_that_is_killed_and_restarted_at_once_does_its_step_after_all(tmp_path: Path, toys: Deployment) -> None:
-    toy_problems(toys, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
-    mark, begun = tmp_path / "in the middle of a step", time.monotonic()
-
-    def kill() -> None:
-        until(mark.exists, "the step")
-        toys.end("node-2", signal.SIGKILL)
-        toys.restart("node-2")
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    server, problems = toy_problems(toys, tmp_path, {TOYS[1]: f"hang once {mark}"}, {}, rounds=2)
-    killer.join()
-    assert not problems
-    assert time.monotonic() - begun < 50, "not only when the step had hung for a minute"
-    assert torch.equal(server.w, toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2).w)
-
-
-def test_a_party_that_is_killed_while_it_uploads_is_waited_for_no_longer_than_it_is_away(
-    tmp_path: Path, toys: Deployment
-) -> None:
-    toy_problems(toys, tmp_path / "warm", {}, {}, rounds=1)  # the worker is up
-    mark, back = tmp_path / "in the middle of an upload", list[float]()
-
-    def restart() -> None:
-        until(mark.exists, "the upload")
-        toys.processes["node-2"].wait(30)
-        before = toys.log("node-2").count("connected")
-        toys.restart("node-2")
-        until(lambda: toys.log("node-2").count("connected") > before, "the party")
-        back.append(time.monotonic())
-
-    out, restarting = tmp_path / "run", threading.Thread(target=restart)
-    restarting.start()
-    server, problems = toy_problems(toys, out, {}, {TOYS[1]: f"die uploading {mark}"}, rounds=2)
-    ended = time.monotonic()
-    restarting.join()
-    assert not problems
-    assert ended - back[0] < 30, "Flower would wait for the rest of the reply until a time limit"
-    assert torch.equal(server.w, toy_rounds(toy_engine(tmp_path, toy_world(toys.folder)), Toy(), 2).w)
-    found = compare(out, [toys.folder / "party-1", toys.folder / "party-2"])
-    assert found.differences == []
-    assert len(found.open) == 1, "the reply that was half uploaded"
-
-
-# A registered key in another's place
-
-
-def test_a_node_cannot_take_the_role_of_another_key(toys: Deployment) -> None:
-    said: list[str] = []
-    link = DeploymentLink(toys.state, 60.0, said.append)
-    try:
-        link.introduce(os.urandom(16).hex(), {"method": "toy", "clients": 4, "faults": {}})
-        assert list(link.parties(3)) == list(TOYS), "each node gets its own roles and no others"
-        until(lambda: link._look() or len(said) >= 2, "the node without roles")  # type: ignore[func-returns-value]
-    finally:
-        link.close()
-    assert "refused: node-2 claims to be client-003, which belongs to the key of node-3" in said
-    assert "refused: node-4 claims to be client-000, which belongs to the key of node-1 (and 3 more)" in said
+# A key that is used twice
 
 
 def test_of_two_processes_with_one_key_the_first_ends_with_one_line(deployed: Deployment) -> None:

@@ -19,7 +19,7 @@ if find_spec("flwr") is None:
     pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
 
 from tests.engines.deployed import Deployment, until
-from tests.engines.test_flower import TOYS, toy_problems, toy_rounds
+from tests.engines.test_flower_toys import TOYS, toy_problems, toy_rounds
 from tests.toys import Toy, toy_engine, toy_world
 
 from visard.deployment import key_lifecycle
