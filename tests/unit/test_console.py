@@ -32,6 +32,12 @@ def test_names_in_tables_are_printed_as_they_are(capsys: pytest.CaptureFixture[s
     assert all(part in out for part in ("[x]", "name [/a]", "[/b]", "[red]1[/red]"))
 
 
+def test_a_title_is_not_broken_to_the_width_of_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    title = "/photos/site-a/person-04/03.jpg in the gallery of the staff"
+    table(title, ("a",), [("1",)])
+    assert capsys.readouterr().out.startswith(f"{title}\n")
+
+
 def test_the_first_round_is_said_at_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = RunWatcher()
     watcher.round("federate", 1, 50, {"loss": 2.0})

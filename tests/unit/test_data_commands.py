@@ -37,6 +37,24 @@ def visard(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return int(stop.value.code or 0)
 
 
+def test_an_import_says_how_many_pairs_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for k in (1, 2):
+        path = tmp_path / "lfw" / "Ann" / f"Ann_000{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(encode(pixels(k)))
+    words = ("import", "lfw", "lfw", "--align", "none", "--size", "32", "--out")
+    assert visard(monkeypatch, *words, "without") == 0
+    assert "caution no pairs.txt in lfw or beside it" in capsys.readouterr().out
+    (tmp_path / "pairs.txt").write_text("1\t1\nAnn\t1\t2\n")
+    assert visard(monkeypatch, *words, "with") == 0
+    assert "1 pair to compare" in capsys.readouterr().out
+    assert visard(monkeypatch, *words, "with") != 0
+    assert "with exists already: --overwrite replaces it" in capsys.readouterr().err
+
+
 def test_there_and_back(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*words: str) -> None:
         assert visard(monkeypatch, *words) == 0

@@ -49,6 +49,20 @@ def expected(x: torch.Tensor) -> np.ndarray:
     return torch.nn.functional.conv2d(x, torch.from_numpy(WEIGHT)).flatten(1).numpy()
 
 
+def test_a_face_detector_is_named_as_one(tmp_path: Path) -> None:
+    """Nine maps of scores, boxes and points, as SCRFD has them, and no vector for a picture."""
+    maps = [helper.make_node("Conv", ["x", "w"], [f"map{k}"], pads=[4] * 4) for k in range(9)]
+    made = helper.make_graph(
+        maps, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
+        [helper.make_tensor_value_info(f"map{k}", TensorProto.FLOAT, None) for k in range(9)],
+        [numpy_helper.from_array(WEIGHT, "w")],
+    )  # fmt: skip
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.save(model, str(tmp_path / "det.onnx"))
+    with pytest.raises(VisardError, match=r"looks like a face detector \(9 outputs\), which --detector takes"):
+        load_onnx(tmp_path / "det.onnx")
+
+
 def test_any_batch(tmp_path: Path) -> None:
     network, spec = load_onnx(graph(tmp_path / "g.onnx", ["n", 3, 8, 8]))
     assert (network.batch, spec["embedding"], spec["size"]) == (None, "5", "8")

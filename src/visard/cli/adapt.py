@@ -51,7 +51,8 @@ def adapt(
         bool, typer.Option("--source-party", help="with --server: one of the parties is called source and has labels")
     ] = False,
     input: Annotated[
-        str | None, typer.Option(help="how pictures go in: arcface, cosface, imagenet or raw (default: see the file)")
+        str | None,
+        typer.Option(help="how pictures go in: arcface, cosface, facenet, imagenet or raw (default: see the file)"),
     ] = None,
     order: Annotated[str | None, typer.Option(help="channels: rgb or bgr")] = None,
     mean: Annotated[str | None, typer.Option(help="of pixels / 255, one number or three")] = None,

@@ -31,11 +31,12 @@ LINES_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], text: int = 1) -> None:
     """Print a table; the first `text` columns are left-aligned."""
-    t = Table(title=title, title_justify="left", title_style="bold")
+    t = Table()
     for i, column in enumerate(columns):
         t.add_column(column, justify="left" if i < text else "right", overflow="fold")
     for row in rows:
         t.add_row(*(line(cell) for cell in row))
+    console.print(Text(line(title), "bold"), soft_wrap=True)  # a path in it stays whole, whatever the table's width
     console.print(t)
 
 

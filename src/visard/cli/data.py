@@ -18,6 +18,7 @@ from visard.data.sources.catalog import data_folder, export, find_set
 from visard.data.sources.importing import import_faces
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError
+from visard.files import whole
 from visard.report.html import contact_sheet
 from visard.text import plural
 from visard.text import size as size_of
@@ -121,8 +122,13 @@ def import_set(
     if faces.unlabelled.any():
         say(f"{report.pictures} pictures without labels: there is no folder for each person")
     else:
-        say(f"{report.pictures} pictures of {report.identities} people, {faces.size} x {faces.size} pixels")
+        people = plural(report.identities, "person", "people")
+        say(f"{plural(report.pictures, 'picture')} of {people}, {faces.size} x {faces.size} pixels")
     list_skipped(report.skipped)
+    if pairs_kept := whole(faces.info.get("pairs")):
+        say(f"{plural(pairs_kept, 'pair')} to compare")
+    elif kind == "lfw" and not faces.info.get("pairs_dropped"):
+        mark("caution", f"no pairs.txt in {source} or beside it: visard eval --protocol lfw needs pairs (--pairs FILE)")
     say(f"face set: {report.path}")
 
 

@@ -65,7 +65,9 @@ def opens_a_model(command: Callable[..., None]) -> Callable[..., None]:
         *,
         input: Annotated[
             str | None,
-            typer.Option(help="how pictures go in: arcface, cosface, imagenet or raw (default: what the file says)"),
+            typer.Option(
+                help="how pictures go in: arcface, cosface, facenet, imagenet, raw (default: what the file says)"
+            ),
         ] = None,
         size: Annotated[
             int | None, typer.Option(help="pixels that the network takes, where its file leaves it open")

@@ -114,7 +114,7 @@ def write_readings(
     if not np.isfinite(typed["values"]).all():
         raise VisardError(f"{out}: a reading is not finite")
     if out.exists() and not overwrite:
-        raise UsageError(f"{out} exists already: choose another place or overwrite it explicitly")
+        raise UsageError(f"{out} exists already: --overwrite replaces it, or choose another place")
     if out.exists() and not is_readings(out):
         raise UsageError(f"{out} holds no readings, so it is not overwritten")
     beside = out.with_name(f"{out.name}.partial-{os.getpid()}")

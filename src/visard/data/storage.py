@@ -227,7 +227,7 @@ class FaceSetWriter:
         if not (self.out.exists() or self.out.is_symlink()):
             return
         if not self._overwrite:
-            raise UsageError(f"{self.out} exists already: choose another place or overwrite it explicitly")
+            raise UsageError(f"{self.out} exists already: --overwrite replaces it, or choose another place")
         replaceable = self.out.is_dir() and ((self.out / HEADER).is_file() or not any(self.out.iterdir()))
         if not replaceable or self.out.is_symlink():
             raise UsageError(f"{self.out} is no face set, so it is not overwritten")

@@ -22,6 +22,7 @@ from visard.models.inputs import PRESETS, Inputs
 from visard.onnx_process import Graph, Refused, need
 
 MAX_SIDE, MAX_INPUT = 4096, 2**24  # pixels of a side, and of all pictures that a graph wants at a time
+DETECTOR = 6  # outputs of the smallest face detector
 FLOATS: dict[str, npt.DTypeLike] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 
 
@@ -68,6 +69,7 @@ class OnnxNetwork(nn.Module):
                 found = self.graph.run([], self.name, self._array(torch.zeros(count, 3, size, size)))
             except Refused as error:
                 if count == 1 or self.batch:
+                    self._refuse_detector()
                     raise VisardError(f"{self.path}: does not run on pictures of {size} pixels: {error}") from None
                 continue
             if any(_is_matrix(values, count) for values in found):
@@ -76,8 +78,17 @@ class OnnxNetwork(nn.Module):
         names = [o.name for o in self.graph.outputs]
         fitting = [(n, v) for n, v in zip(names, found, strict=True) if _is_matrix(v, count)]
         if not fitting:
+            self._refuse_detector()
             raise VisardError(f"{self.path}: no output is one vector for each picture")
         self.output, self.embedding = fitting[0][0], fitting[0][1].size // count
+
+    def _refuse_detector(self) -> None:
+        """One line for a graph that gives no features because it finds faces: YuNet has 12 outputs, SCRFD 6 or 9."""
+        if (many := len(self.graph.outputs)) >= DETECTOR:
+            raise VisardError(
+                f"{self.path}: looks like a face detector ({many} outputs), which --detector takes; "
+                "a model gives one vector for each picture"
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Features of the pictures, float32."""
