@@ -11,6 +11,7 @@ function needs.
 from __future__ import annotations
 
 import ctypes
+import gc
 import importlib
 import itertools
 import json
@@ -56,6 +57,12 @@ class ChildError(VisardError):
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def settle() -> None:
+    """What is here by now stays: it is not looked at again and again for what could be let go."""
+    gc.collect()
+    gc.freeze()
 
 
 def share_memory_of_threads() -> None:

@@ -9,12 +9,15 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h11
 import pytest
 
 if find_spec("flwr") is None:
@@ -22,15 +25,29 @@ if find_spec("flwr") is None:
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from visard.crypto.signatures import ORDER, Signer, fingerprint
-from visard.deployment.flower import PROCESS, REFUSAL, SIGNED, driver, link, objects, server, simulation, statement
+from visard.deployment.flower import (
+    FLEET,
+    PROCESS,
+    REFUSAL,
+    SIGNED,
+    driver,
+    link,
+    objects,
+    server,
+    simulation,
+    statement,
+)
 from visard.deployment.flower import driver as fetching
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
+from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.server import FleetOnly, serve
+from visard.deployment.flower.store import Store
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
 from visard.deployment.listener import Limits
 from visard.deployment.party_ledger import PartyLedger
@@ -56,7 +73,7 @@ class Caller:
 
     def __init__(self, path: str, headers: dict[str, str], parts: list[bytes]) -> None:
         pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
-        self.connection = SimpleNamespace(due=None)
+        self.connection = SimpleNamespace(due=None, taking=False, held=[])
         self.scope = {"type": "http", "path": path, "headers": pairs, "state": {"connection": self.connection}}
         self.parts, self.taken = parts, 0
         self.heard: list[Any] = []
@@ -157,6 +174,142 @@ def test_a_call_that_comes_a_second_time_is_refused_and_named(monkeypatch: pytes
     monkeypatch.setattr(server.time, "monotonic", lambda: later)
     assert Caller(PUSH, signed(PUSH, b"next"), [b"next"]).call(door) == 200
     assert len(door._seen) == 1, "what is refused by its age alone is forgotten"
+
+
+class Kept:
+    """Takes and gives parts as the server's store would."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[Part, bytes]] = []
+
+    async def answer(self, part: Part, body: list[bytes], send: Any, counted: bool) -> None:
+        assert counted
+        self.taken.append((part, b"".join(body)))
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+
+CONTENT = b"ArrayChunk  7\0content"
+PART = Part(17, "0f" * 18, sha256(CONTENT).hexdigest())
+
+
+def of_part(part: Part, signer: Any = OWN, age: float = 0.0, path: str = "", digest: str = "") -> dict[str, str]:
+    """Headers of a call for a part, whose path alone is signed."""
+    path, said = path or part.path(FLEET), (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
+    public = b64encode(public_key_to_bytes(OWN.public_key())).decode()
+    signed = Signer(signer)(statement(path, said, "", b"", digest or part.digest)).hex()
+    return {"flwr-public-key": public, "flwr-timestamp": said, SIGNED: signed, "content-length": str(len(CONTENT))}
+
+
+def call_for(part: Part, headers: dict[str, str], body: list[bytes], limits: Limits | None = None) -> tuple[Any, ...]:
+    door, kept = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], limits or Limits()), Kept()  # type: ignore[arg-type, return-value]
+    door.parts = kept  # type: ignore[assignment]
+    caller = Caller(part.path(FLEET), headers, body)
+    return caller.call(door), caller.taken, kept.taken
+
+
+def test_a_part_comes_through_with_one_signature_of_its_name() -> None:
+    assert call_for(PART, of_part(PART), [CONTENT[:5], CONTENT[5:]]) == (204, 2, [(PART, CONTENT)])
+    wanted = PART._replace(session="")
+    assert call_for(wanted, of_part(wanted), [b""])[2] == [(wanted, b"")]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        of_part(PART, signer=OTHER),  # names a registered key, which is no secret
+        of_part(PART._replace(name="0" * 64)),  # the signature of another part
+        of_part(PART, digest="0" * 64),
+        of_part(PART, path=PART._replace(run=18).path(FLEET)),  # of another run
+        of_part(PART, age=400.0),
+        of_part(PART, age=-60.0),
+        of_part(PART) | {"flwr-timestamp": "yesterday"},
+        {k: v for k, v in of_part(PART).items() if k != SIGNED},
+    ],
+)
+def test_a_part_without_its_signature_is_turned_away_before_it_is_read(headers: dict[str, str]) -> None:
+    assert call_for(PART, headers, [CONTENT]) == (401, 0, [])
+
+
+def test_a_part_that_is_too_long_is_not_read() -> None:
+    short = Limits(body_bytes=len(CONTENT) - 1)
+    assert call_for(PART, of_part(PART), [CONTENT], short) == (413, 0, [])
+    assert call_for(PART, of_part(PART) | {"content-length": "many"}, [CONTENT]) == (413, 0, [])
+
+
+def test_a_call_for_a_part_counts_once() -> None:
+    door, headers = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits()), of_part(PART)  # type: ignore[arg-type, return-value]
+    door.parts = Kept()  # type: ignore[assignment]
+    assert [Caller(PART.path(FLEET), headers, [CONTENT]).call(door) for _ in range(2)] == [204, 401]
+
+
+class Linked:
+    """As much of Flower's state as parts need."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self._object_push_sessions, self.over = store, {PART.session: object()}, False
+
+    def store_object(self, run: int, session: str, name: str, content: bytes) -> bool:
+        if (run, session) != PART[:2] or not self._object_push_sessions:
+            return False
+        self.store.put(name, content)
+        self._object_push_sessions.clear()
+        return True
+
+    def get_object(self, run: int, name: str) -> bytes | None:
+        return self.store.get(name)
+
+    def store_traffic(self, run: int, bytes_sent: int, bytes_recv: int) -> None: ...
+
+
+def test_parts_are_taken_under_their_own_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    store.preregister(17, ObjectTree(object_id=PART.name))
+    linked = Linked(store)
+    taking = server.Parts(linked, store)  # type: ignore[arg-type]
+    monkeypatch.setattr("visard.deployment.flower.parts.check_abort", lambda *_: linked.over)
+
+    def answer(part: Part, body: list[bytes]) -> tuple[int, bytes]:
+        heard: list[Any] = []
+
+        async def send(event: Any) -> None:
+            heard.append(event)
+
+        asyncio.run(taking.answer(part, body, send, counted=True))
+        return heard[0]["status"], b"".join(event["body"] for event in heard[1:])
+
+    wanted = PART._replace(session="")
+    assert answer(wanted, []) == (NOT_YET, b"")
+    assert answer(PART, [CONTENT[:-1], b"!"]) == (REFUSED, b""), "another content"
+    assert (answer(wanted, []), taking.news) == ((NOT_YET, b""), 0)
+    linked.over = True
+    assert answer(PART, [CONTENT]) == (OVER, b"")
+    linked.over = False
+    assert answer(PART, [CONTENT[:5], CONTENT[5:]]) == (TAKEN, b"")
+    assert (answer(wanted, []), taking.news) == ((GIVEN, CONTENT), 1)
+    assert answer(PART, [CONTENT]) == (GONE, b""), "nobody waits for it any more"
+    assert answer(wanted._replace(name="0" * 64), []) == (GONE, b"")
+    assert answer(wanted, [b"a body"]) == (REFUSED, b"")
+
+
+def test_a_long_body_goes_past_the_parser_and_comes_whole() -> None:
+    http: Any = object.__new__(server.Http)
+    http.visitor = SimpleNamespace(due=1.0, taking=False, held=[])
+    http.cycle, http.conn = SimpleNamespace(body=bytearray()), h11.Connection(h11.SERVER)
+    http.conn.receive_data(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n01")
+    assert isinstance(http.conn.next_event(), h11.Request)
+    assert http.conn.next_event().data == b"01"
+    assert http._past(b"234") == b"", "the application has what came before"
+    http.cycle.body = bytearray(b"x")
+    assert http._past(b"5") == b"5", "it has not: the parser reads on"
+    http.cycle.body = bytearray()
+    http.conn.receive_data(b"5")
+    assert http.conn.next_event().data == b"5"
+    rest = http._past(b"6789 and the next request")
+    assert (http.visitor.held, rest) == ([b"234", b"678"], b"9 and the next request")
+    http.conn.receive_data(rest)
+    assert http.conn.next_event().data == b"9"
+    assert isinstance(http.conn.next_event(), h11.EndOfMessage)
 
 
 def test_a_call_of_another_connection_takes_no_partys_place() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from tests.toys import noise_faces
 
 from visard.config import load, parse
 from visard.core import Disclosure, client_step
-from visard.deployment.guard import Guard
+from visard.deployment.guard import Distance, Guard
 from visard.deployment.join import world_of_party
 from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.policy import Between, Bounds, Policy, Protect, Retention, Start, digest_of
@@ -28,6 +29,7 @@ from visard.learning.train import Training, batches
 from visard.methods import METHODS, fedavg, fedface, scoring, supervised
 from visard.methods.hf_maml import HFMaml, MetaTraining
 from visard.methods.scoring import steps_of
+from visard.processes import Filed, Outbox
 
 HOUSE, RUN = "house-1", "ab" * 16
 SAFE = ("weights", "metric", "count")
@@ -465,3 +467,68 @@ def test_the_same_networks_of_several_clients_are_one_file(tmp_path: Path, monke
     assert torch.equal(guard.seen(one)["theta"]["a"], networks["theta"]["a"])
     assert torch.equal(guard.seen(other)["theta"]["a"], moved["theta"]["a"])
     assert torch.equal(guard.seen(other)["theta"]["b"], networks["theta"]["b"]), "what a request leaves out stays known"
+
+
+def test_one_message_to_several_clients_is_written_and_measured_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("visard.deployment.guard.LARGE", 0)
+    monkeypatch.setattr("visard.deployment.guard.digest_of", lambda _: pytest.fail("hashed for nothing"))
+    guard, (one, other) = Guard(tmp_path, None), (Request(run=RUN, client=name) for name in ("one", "other"))
+    first, second = ({"theta": {"a": torch.randn(5)}} for _ in range(2))
+    for request in (one, other):
+        guard.remember(request, first, serial=1)
+    assert guard._path(one).samefile(guard._path(other))
+    assert (guard.measured(one, 0), guard.measured(Request(run=RUN, client="a third"), 2)) == ({}, {}), "nothing known"
+    guard.measured(one, 2)["theta"] = found = Distance.of(second["theta"], first["theta"])
+    assert guard.measured(other, 2) == {"theta": found}, "the same file, the same message"
+    assert guard.measured(other, 3) == {}, "another message"
+    guard.measured(other, 2)["theta"] = found
+    guard.remember(other, second, serial=2)
+    assert guard.measured(other, 2) == {}, "another file"
+    assert not guard._path(one).samefile(guard._path(other))
+    guard.remember(one, second, serial=2)
+    assert guard._path(one).samefile(guard._path(other))
+    assert torch.equal(guard.seen(one)["theta"]["a"], second["theta"]["a"])
+
+
+def test_a_distance_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("visard.deployment.guard.PIECE", 7)
+    new, old = ({"a": torch.randn(5, 5), "b": torch.randn(()), "c": torch.randn(0)} for _ in range(2))
+    joined = [torch.cat([v.reshape(-1) for v in part.values()]).double() for part in (new, old)]
+    expected = [float((joined[0] - joined[1]).norm()), float(joined[1].norm())]
+    assert list(Distance.of(new, old)[:2]) == pytest.approx(expected)
+    assert Distance.of({k: torch.zeros_like(v) for k, v in new.items()}, old).vanished
+    assert not Distance.of(new, old).vanished
+
+
+def test_a_message_in_a_file_gives_the_same_and_is_not_written_on(faces: Path, tmp_path: Path) -> None:
+    policy = Policy(methods=("fedavg",), kinds=WITH_NORM)
+    plain, filed = (Server(tmp_path / name, faces, policy) for name in ("plain", "filed"))
+    filed.party.outbox = Outbox(tmp_path)
+    for round in range(2):  # the second is measured by the first
+        down = fedavg.Down(plain.theta, {}, None, 0.1)
+        data = encode(down)
+        (path := tmp_path / "message").write_bytes(data)
+        name = f"clients/{HOUSE}-{round + 1:06d}-1.bin"
+        header = pack(Request(RUN, plain.spec, HOUSE, "local", "federate", round, 1, new_state=name))
+        expected, value = plain.party.do(header, data)
+        answer, found = filed.party.do(header, Filed(os.open(path, os.O_RDONLY), len(data)))
+        assert unpack(answer, Reply).failure is None is unpack(expected, Reply).failure
+        assert bytes(found.map() if isinstance(found, Filed) else found) == bytes(value)
+        assert path.read_bytes() == data
+    far = encode(fedavg.Down({k: v + 100 for k, v in plain.theta.items()}, {}, None, 0.1))
+    path.write_bytes(far)
+    answer, _ = filed.party.do(header, Filed(os.open(path, os.O_RDONLY), len(far)))
+    assert "bounds.distance" in (unpack(answer, Reply).failure or "")
+
+
+def test_long_replies_go_into_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    party = Party(lambda *_: pytest.fail("not needed"), OwnStates(tmp_path / "states"), None)
+    monkeypatch.setattr("visard.deployment.party.SHORT", 3)
+    assert party._written([b"ab", b"cd"]) == b"abcd", "there is none"
+    party.outbox = Outbox(tmp_path)
+    assert party._written([b"ab", b"c"]) == b"abc"
+    found = party._written([b"ab", b"cd"])
+    assert isinstance(found, Filed)
+    assert found.read(0, 4) == b"abcd"

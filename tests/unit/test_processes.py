@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from visard.errors import VisardError
-from visard.processes import Child, ChildError, compute, receive, resolve, send
+from visard.processes import (
+    Child,
+    ChildError,
+    Filed,
+    Outbox,
+    compute,
+    mapped_at,
+    receive,
+    receive_any,
+    resolve,
+    send,
+)
 
 
 def echo(channel: socket.socket, greeting: str) -> None:
@@ -30,6 +44,52 @@ def about(channel: socket.socket, greeting: str) -> None:
         raise SystemExit(3)
     if receive(channel) is not None:
         raise VisardError("not a\nword more")
+
+
+def shout(channel: socket.socket, folder: str, memory: bool) -> None:
+    """Answers in a file what came in one."""
+    box = Outbox(Path(folder), memory)
+    while (frame := receive_any(channel)) is not None:
+        assert isinstance(frame, Filed)
+        seen = frame.map()
+        seen[:1] = b"#"  # on a copy of its own
+        send(channel, box.write([bytes(frame.map()[:1]), b"", bytes(seen).upper()]))
+
+
+@pytest.mark.parametrize("memory", [False, True])
+def test_long_frames_are_files_that_change_hands(tmp_path: Path, memory: bool) -> None:
+    child = Child("tests.unit.test_processes:shout", folder=str(tmp_path), memory=memory)
+    try:
+        for text in (b"hello", b"a", b"goodbye"):
+            with tempfile.TemporaryFile(dir=tmp_path) as file:
+                file.write(b"before " + text)
+                file.flush()
+                sent = Filed(os.dup(file.fileno()), len(text), 7)
+            send(child.channel, sent)
+            answer = child.receive_any()
+            assert isinstance(answer, Filed)
+            assert bytes(answer.map()) == text[:1] + b"#" + text[1:].upper() == answer.read(0, len(answer))
+            assert answer.read(1, 3) == bytes(answer.map())[1:3]
+        send(child.channel, sent)
+        assert child.receive() == b"g#OODBYE", "who wants bytes gets them"
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        child.kill()
+
+
+def test_mapped_memory_can_be_let_go_and_is_read_again(tmp_path: Path) -> None:
+    (path := tmp_path / "file").write_bytes(os.urandom(5 * mmap.PAGESIZE))
+    view = Filed(os.open(path, os.O_RDONLY), 5 * mmap.PAGESIZE - 8, 8).map()
+    start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+    out = mapped_at(start, len(view))
+    assert out is not None
+    view[0], view[-1] = 0, view[-1] ^ 1
+    out()
+    assert bytes(view[mmap.PAGESIZE :]) == path.read_bytes()[mmap.PAGESIZE + 8 :], "what was written is gone"
+    assert mapped_at(start, len(view) + 1) is None
+    assert mapped_at(start - 9, 1) is None
+    other = bytearray(100)
+    assert mapped_at(ctypes.addressof(ctypes.c_char.from_buffer(other)), 100) is None
 
 
 def double(job: dict[str, Any]) -> bytes:

@@ -51,7 +51,7 @@ class Limits:
 class Connection:
     """One connection and how far it has got."""
 
-    __slots__ = ("address", "due", "gone", "needs", "party", "since", "sock", "task", "transport")
+    __slots__ = ("address", "due", "gone", "held", "needs", "party", "since", "sock", "taking", "task", "transport")
 
     def __init__(self, sock: socket.socket, address: str, since: float) -> None:
         self.sock, self.address, self.since = sock, address, since
@@ -61,6 +61,8 @@ class Connection:
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.gone = False
+        self.taking = False  # whether pieces of the body of its request are put into `held`
+        self.held: list[bytes] = []
 
 
 Queue = dict[Connection, None]  # in the order of arrival

@@ -64,7 +64,7 @@ from visard.deployment.health import own_version
 from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
 from visard.errors import PublicError, VisardError
-from visard.processes import Data, Filed, share_memory_of_threads
+from visard.processes import Data, Filed, settle, share_memory_of_threads
 from visard.text import line
 
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
@@ -175,6 +175,7 @@ class Fleet:
         Every reply is put on record in `sent` before it leaves.
         """
         self._sent = sent
+        settle()
         try:
             self._serve(do, poll)
             with suppress(httpx.HTTPError):

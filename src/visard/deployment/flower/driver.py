@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import logging
 import threading
 import time
@@ -62,6 +63,7 @@ HELLO_SECONDS = 600.0  # a party may have to load its data first
 HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
 TELL_EVERY = 30.0
 C = TypeVar("C", ControlHttpClient, RuntimeHttpClient)
+LOOK_EVERY = 1.0  # seconds between looks for replies without news: of nodes that went away there are none
 AT_ONCE = 4  # parts of replies on their way from the server's process
 THREADS = 2 * Link.window  # one for each request on its way, and one for each hello: a stalled one holds up no other
 
@@ -72,9 +74,18 @@ class Fetcher:
     `HttpGrid` would wait there for its parts, and an exception over one malformed reply would end the run.
     """
 
-    def __init__(self, runtime: RuntimeHttpClient, run: int, part: Callable[[str], bytes]) -> None:
-        """`part` gives a part of a message by its name."""
+    def __init__(
+        self,
+        runtime: RuntimeHttpClient,
+        run: int,
+        part: Callable[[str], bytes],
+        news: Callable[[], int] | None = None,
+    ) -> None:
+        """`part` gives a part of a message by its name. Where `news` is the same as before, none has come whole."""
         self._runtime, self._run, self._part = runtime, run, part
+        self._news = news or itertools.count().__next__
+        self._heard, self._look = -1, 0.0  # the last news, and when to look anyway
+        self._asked_for: set[str] = set()
         self.folder: Path | None = None  # where long replies wait, in files without a name
         self._turns = threading.BoundedSemaphore(AT_ONCE)
         self._node = Node(node_id=SUPERLINK_NODE_ID)
@@ -83,7 +94,8 @@ class Fetcher:
 
     def replies(self, numbers: Collection[str], others: Collection[str], limit: float) -> dict[str, Message | str]:
         """Complete replies to the requests `numbers`, or why one cannot be read; `others` are wanted later."""
-        if asked := [n for n in numbers if n not in self._coming]:
+        asked = [n for n in numbers if n not in self._coming]
+        if asked and self._has_news(asked):
             found = self._runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
             for proto, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 number = proto.metadata.reply_to_message_id
@@ -97,6 +109,15 @@ class Fetcher:
             coming.cancel()
         done = [n for n in numbers if n in self._coming and self._coming[n][0].done()]
         return {n: _result(self._coming.pop(n)[0]) for n in done}
+
+    def _has_news(self, asked: list[str]) -> bool:
+        """Whether to ask for replies: Flower's answer to that costs much more than the news."""
+        news, now, asked_before = self._news(), time.monotonic(), self._asked_for
+        self._asked_for = set(asked)
+        if news == self._heard and now < self._look and self._asked_for <= asked_before:
+            return False
+        self._heard, self._look = news, now + LOOK_EVERY
+        return True
 
     def _fetch(self, number: str, tree: ObjectTree, limit: float, over: threading.Event) -> Message:
         def in_turn(name: str) -> bytes:
@@ -187,7 +208,8 @@ class DeploymentLink(GridLink, PartyLink):
         self.grid._client = self._runtime
         self.grid.set_run(run_from_proto(given.run))
         self._parts = PartsInside(self.where / SOCKET)
-        self._fetcher = Fetcher(self._runtime, run := given.run.run_id, lambda name: self._parts.get(run, name))
+        run = given.run.run_id
+        self._fetcher = Fetcher(self._runtime, run, lambda name: self._parts.get(run, name), self._parts.news)
         self._beat = HeartbeatSender(self._heartbeat)
         self._beat.start()
 

@@ -12,7 +12,7 @@ from flwr.common.constant import Status
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.utils import check_abort
 
-from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NOT_YET, OVER, REFUSED, TAKEN, Part
+from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NEWS, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.store import Store
 
 AT_ONCE = 2  # threads that hash: while they do, others can work
@@ -29,16 +29,13 @@ class Parts:
     def __init__(self, link: InMemoryLinkState, store: Store) -> None:
         self._link, self._store = link, store
         self._threads = ThreadPoolExecutor(AT_ONCE)
+        self.news = 0  # messages that have come whole
 
     async def answer(self, part: Part, body: Sequence[bytes], send: Send, counted: bool) -> None:
         """Do what a call asks for, and answer it."""
         act = self._take if part.session else self._give
         status, content = await asyncio.get_running_loop().run_in_executor(self._threads, act, part, body, counted)
-        headers = [] if status == TAKEN else [(b"content-length", b"%d" % sum(map(len, content)))]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        for piece in content:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+        await say(send, status, content)
 
     def _take(self, part: Part, body: Sequence[bytes], counted: bool) -> tuple[int, Sequence[bytes]]:
         digest = hashlib.sha256()
@@ -52,6 +49,8 @@ class Parts:
             stored = self._link.store_object(part.run, part.session, part.name, b"")
         if not stored:
             return GONE, ()
+        if part.session not in self._link._object_push_sessions:  # that was the last part
+            self.news += 1
         if counted:
             self._link.store_traffic(part.run, bytes_sent=0, bytes_recv=sum(map(len, body)))
         return TAKEN, ()
@@ -80,6 +79,8 @@ class Inside:
         self.app, self.parts = app, parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == NEWS:
+            return await say(send, GIVEN, [b"%d" % self.parts.news])
         part = Part.at(scope["path"], INSIDE) if scope["type"] == "http" else None
         if part is None:
             return await self.app(scope, receive, send)
@@ -88,14 +89,26 @@ class Inside:
         return None
 
 
-async def whole(receive: Receive, most: int) -> list[bytes] | None:
-    """The body of a request in pieces; None if it is too long or the caller went away."""
-    body, size = [], 0
+async def say(send: Send, status: int, content: Sequence[bytes]) -> None:
+    """Answer a call."""
+    headers = [] if status == TAKEN else [(b"content-length", b"%d" % sum(map(len, content)))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    for piece in content:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def whole(receive: Receive, most: int, held: Sequence[bytes] = ()) -> list[bytes] | None:
+    """The body of a request in pieces; None if it is too long or the caller went away.
+
+    What is `held` when it ends came before its last piece.
+    """
+    body, size = list[bytes](), 0
     while (event := await receive())["type"] == "http.request":
         body.append(bytes(event.get("body", b"")))
         size += len(body[-1])
         if size > most:
             return None
         if not event.get("more_body", False):
-            return body
+            return [*body[:-1], *held, body[-1]]
     return None
