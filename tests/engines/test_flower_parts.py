@@ -294,7 +294,7 @@ def test_parts_are_taken_under_their_own_name_alone(tmp_path: Path, monkeypatch:
 
 def test_a_long_body_goes_past_the_parser_and_comes_whole() -> None:
     http: Any = object.__new__(server.Http)
-    http.visitor = SimpleNamespace(due=1.0, taking=False, held=[])
+    http.connection = SimpleNamespace(due=1.0, taking=False, held=[])
     http.cycle, http.conn = SimpleNamespace(body=bytearray()), h11.Connection(h11.SERVER)
     http.conn.receive_data(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n01")
     assert isinstance(http.conn.next_event(), h11.Request)
@@ -306,7 +306,7 @@ def test_a_long_body_goes_past_the_parser_and_comes_whole() -> None:
     http.conn.receive_data(b"5")
     assert http.conn.next_event().data == b"5"
     rest = http._past(b"6789 and the next request")
-    assert (http.visitor.held, rest) == ([b"234", b"678"], b"9 and the next request")
+    assert (http.connection.held, rest) == ([b"234", b"678"], b"9 and the next request")
     http.conn.receive_data(rest)
     assert http.conn.next_event().data == b"9"
     assert isinstance(http.conn.next_event(), h11.EndOfMessage)
@@ -314,24 +314,24 @@ def test_a_long_body_goes_past_the_parser_and_comes_whole() -> None:
 
 def test_a_call_of_another_connection_takes_no_partys_place() -> None:
     """Somebody who has heard a party connect, and changes the process, would otherwise end the party's process."""
-    door = FleetOnly(None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type]
+    listener = FleetOnly(None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type]
     activate, pull = "/v1/fleet/activate-node", "/v1/fleet/pull-messages"
     heard = signed(activate, b"", "one")
-    assert Caller(activate, heard, [b""]).call(door) == 200
-    assert Caller(activate, heard | {PROCESS: "thief"}, [b""]).call(door) == 401
-    assert Caller(pull, signed(pull, b"", "one"), [b""]).call(door) == 200, "the party goes on"
+    assert Caller(activate, heard, [b""]).call(listener) == 200
+    assert Caller(activate, heard | {PROCESS: "thief"}, [b""]).call(listener) == 401
+    assert Caller(pull, signed(pull, b"", "one"), [b""]).call(listener) == 200, "the party goes on"
 
 
 def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
-    door = FleetOnly(None, [], Limits())  # type: ignore[arg-type]
+    listener = FleetOnly(None, [], Limits())  # type: ignore[arg-type]
     reasons = {"the key of node-1 was revoked on Monday: stolen": 403, "the entry of node-revoked ended on Monday": 401}
     for why, status in reasons.items():
-        door.admit([("node-1", OWN.public_key())], {fingerprint(OWN.public_key()): why})
+        listener.admit([("node-1", OWN.public_key())], {fingerprint(OWN.public_key()): why})
         caller = Caller(PUSH, signed(PUSH, b"body"), [b"body"])
-        assert (caller.call(door), caller.taken, caller.proven) == (status, 0, [])
+        assert (caller.call(listener), caller.taken, caller.proven) == (status, 0, [])
         assert (REFUSAL.encode(), why.encode()) in caller.heard[0]["headers"]
         stranger = Caller(PUSH, headers(OWN, OTHER), [b"body"])
-        assert stranger.call(door) == 401
+        assert stranger.call(listener) == 401
         assert REFUSAL.encode() not in dict(stranger.heard[0]["headers"]), "others hear nothing"
 
 
