@@ -405,7 +405,8 @@ def test_a_detector_that_is_not_used_is_said(desk: Path, here: Path) -> None:
     said = list[str]()
     drawn = {"align": "five", "detector": "mtcnn", "test": "drawn/visitors", "method": "fedfr-da", "say": said.append}
     adapted(desk, "mine", "drawn/harbour", "drawn/market", **drawn)
-    assert said == ["--detector is not used: all pictures come as face sets, whose faces were found before"]
+    assert said[0].startswith("small.onnx does not say how pictures go in: (x - 127.5) / 127.5 (arcface) is assumed.")
+    assert said[1:] == ["--detector is not used: all pictures come as face sets, whose faces were found before"]
 
 
 def test_pictures_without_faces(desk: Path, here: Path) -> None:

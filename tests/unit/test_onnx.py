@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import visard
+from visard.cli import main
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.errors import UsageError, VisardError
 from visard.inference.export import export
@@ -61,6 +63,33 @@ def test_a_face_detector_is_named_as_one(tmp_path: Path) -> None:
     onnx.save(model, str(tmp_path / "det.onnx"))
     with pytest.raises(VisardError, match=r"looks like a face detector \(9 outputs\), which --detector takes"):
         load_onnx(tmp_path / "det.onnx")
+
+
+def test_what_is_assumed_of_a_file_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the first line of whatever command opens it; not where the user, the file or a kept contract says it."""
+    monkeypatch.setenv("VISARD_CACHE", str(tmp_path / "cache"))
+    path = graph(tmp_path / "g.onnx", ["n", 3, 8, 8])
+    np.save(tmp_path / "p.npy", RNG.integers(0, 256, (3, 8, 8, 3), dtype=np.uint8))
+
+    def said(*words: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["visard", *words])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        assert not stop.value.code
+        return capsys.readouterr().out
+
+    embed = ["embed", str(tmp_path / "p.npy"), "--out", str(tmp_path / "f.npy"), "--model"]
+    assert "g.onnx does not say how pictures go in: (x - 127.5) / 127.5" in said(*embed, str(path))
+    assert "does not say" not in said(*embed, str(path), "--input", "arcface")
+    assert "does not say" not in said(*embed, str(path), "--mean", "0.4")
+    said("models", "add", str(path), "--name", "mine")
+    assert "does not say" not in said(*embed, "mine")
+    model = onnx.load(str(path))
+    onnx.helper.set_model_props(model, {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5", "order": "rgb", "size": "8"})
+    onnx.save(model, str(path))
+    assert "does not say" not in said(*embed, str(path))
 
 
 def test_any_batch(tmp_path: Path) -> None:

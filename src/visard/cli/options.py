@@ -80,11 +80,15 @@ def opens_a_model(command: Callable[..., None]) -> Callable[..., None]:
         **given: Any,
     ) -> None:
         def open_model(path: Path) -> FaceModel:
+            from visard.cli.console import mark
             from visard.inference.model import load_model
             from visard.numerics import compute_on
 
             compute_on(device)
-            return load_model(path, input=input, size=size, order=order, mean=mean, std=std)
+            found = load_model(path, input=input, size=size, order=order, mean=mean, std=std)
+            if input is None and found.assumption and not given.get("as_json"):
+                mark("note", found.assumption)
+            return found
 
         load_plugins(plugin)
         command(**given, open_model=open_model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from visard.evaluation.results import Evaluated, left_out
 from visard.inference.photos import Photos, framing
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
-from visard.models.catalogue import locate
+from visard.models.catalogue import is_kept, locate
 from visard.models.files import located, open_model
-from visard.models.inputs import Inputs, words
+from visard.models.inputs import PRESETS, Inputs, words
 
 Data = FaceSet | FaceView | str | Path
 Pictures = npt.NDArray[np.uint8]  # (n, size, size, 3)
@@ -124,6 +124,18 @@ class FaceModel:
         taken = self.inputs
         pictures = f"{taken.size} x {taken.size} {taken.order.upper()}"
         return f"{pictures}, {words(taken)}, {CUTS.get(self.align, self.align)}, {self.spec['embedding']} numbers"
+
+    @property
+    def assumption(self) -> str | None:
+        """A line for a file that does not say how pictures go in, None where it does or where that was given."""
+        if not getattr(self.network, "assumed", False) or self.path is None or is_kept(self.path):
+            return None
+        if self.inputs != replace(PRESETS["arcface"], size=self.inputs.size):
+            return None
+        return (
+            f"{self.path.name} does not say how pictures go in: {words(self.inputs)} is assumed. Most networks of "
+            "InsightFace want that; if figures are poor, try --input imagenet, cosface or raw"
+        )
 
     def misaligned(self, faces: FaceSet) -> str | None:
         """A line for pictures that are not cut as the network wants them, None where they are."""

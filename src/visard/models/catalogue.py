@@ -84,6 +84,11 @@ def locate(model: str | Path) -> tuple[Path, Entry | None]:
     return entry.path, entry
 
 
+def is_kept(path: Path) -> bool:
+    """Whether a file is one of the catalogue."""
+    return path.is_relative_to(folder())
+
+
 def add(source: Path, entry: Entry) -> None:
     """Copy a model file into the catalogue."""
     home = folder() / entry.name

@@ -56,6 +56,7 @@ class OnnxNetwork(nn.Module):
         self.size = height if isinstance(height, int) and self.fixed else size
         self.batch = batch if isinstance(batch, int) and batch > 0 else None
         self.output, self.embedding = "", 0
+        self.assumed = False  # whether nothing says how pictures go in
 
     def probe(self, size: int) -> None:
         """Run the graph once: finds the output, its length, and graphs that take one picture whatever they declare."""
@@ -123,7 +124,8 @@ def load_onnx(path: str | Path, size: int | None = None, name: str | None = None
     elif "mean" in meta and "std" in meta:
         inputs = Inputs.of_spec(meta, path)
     else:
-        inputs = PRESETS["raw" if network.graph.normalises else "arcface"]
+        network.assumed = not network.graph.normalises
+        inputs = PRESETS["arcface" if network.assumed else "raw"]
     network.probe(network.size or inputs.size)
     spec = inputs.to_spec() | {"model": "onnx", "embedding": str(network.embedding), "size": str(network.size)}
     spec |= {key: meta[key] for key in ("align", "licence", "visard") if len(meta.get(key, "")) in range(1, 1000)}

@@ -130,6 +130,8 @@ def adapt(
     if detector is not None and (how := align or given.align) != "five":
         raise UsageError(f"--detector: faces are framed by {how} here, without a detector; --align five uses one")
     _check_overrides([method] if method else METHODS, overrides)
+    if input is None and given.assumption:
+        say(given.assumption)
     asked = plain(
         {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method,
          "far": far, "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
