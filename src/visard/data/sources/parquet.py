@@ -84,7 +84,7 @@ def _batches(path: Path, column: str) -> Iterator[Any]:
                 array = _valid(batch.column(column))
                 yield from (array[at : at + BATCH] for at in range(0, len(array), BATCH))
         else:
-            check_pages(path, file.metadata, column)
+            check_pages(path, column)
             for batch in file.iter_batches(BATCH, columns=[column], use_threads=False):
                 yield _valid(batch.column(0))
 
