@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.e2e.smoke import SMOKE
+from tests.unit.fake_run import write_run
 
 import visard
 from visard.engines.watchers import Watcher
@@ -147,3 +148,14 @@ def test_names_are_no_formulas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     visard.run("fedavg", out="=1+1", overrides=SMOKE)
     write_table([Path("=1+1")], tmp_path / "all.csv")
     assert (tmp_path / "all.csv").read_text().splitlines()[1].startswith("'=1+1,")
+
+
+def test_a_table_holds_nothing_that_acts_on_a_terminal(tmp_path: Path) -> None:
+    """Names of metrics in a folder from elsewhere, shown with cat."""
+    folder = write_run(tmp_path / "run", rounds=2)
+    log = folder / "events.jsonl"
+    log.write_text(log.read_text().replace('"loss"', '"loss\\u001b]0;x\\u0007"'))
+    write_table([folder], tmp_path / "all.csv")
+    text = (tmp_path / "all.csv").read_text()
+    assert "loss\N{REPLACEMENT CHARACTER}]0;x" in text
+    assert not {"\x1b", "\x07"} & set(text)

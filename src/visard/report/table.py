@@ -12,6 +12,7 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import values
 from visard.files import SHARED, write_atomically
 from visard.report.run_folder import Run, read_run
+from visard.text import line
 
 # what: round (logged by the method), evaluation (a test between rounds), final (with its interval), client
 COLUMNS = ("run", "method", "seed", "what", "stage", "step", "test", "client", "metric", "value", "low", "high")
@@ -72,8 +73,10 @@ def rows_of(run: Run) -> Iterator[Row]:
 
 
 def _cell(value: Any) -> Any:
-    """Text that a spreadsheet would take for a formula gets a mark before it: names come from parties."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    """Names come from parties: every character shows, and what a spreadsheet would take for a formula is marked."""
+    if not isinstance(value, str):
+        return value
+    return f"'{line(value)}" if value[:1] in ("=", "+", "-", "@", "\t", "\r") else line(value)
 
 
 def _parquet(found: list[Row]) -> bytes:
