@@ -11,7 +11,7 @@ from typing import Any
 from visard.engines.request import DIED, LATE, Reply, Request, pack, unpack
 from visard.errors import VisardError
 from visard.files import PRIVATE, mapping, write_atomically
-from visard.processes import LARGE_NETWORK, Child, ChildError, Data, Filed, Recipe, send
+from visard.processes import LARGE_PAGES, Child, ChildError, Data, Filed, Recipe, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: much more than the requests of a run ask for, and less than a socket can count
@@ -50,7 +50,7 @@ class Front:
     def _hire(self) -> Child:
         given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
         given |= {"policy": self.policy, "server": self.server, "key": self._key}
-        self._worker = worker = Child("visard.deployment.party:serve", False, LARGE_NETWORK, **given)
+        self._worker = worker = Child("visard.deployment.party:serve", False, LARGE_PAGES, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)
         except (ChildError, OSError) as error:
