@@ -29,6 +29,7 @@ NAMES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
 LOSS_SCALE = 1024.0  # where fp16 begins: a round is short, and steps that overflow are lost to it
 SHARE = 0.5  # of the free memory of a device that a table may take
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
+GIVEN_BACK = 2**24  # bytes of a tensor from which on it does not, in a process with a large network
 KEPT = 256 * 2**20  # bytes of a tensor up to which its memory stays with the process
 
 _here = CPU
@@ -148,6 +149,16 @@ def keep_memory() -> bool:
     assert library is not None
     kept = library.mallopt(MMAP_THRESHOLD, KEPT) or library.mallopt(MMAP_THRESHOLD, KEPT // 8)  # older: 32 MB at most
     return bool(kept and library.mallopt(TRIM_THRESHOLD, 2**31 - 1))
+
+
+@functools.cache
+def give_back_memory() -> bool:
+    """From now on the memory of tensors that are freed goes back to the system, but for small ones: in a process with
+    one large network what stays would be as much as the network, several times. Whether it did."""
+    if not keep_memory():
+        return False
+    library = ctypes.CDLL(None)
+    return bool(library.mallopt(MMAP_THRESHOLD, GIVEN_BACK) and library.mallopt(TRIM_THRESHOLD, 4 * GIVEN_BACK))
 
 
 def seed_device(seed: int) -> None:

@@ -37,10 +37,8 @@ from visard.errors import VisardError, one_line
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 ARENAS, MMAP_THRESHOLD, TRIM_THRESHOLD = -8, -3, -1  # of mallopt(3)
 KEPT = 1 << 25, 1 << 26  # bytes of one allocation, and of all together, whose memory stays with a process that is done
-# Torch reads the first when it allocates for the first time: memory of large tensors comes in large pages, a fourth of
-# the work. The others give it back when it is freed, so that a process with one large network holds what it uses.
+# torch reads this when it first allocates: the memory of large tensors comes in large pages, with a fourth of the work
 LARGE_PAGES = {"THP_MEM_ALLOC_ENABLE": "1"}
-LARGE_NETWORK = LARGE_PAGES | {"MALLOC_MMAP_THRESHOLD_": str(KEPT[0] // 2), "MALLOC_TRIM_THRESHOLD_": str(KEPT[1])}
 Data = bytes | bytearray | memoryview
 LONG = 1 << 20  # bytes: frames from here on are not copied
 SHORT = 1 << 22  # bytes that stay in memory; more of them go through a file

@@ -20,12 +20,12 @@ if find_spec("flwr") is None:
 from benchmarks.large_network import world_of
 from tests.engines.deployed import Deployment
 
-from visard.deployment.flower import objects
 from visard.deployment.flower.driver import DeploymentLink
 from visard.deployment.flower.objects import AT_ONCE
 from visard.deployment.ledger_check import compare
 from visard.deployment.listener import RESET
 from visard.deployment.remote import RemoteNetwork
+from visard.engines import records
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
@@ -88,7 +88,7 @@ class Proxy(threading.Thread):
 @pytest.fixture
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Deployment, Proxy]]:
     monkeypatch.setenv("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", str(PART))
-    monkeypatch.setattr(objects, "CHUNK", PART)  # of the run, which is in this process
+    monkeypatch.setattr(records, "PART", PART)  # of the run, which is in this process
     made = Deployment(tmp_path, 1, ["1=client-000", "1=client-001"])
     made.wait_server()
     proxy = Proxy(made.port)

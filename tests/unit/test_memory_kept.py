@@ -22,11 +22,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(**variables: str) -> int:
+def faults(code: str = CODE, **variables: str) -> int:
     """Pages that the system has to map for ten tensors of 64 MB, one after the other."""
     rest = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
-        [sys.executable, "-c", CODE], env=rest | variables, capture_output=True, text=True, check=True, timeout=120
+        [sys.executable, "-c", code], env=rest | variables, capture_output=True, text=True, check=True, timeout=120
     )
     return int(done.stdout)
 
@@ -40,3 +40,10 @@ def test_memory_stays_with_the_process() -> None:
 def test_what_the_user_has_set_stays() -> None:
     assert faults(MALLOC_MMAP_THRESHOLD_="131072") >= 5 * PAGES
     assert faults(GLIBC_TUNABLES="glibc.malloc.mmap_threshold=131072") >= 5 * PAGES
+
+
+@glibc
+def test_a_process_with_a_large_network_gives_memory_back() -> None:
+    code = CODE.replace("import on_device", "import give_back_memory, on_device")
+    code = code.replace("for _", "assert give_back_memory()\nfor _", 1)
+    assert faults(code) >= 5 * PAGES

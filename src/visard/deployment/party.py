@@ -23,7 +23,7 @@ from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.crypto.signatures import Signer
 from visard.deployment.consent_question import ANY, preview_policy, question
-from visard.deployment.guard import Guard, NoPolicy, RequestCheck
+from visard.deployment.guard import LARGE, Guard, NoPolicy, RequestCheck
 from visard.deployment.keys import private_key
 from visard.deployment.policy import Policy
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode, encoded
@@ -46,6 +46,7 @@ from visard.files import (
 )
 from visard.methods.scoring import steps_of
 from visard.models.cut import digest_of
+from visard.numerics import give_back_memory
 from visard.processes import SHORT, Data, Filed, Outbox, Recipe, let_go, receive, receive_any, send
 from visard.text import line, visible
 
@@ -224,6 +225,8 @@ class Party:
             given = partial(_another, payload, step.types[0], seen)
             if watch is not None:
                 watch.serial = payload.serial
+            if len(payload) > LARGE:
+                give_back_memory()
         reply = perform(world, step, replace(request, message=message), self.states, True, watch, given)
         if wrong := undeclared(step, message, reply.value, world.statistics):
             name, reason = wrong  # the reason may quote data that must not leave

@@ -9,7 +9,7 @@ from typing import Any
 
 from visard.engines.request import DIED, LATE, Request, pack, unpack
 from visard.errors import VisardError
-from visard.processes import LARGE_NETWORK, Child, ChildError, Data, Filed, Recipe, send
+from visard.processes import LARGE_PAGES, Child, ChildError, Data, Filed, Recipe, send
 
 START_SECONDS = 120.0
 LONGEST = 1e6  # seconds: longer than any request, and less than the largest timeout of a socket
@@ -46,7 +46,7 @@ class Supervisor:
     def _start_worker(self) -> Child:
         given = {"recipe": vars(self.recipe), "state": str(self.state), "encrypt_with": self._encrypt_with}
         given |= {"policy": self.policy, "server": self.server, "key": self._key}
-        self._worker = worker = Child("visard.deployment.party:serve", False, LARGE_NETWORK, **given)
+        self._worker = worker = Child("visard.deployment.party:serve", False, LARGE_PAGES, **given)
         try:
             _receive(worker, time.monotonic() + START_SECONDS)
         except (ChildError, OSError) as error:

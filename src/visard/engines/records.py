@@ -24,7 +24,7 @@ from visard.processes import Data, Filed
 
 SEGMENT = 1 << 26  # bytes of a file; then the chain continues in the next one
 LONGEST_LINE = 1 << 24
-PART = 5 * 2**20  # bytes of a part of a payload, as Flower cuts it
+PART = int(os.environ.get("FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", 5 * 2**20))  # bytes of a part, as Flower cuts payloads
 NAME = re.compile(r"(.+)-(\d{6})\.jsonl")
 
 
