@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,25 @@ def _any_plugin() -> Iterator[None]:
     yield
     plugins.allow_only(None)
     plugins._doubted.clear()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With --dist loadgroup the tests with Flower of one file stay together, and those that share a Ray."""
+    for item in items:
+        if item.get_closest_marker("flower"):
+            group = "ray" if "ray" in getattr(item, "fixturenames", ()) else item.path.stem
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(scope="session")
+def ray() -> Iterator[dict[str, str]]:
+    """Variables with which simulations of Flower take a Ray that is there already."""
+    if find_spec("ray") is None:
+        pytest.skip("Flower is not installed: pip install 'visard[flower]'")
+    from tests.engines.simulated import one_ray
+
+    with one_ray() as address:
+        yield {"OMP_NUM_THREADS": "1", "RAY_ADDRESS": address}
 
 
 @pytest.fixture(scope="session")

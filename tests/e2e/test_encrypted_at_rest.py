@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -64,13 +65,13 @@ def test_a_run_that_is_stopped_and_resumed(plain: Path, key: Path, tmp_path: Pat
 
 
 @pytest.mark.flower
-def test_a_run_on_flower_from_the_command_line(plain: Path, key: Path, tmp_path: Path) -> None:
+def test_a_run_on_flower_from_the_command_line(plain: Path, key: Path, tmp_path: Path, ray: dict[str, str]) -> None:
     pytest.importorskip("flwr")
     words = [word for setting in SETTINGS if not setting.startswith("engine") for word in ("--set", setting)]
     words += ["--engine", "flower", "--set", "engine.workers=2", "--encrypt-with", key.name, "--out", "run"]
     program = "from visard.cli import main; main()"
     command = [sys.executable, "-W", "ignore", "-c", program, "run", METHOD, *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | ray, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert_encrypted_alike(plain, tmp_path / "run", key)
 

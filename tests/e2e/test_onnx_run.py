@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from functools import partial
@@ -100,12 +101,13 @@ def nothing_of(run: visard.Run) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.flower
-def test_flower_agrees(here: Path) -> None:
+def test_flower_agrees(here: Path, ray: dict[str, str]) -> None:
     file = recogniser(here / "theirs.onnx")
     sets = [*smoke("fedavg"), f"model.weights={file}", "model.train=last:1", "method.rounds=1"]
     visard.run("fedavg", out="local", overrides=[*sets, "engine.kind=local"])
     program = f"import visard; visard.run('fedavg', out='flower', overrides={[*sets, 'engine.kind=flower']!r})"
-    ran = subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=False, capture_output=True)  # as Ray is
+    command = [sys.executable, "-W", "ignore", "-c", program]  # as Ray is
+    ran = subprocess.run(command, check=False, capture_output=True, env=os.environ | ray)
     assert ran.returncode == 0, ran.stderr[-500:]
     assert_same_results(Path("local"), Path("flower"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,14 +91,14 @@ def test_engines_agree_on_sites_and_their_activations(sets: Path, tail: tuple[Pa
 
 
 @pytest.mark.flower
-def test_flower_agrees_on_sites(sets: Path, tail: tuple[Path, list[str]], here: Path) -> None:
+def test_flower_agrees_on_sites(sets: Path, tail: tuple[Path, list[str]], here: Path, ray: dict[str, str]) -> None:
     pytest.importorskip("flwr", reason="Flower is not installed")
     settings = (tail[0] / "config.toml").read_text().replace('kind = "local"', 'kind = "flower"\nworkers = 2')
     Path("flower.toml").write_text(settings)
     code = "from visard.cli import main; main()"  # in a process of its own: Ray leaves warnings behind
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, "run", "flower.toml", "--out", "flower"],
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=300, env=os.environ | ray,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert_same_results(tail[0], Path("flower"))

@@ -94,7 +94,7 @@ class Deployment:
             "--data",
             data,
         ]
-        command += ["--poll", "0.2", *(part for role in roles for part in ("--role", role)), *more]
+        command += ["--poll", "0.5", *(part for role in roles for part in ("--role", role)), *more]
         self.start(f"node-{number}", command)
 
     def start_toy(self, number: int, roles: str) -> None:

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from tests.engines.deployed import free_port, until
+from tests.engines.deployed import ROOT, free_port, until
 
 FAULTS = {"client-001": "nan", "client-003": "raise"}
 
@@ -54,18 +54,19 @@ def toy(folder: Path) -> None:
 
 
 @contextmanager
-def one_ray() -> Iterator[None]:
-    """A Ray that several runs share, as one that spans machines would be: one that each starts takes twice the time."""
+def one_ray() -> Iterator[str]:
+    """The address of a Ray that several runs share, as one that spans machines would be; one for each takes longer."""
     home, port = tempfile.mkdtemp(prefix="ray-"), free_port()  # in the temporary folder: sockets need short paths
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus", "1"]
     command += ["--port", str(port), "--include-dashboard=false", "--temp-dir", home]
-    head = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    os.environ["RAY_ADDRESS"] = f"127.0.0.1:{port}"
+    head = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
     try:
         until(lambda: _listens(port), "Ray")
-        yield
+        yield f"127.0.0.1:{port}"
     finally:
-        del os.environ["RAY_ADDRESS"]
         os.killpg(head.pid, signal.SIGKILL)
         head.wait()
         shutil.rmtree(home, ignore_errors=True)
@@ -80,16 +81,15 @@ def main(where: str, methods: str, *overrides: str) -> None:
     import visard
 
     torch.set_num_threads(1)
-    with one_ray():
-        for entry in methods.split(","):
-            method, *part = entry.split("@")
-            if method == "toys":
-                toy(Path(where))
-                continue
-            more = [f"model.train={part[0]}", f"model.weights={part[1]}"] if part else []
-            visard.run(
-                method, out=Path(where) / "-".join([method, *part[:1]]).replace(":", "-"), overrides=[*overrides, *more]
-            )
+    for entry in methods.split(","):
+        method, *part = entry.split("@")
+        if method == "toys":
+            toy(Path(where))
+            continue
+        more = [f"model.train={part[0]}", f"model.weights={part[1]}"] if part else []
+        visard.run(
+            method, out=Path(where) / "-".join([method, *part[:1]]).replace(":", "-"), overrides=[*overrides, *more]
+        )
 
 
 if __name__ == "__main__":

@@ -198,12 +198,12 @@ def test_secure_sums_with_noise_have_the_same_bits_on_every_engine(tmp_path: Pat
 
 
 @pytest.mark.flower
-def test_flower_gives_the_bits_of_local(tmp_path: Path) -> None:
+def test_flower_gives_the_bits_of_local(tmp_path: Path, ray: dict[str, str]) -> None:
     how = [*smoke("fedavg"), "model.name=tiny_nobn", "evaluation.every=0", "aggregation.secure=true"]
     how += ["aggregation.dp.noise=0.5", "aggregation.dp.clip=0.5", "aggregation.dp.quantile=0.5"]
     there = [*how, "engine.kind=flower", "engine.workers=2"]
     command = [sys.executable, "-m", "tests.engines.simulated", str(tmp_path / "flower"), "fedavg", *there]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | ray)
     assert done.returncode == 0, done.stderr
     visard.run("fedavg", out=tmp_path / "local", overrides=how)
     far, near = (load_file(folder / "model.safetensors") for folder in (tmp_path / "flower/fedavg", tmp_path / "local"))

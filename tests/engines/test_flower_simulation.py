@@ -30,13 +30,13 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Path:  # noqa: F811
+def simulated(tmp_path_factory: pytest.TempPathFactory, start: Path, ray: dict[str, str]) -> Path:  # noqa: F811
     """A folder with the runs of all methods on Flower's simulation, and a run with toys."""
     folder = tmp_path_factory.mktemp("simulated")
     settings = (*SMOKE, "evaluation.every=0", "engine.kind=flower", "engine.workers=2")
     wanted = ",".join(["toys", *METHODS, *(f"fedavg@{how}@{start}" for how in PARTS)])
     command = [sys.executable, "-m", "tests.engines.simulated", str(folder), wanted, *settings]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | ray)
     assert done.returncode == 0, done.stderr
     return folder
 

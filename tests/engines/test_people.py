@@ -354,11 +354,11 @@ def test_every_engine_and_a_resumed_run_give_the_same_bits(tmp_path: Path, secur
 
 
 @pytest.mark.flower
-def test_flower_gives_the_bits_of_local(tmp_path: Path) -> None:
+def test_flower_gives_the_bits_of_local(tmp_path: Path, ray: dict[str, str]) -> None:
     how = [*FEDAVG, "aggregation.dp.noise=0.5", "evaluation.every=0"]
     there = [*how, "engine.kind=flower", "engine.workers=2"]
     command = [sys.executable, "-m", "tests.engines.simulated", str(tmp_path / "flower"), "fedavg", *there]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | ray)
     assert done.returncode == 0, done.stderr
     visard.run("fedavg", out=tmp_path / "local", overrides=how)
     far, near = (load_file(folder / "model.safetensors") for folder in (tmp_path / "flower/fedavg", tmp_path / "local"))

@@ -61,4 +61,4 @@ if __name__ == "__main__":
     supervisor.Supervisor = Forger  # type: ignore[misc]
     client.BEAT = 10.0  # on a busy machine a restart takes its time: the server is to wait for a minute
     recipe = Recipe("tests.toys:party_world", {"folder": folder, "roles": json.loads(roles)})
-    take_part(server, Path(keys), number, recipe, Path(state), 0.2, ANYTHING.model_dump(mode="json"))
+    take_part(server, Path(keys), number, recipe, Path(state), 0.5, ANYTHING.model_dump(mode="json"))
