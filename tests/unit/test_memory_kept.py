@@ -10,7 +10,8 @@ import pytest
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 PAGES = 64 * 2**20 // os.sysconf("SC_PAGE_SIZE")  # of one tensor
 CODE = """
-import resource, torch
+import ctypes, resource, torch
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # small pages alone (PR_SET_THP_DISABLE), so that they can be counted
 from visard.numerics import on_device
 on_device(torch.nn.Linear(2, 2))
 for _ in range(10):
