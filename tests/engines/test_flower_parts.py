@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
+import tempfile
 import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Collection
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
@@ -667,3 +670,11 @@ def test_a_certificate_that_is_none_or_of_another_key_is_one_line(tmp_path: Path
     with pytest.raises(UsageError, match="are not a certificate and its key"):
         serve(ServerKeys.load(server), tmp_path, "127.0.0.1", 0, lambda: None, lambda _: None)
     assert not list(tmp_path.glob("*.sock")) + list(tmp_path.glob("nodes.json")), "nothing was begun"
+
+
+def test_a_run_can_connect_as_soon_as_the_socket_is_there() -> None:
+    """The server is busy for a while after that: a run that begins then must wait and not be refused."""
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are too long for a socket
+        path = Path(folder) / server.SOCKET
+        with closing(server._inside_socket(path)), socket.socket(socket.AF_UNIX) as run:
+            run.connect(str(path))

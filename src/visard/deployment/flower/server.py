@@ -407,6 +407,7 @@ def _inside_socket(path: Path) -> socket.socket:
     before = os.umask(0o177)
     try:
         inside.bind(str(path))
+        inside.listen(BACKLOG)  # from now on a run can connect, and waits until it is answered
     finally:
         os.umask(before)
     return inside
