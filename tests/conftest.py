@@ -41,6 +41,7 @@ def _any_plugin() -> Iterator[None]:
     plugins._doubted.clear()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With --dist loadgroup the tests with Flower of one file stay together, and those that share a Ray."""
     for item in items:
