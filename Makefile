@@ -47,7 +47,7 @@ shared: $(READY)  ## tests on real faces, where ../shared/data has them
 
 flower: $(READY)  ## install Flower and test simulations and deployments with it, on loopback
 	$(BIN)/python -m pip install $(LOCKED) requirements-flower.lock
-	$(PYTEST) -n 3 --dist loadgroup -m flower  # they wait for one another: three keep two cores busy
+	$(PYTEST) -n 3 --dist loadfile -m flower  # they wait for one another: three keep two cores busy
 
 lint: $(READY)  ## style and likely mistakes
 	$(BIN)/ruff check .

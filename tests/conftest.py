@@ -41,14 +41,6 @@ def _any_plugin() -> Iterator[None]:
     plugins._doubted.clear()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With --dist loadgroup the tests with Flower of one file stay together, and those that share a Ray."""
-    for item in items:
-        if item.get_closest_marker("flower"):
-            group = "ray" if "ray" in getattr(item, "fixturenames", ()) else item.path.stem
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(scope="session")
 def ray() -> Iterator[dict[str, str]]:
     """Variables with which simulations of Flower take a Ray that is there already."""
