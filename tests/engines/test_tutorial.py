@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -151,12 +150,6 @@ def machines(request: pytest.FixtureRequest) -> Iterator[Machines]:
             found.remove()
 
 
-def listens(door: Path) -> bool:
-    """Whether a server waits at its inside door; the file is there a moment earlier."""
-    with socket.socket(socket.AF_UNIX) as s:
-        return s.connect_ex(str(door)) == 0
-
-
 def copy(machines: Machines, machine: str, words: list[str]) -> None:
     """scp FILE... MACHINE:FOLDER"""
     where, _, name = words[-1].partition(":")
@@ -182,7 +175,7 @@ def test_the_tutorial(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> No
             if words[1] == "server" or (words[1] == "client" and words[2] != "policy"):
                 machines.start(machine, command)
                 if words[1] == "server":
-                    until(lambda: listens(folders["server"] / "server-state" / "control.sock"), "the server")
+                    until((folders["server"] / "server-state" / "control.sock").is_socket, "the server")
                 continue
             monkeypatch.chdir(folders[machine])  # none of these needs a network
             monkeypatch.setattr(sys, "argv", command)
