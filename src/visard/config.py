@@ -179,6 +179,8 @@ class Settings(Section):
                 f"method.negatives = {self.method.negatives}: clients show them one by one, so no noise of "  # type: ignore[attr-defined]
                 "aggregation.dp covers them: take method.negatives = public, or none"
             )
+        if getattr(self.method, "in_turn", 1) > 1 and (other := rule.beyond_mean()):
+            raise ValueError(f"method.in_turn: clients go on from the weights of single others, so leave out {other}")
         if getattr(getattr(rule, "dp", None), "unit", "client") == "person":
             self._fits_people(packed)
         summed = getattr(packed, "to", "") == "int8" and getattr(rule, "dp", None) is None

@@ -127,6 +127,7 @@ def test_the_learning_rate_of_every_message(server: Make, message: dict[str, Any
         ([], Bounds(pictures=200), "fewer training pictures than its policy asks for"),
         ([], Bounds(parties=3), "this party wants 3 parties in an average"),
         (["method.participation=0.5"], Bounds(parties=2), "this party wants 2 parties in an average"),
+        (["method.in_turn=2"], Bounds(), "this party wants 2 parties in an average"),
     ],
 )
 def test_bounds_of_what_a_request_makes_a_party_do(server: Make, changes: list[str], bounds: Bounds, says: str) -> None:

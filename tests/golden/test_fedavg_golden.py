@@ -34,10 +34,10 @@ def slow_cosface(features: Tensor, W: Tensor, labels: Tensor, rows: list[int], s
 
 
 def slow_local(
-    net: LocalNetwork, method: FedAvg, client: str, s: Server, lr: float
+    net: LocalNetwork, method: FedAvg, client: str, s: Server, lr: float, ask: int = 1
 ) -> tuple[dict[str, Tensor], Tensor]:
     """One client's round in plain PyTorch: theta and W after it."""
-    place = ("federate", 0, 1, client)
+    place = ("federate", 0, ask, client)
     torch.manual_seed(derive(net.world.seed, *place, "default"))
     rng = generator(net.world.seed, *place)
     model = toy_network()

@@ -156,6 +156,18 @@ class Reduction:
             found[name] = value[""] if name in self._tensors else value
         return found
 
+    def one_by_one(self) -> dict[ClientId, dict[str, Any]]:
+        """With limits: the fields of each client by itself, no update longer than `bound` allows."""
+        assert self._store is not None
+        found: dict[ClientId, dict[str, Any]] = {}
+        for name, entries in self._entries.items():
+            self._shorten(name, entries, self._store)
+            self._name_far(name, entries)
+            for entry in entries:
+                value = self._store.get(entry.place, entry.layout)
+                found.setdefault(entry.clients[0], {})[name] = value[""] if name in self._tensors else value
+        return found
+
     def _entry(self, name: str, client: ClientId, weight: float, value: Any, before: Any) -> _Entry:
         if isinstance(value, Tensor):
             self._tensors.add(name)

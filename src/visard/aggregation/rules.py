@@ -75,6 +75,10 @@ class Rule(ABC):
         """Why so few replies are not enough for the rule; None if they are."""
         return None
 
+    def beyond_mean(self) -> str:
+        """The setting that makes more of the replies than their mean, such as hiding them; empty: none."""
+        return f"aggregation.rule = {self.name}"
+
     @property
     def limited(self) -> bool:
         """Whether all replies must be there before the first can be used."""
@@ -163,6 +167,11 @@ class Mean(Rule):
             raise ValueError("bound is a multiple of the median of the norms, dp has a bound of its own (dp.clip)")
         if self.secure and self.bound:
             raise ValueError("bound needs the single replies, which secure = true hides ([[outgoing]] has clip)")
+
+    def beyond_mean(self) -> str:
+        if self.secure or self.dp is not None:
+            return "aggregation.secure" if self.secure else "aggregation.dp"
+        return f"aggregation.optimiser = {self.optimiser.name}" if self.optimiser else ""
 
     @property
     def limited(self) -> bool:

@@ -72,6 +72,21 @@ class Network(Protocol):
         """
         ...
 
+    def hand_on(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        *,
+        fields: tuple[str, ...],
+        timeout: float | None = None,
+        min_replies: int | None = None,
+    ) -> Replies[R]:
+        """As `ask`, for replies from whose `fields` other clients go on: these keep the limits of the run's averages.
+
+        A run whose aggregation is more than a mean with such limits refuses this.
+        """
+        ...
+
     def sample(self, share: float) -> list[ClientId]:
         """A random share of the clients (at least one), in their fixed order: a fixed number of them, unless the run's
         differential privacy wants each drawn by itself."""

@@ -356,7 +356,9 @@ def leaving(method: Method[Any], world: World) -> frozenset[Disclosure]:
 
 
 def averaged(request: Request, world: World, method: Method[Any]) -> int:
-    """How many clients are in an average, according to the run."""
+    """How many clients are in an average, according to the run; one where the next client gets a reply as it is."""
+    if getattr(method, "in_turn", 1) != 1:
+        return 1
     said = request.settings.get("settings")
     partition = said.get("partition") if request.settings.get("own") and isinstance(said, dict) else None
     count = partition.get("clients") if isinstance(partition, dict) else len(world.training)

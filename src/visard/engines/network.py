@@ -216,6 +216,31 @@ class EngineNetwork(ABC):
         self._check_enough(len(rest), messages, min_replies, missing)
         return self._stepped(step, messages, means), Replies(rest, missing)
 
+    def hand_on(
+        self,
+        step: BoundStep[M, R],
+        messages: Mapping[ClientId, M],
+        *,
+        fields: tuple[str, ...],
+        timeout: float | None = None,
+        min_replies: int | None = None,
+    ) -> Replies[R]:
+        """See `Network.hand_on`."""
+        rule, missing = self.world.aggregation, dict[ClientId, str]()
+        if other := rule.beyond_mean():
+            raise VisardError(f"{step.name} of {step.owner.name} hands on single replies: it goes without {other}")
+        if not rule.limited:
+            return self._ask(step, messages, timeout, min_replies)
+        first = next(iter(messages.values()), None)
+        with closing(Reduction(rule, fields, None, first, self.states.folder)) as reduction:
+            replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
+            rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
+            within = reduction.one_by_one()
+            for far in reduction.remarks:
+                self._name_far(far)
+        found = {client: dataclasses.replace(reply, **within.get(client, {})) for client, reply in rest.items()}
+        return Replies(found, missing)
+
     def _account(self, dp: Privacy, messages: Mapping[ClientId, Any], known: bool) -> tuple[Account, Sum]:
         """The privacy account of the run, and the next sum, which its budget allows."""
         state = self.remembered.setdefault("dp", {})

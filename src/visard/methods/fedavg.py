@@ -1,5 +1,7 @@
 """FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, AISTATS 2017;
-with mu > 0 FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020.
+with mu > 0 FedProx: Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020;
+with in_turn > 1 FedSeq: Zaccone et al., Speeding up Heterogeneous Federated Learning with Sequentially Trained
+Superclients, ICPR 2022.
 
     theta   weights of the backbone     W   class vectors of a global head, one row for each identity
     n       pictures of a client        C   strength of the embedding regularisation
@@ -9,14 +11,17 @@ with mu > 0 FedProx: Li et al., Federated Optimization in Heterogeneous Networks
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from visard.core import (
     Client,
+    ClientId,
     Disclosure,
     Network,
     Setup,
@@ -92,7 +97,9 @@ class Averaging(WithNegatives[Server]):
         "does by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With "
         "share_head it gets class vectors, which are face templates: prevented by keeping class_vectors out of "
         "kinds, also the default. With negatives = class_vectors it and the other clients get the same; with "
-        f"corrected it alone does; with noisy a version with noise (kind noisy_vectors). {CRAFTED_WEIGHTS}"
+        "corrected it alone does; with noisy a version with noise (kind noisy_vectors). With in_turn the next client "
+        "gets a client's weights as they are, and one that poisons them reaches all that follow: prevented by "
+        f"bounds.parties = 2 or more, the default. {CRAFTED_WEIGHTS}"
     )
     extendable = True
     discloses = frozenset(
@@ -108,6 +115,7 @@ class Averaging(WithNegatives[Server]):
     weighting: Literal["data", "uniform"] = "data"
     regularisation: NotNegative = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
     participation: Share = 1.0  # share of the clients that are asked in a round
+    in_turn: AtLeastOne = 1  # clients that train one after the other, each from the weights of the one before
     batch_norm: BatchNormPolicy = "average"
 
     def __post_init__(self) -> None:
@@ -153,12 +161,34 @@ class Averaging(WithNegatives[Server]):
         asked = dict.fromkeys(sample_clients(net, self.participation), down)
         if s.shown:
             asked = {c: replace(down, negatives=self.rows_for(s.shown, c)) for c in asked}
-        means, ups = net.reduce(self.local, asked, mean=("theta", "W"), by="n" if self.weighting == "data" else None)
+        last, ups = self._in_turn(net, asked) if self.in_turn > 1 else (asked, {})
+        by = "n" if self.weighting == "data" and self.in_turn == 1 else None
+        means, replies = net.reduce(self.local, last, mean=("theta", "W"), by=by)
+        ups |= replies
         loss = sum(up.n * up.loss for up in ups.values()) / sum(up.n for up in ups.values())
         gradients, samples = (sum(getattr(up, name) for up in ups.values()) for name in ("gradients", "samples"))
         net.log(loss=loss, lr=down.lr, gradients=gradients, samples=samples)
         shown = self.gathered(s.shown, net, means["theta"] | s.fixed, ups, net.round + 1, self.head.scale)
         return Server(means["theta"], s.fixed, means["W"], shown)
+
+    def _in_turn(self, net: Network, asked: dict[ClientId, Down]) -> tuple[dict[ClientId, Down], dict[ClientId, Up]]:
+        """Let the clients train one after the other in rows of `in_turn`, drawn anew every round.
+
+        Returns the messages to the last client of each row, and the replies of all others. The rows end together; one
+        that is shorter begins later. A client that does not answer is passed over.
+        """
+        order = [list(asked)[i] for i in torch.randperm(len(asked), generator=net.rng).tolist()]
+        count = math.ceil(len(order) / self.in_turn)
+        rows = [order[i::count] for i in range(count)]  # the longest first; lengths differ by one at most
+        ups: dict[ClientId, Up] = {}
+        for left in range(len(rows[0]) - 1, 0, -1):  # clients that follow in each row
+            here = {row[-1 - left]: row[-left] for row in rows if len(row) > left}  # each with the one after it
+            replies = net.hand_on(self.local, {c: asked[c] for c in here}, fields=("theta", "W"))
+            for client, following in here.items():
+                given = replies.get(client, asked[client])
+                asked = asked | {following: replace(asked[following], theta=given.theta, W=given.W)}
+            ups |= {c: replace(up, theta={}, W=None) for c, up in replies.items()}
+        return {row[-1]: asked[row[-1]] for row in rows}, ups
 
     @client_step(trains=lambda self, client, msg: self.work(client, msg))
     def local(self, client: Client, msg: Down) -> Up:
