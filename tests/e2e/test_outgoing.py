@@ -35,6 +35,18 @@ def test_the_same_bits_on_every_engine_and_the_ledger_says_so() -> None:
     assert moved > 0.1, "or clipping would not show"
 
 
+@pytest.mark.usefixtures("here")
+def test_clients_in_turn_give_the_same_bits_on_every_engine() -> None:
+    settings = [*SMOKE, "partition.clients=5", "method.in_turn=2", "aggregation.bound=0.5", "evaluation.every=0"]
+    for engine in ("local", "pool"):
+        visard.run("fedavg", out=engine, overrides=[*settings, f"engine.kind={engine}", "engine.workers=2"])
+    visard.run("fedavg", out="free", overrides=[*settings, "aggregation.bound=0"])
+    for file in ("model.safetensors", "ledger.json", "metrics.json"):
+        assert (Path("local") / file).read_bytes() == (Path("pool") / file).read_bytes(), file
+    free, bound = weights(Path("free")), weights(Path("local"))
+    assert any(not torch.equal(free[k], bound[k]) for k in free), "or the limit would not show"
+
+
 PROTECTED = {
     "median": ['outgoing=[{name="compress", to="fp16"}]', "aggregation.optimiser=sgd"],
     "trimmed-mean": ["aggregation.optimiser=yogi"],

@@ -17,10 +17,11 @@ from typing import Any
 
 from visard.core import BoundStep, ClientId, Weights
 from visard.deployment.party import Basis
+from visard.engines.asking import plain
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.codec import CodecError, decode, encode, encoded_size, sizes_of
 from visard.engines.ledger import Ledger, Place, Received, parts_of
-from visard.engines.network import EngineNetwork, plain
+from visard.engines.network import EngineNetwork
 from visard.engines.records import digest_of
 from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, WireError, pack, unpack
 from visard.engines.world import World

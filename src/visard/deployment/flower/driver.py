@@ -54,7 +54,7 @@ from visard.deployment.flower.objects import InFile, Shelf, array, fetched, pull
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import read_gone, read_parties
 from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
-from visard.engines.network import plain
+from visard.engines.asking import plain
 from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
 from visard.processes import share_memory_of_threads
