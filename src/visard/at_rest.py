@@ -106,7 +106,7 @@ class Key:
         return content
 
     def digest(self, data: bytes) -> str:
-        """A keyed digest: without the key nobody can compute it, or test guesses of the data."""
+        """A keyed digest: it takes the key to compute it, or to test guesses of the data."""
         return hmac.new(self._derive(b"digest", b"", 32), data, hashlib.sha256).hexdigest()
 
     def _cipher(self, salt: bytes, what: str) -> AESGCM:

@@ -356,5 +356,5 @@ def test_the_number_of_people_is_an_oracle(tmp_path: Path) -> None:
     overrides = [*smoke("fedfr-da"), "method.clustering.method=kmeans", "method.rounds=1", "evaluation.every=0"]
     done = run("fedfr-da", out=tmp_path / "run", overrides=overrides)
     assert [e["text"] for e in read_events(done.folder / "events.jsonl") if e["event"] == "warning"] == [
-        "fedfr-da is told the number of people, which only a simulation knows"
+        "fedfr-da gets the number of people, which only a simulation knows"
     ]

@@ -218,7 +218,7 @@ def _extras(
             found[name] = values[keep]
         else:
             raise VisardError(
-                f"{array_path(faces.path, name)} has no row for each picture, so that nobody can be taken out of it: "
+                f"{array_path(faces.path, name)} has no row for each picture, so no person can be taken out of it: "
                 "remove the file first, or make it again afterwards"
             )
     return {name: (values, len(arrays[name]) - len(values)) for name, values in found.items()}

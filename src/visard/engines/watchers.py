@@ -50,7 +50,7 @@ class Watcher(Protocol):
 class Watchers:
     """Forwards every event to all watchers, in their order.
 
-    An error of a watcher never ends the run, unless it is the user's interrupt: the others are told once.
+    An error of a watcher never ends the run, unless it is the user's interrupt: the others hear of it once.
     """
 
     def __init__(self, watchers: Watcher | Iterable[Watcher] | None = None) -> None:

@@ -58,7 +58,7 @@ class Change:
 
     @property
     def direction(self) -> int:
-        """1: better beyond chance, -1: worse beyond chance, 0: neither can be told."""
+        """1: better beyond chance, -1: worse beyond chance, 0: no difference beyond chance."""
         if self.low is None or self.high is None:
             return 0
         return (self.low > 0) - (self.high < 0)

@@ -234,7 +234,7 @@ class Trunk:
         return self.of_tail(whole)
 
     def fresh(self, seed: int) -> Weights:
-        """A tail that nobody has trained, drawn with this seed; its batch norm has mean 0 and variance 1."""
+        """An untrained tail, drawn with this seed; its batch norm has mean 0 and variance 1."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return {name: value.detach().clone() for name, value in self.tail().state_dict().items()}

@@ -71,9 +71,9 @@ class Followed:
     def _look(self) -> None:
         """Compute the parts of the state that change only with events."""
         run = Run(self.folder, latest(self._events), {}, {}, "")
-        told = [event for event in run.events if event["event"] == "round"]
-        self._rounds |= {id(event): round_of(event) for event in told if id(event) not in self._rounds}
-        run.__dict__["rounds"] = sorted((self._rounds[id(event)] for event in told), key=lambda r: r.step)
+        events = [event for event in run.events if event["event"] == "round"]
+        self._rounds |= {id(event): round_of(event) for event in events if id(event) not in self._rounds}
+        run.__dict__["rounds"] = sorted((self._rounds[id(event)] for event in events), key=lambda r: r.step)
         if run.status[0] == "finished":
             with suppress(VisardError):  # its metrics may be on their way
                 run = read_run(self.folder)

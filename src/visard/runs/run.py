@@ -246,7 +246,7 @@ def _open(
     if device() == CPU and settings.numerics.precision == "fp16":
         job.warn("fp16 is for GPUs: on a CPU fp32 is faster")
     if oracle := method.oracle():
-        job.warn(f"{method.name} is told {oracle}, which only a simulation knows")
+        job.warn(f"{method.name} gets {oracle}, which only a simulation knows")
     own = [settings.note] if settings.note else []
     if settings.method.singly and getattr(settings.aggregation, "secure", False):
         own.append(

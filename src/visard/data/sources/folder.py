@@ -14,7 +14,7 @@ from visard.data.pairs import pair_extras, read_pair_list, with_folds
 from visard.data.pictures import Crop, is_picture
 from visard.errors import UsageError
 
-NOBODY = "unlabelled"  # the one name of pictures without labels
+UNLABELLED = "unlabelled"  # the one name of pictures without labels
 Place = Callable[[list[str]], tuple[str, str] | None]  # parts of a file's name -> domain and identity, None: not used
 
 
@@ -36,7 +36,7 @@ def read(
     """
     cut, info = Crop(crop), dict[str, Any](crop=crop)
     container, places, files = _placed(source, domains, unlabelled)
-    if all(name == NOBODY for _, name in places):
+    if all(name == UNLABELLED for _, name in places):
         info["labels"] = False
     return Listing(
         Files(container, files), files, *number(name for _, name in places), crop=cut, info=info,
@@ -52,7 +52,7 @@ def _placed(source: Path, domains: bool, unlabelled: bool) -> tuple[Container, l
     outer = "<domain>/" if domains else ""
 
     def loose(parts: list[str]) -> tuple[str, str] | None:
-        return (parts[0], NOBODY) if len(parts) > domains else None
+        return (parts[0], UNLABELLED) if len(parts) > domains else None
 
     def of_people(parts: list[str]) -> tuple[str, str] | None:
         return (parts[0], "/".join(parts[: 1 + domains])) if len(parts) > 1 + domains else None
