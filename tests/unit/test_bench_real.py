@@ -173,6 +173,34 @@ def test_fedfr_joint_from_a_made_up_network(
     assert set(second["cells"]) == {"+ branch", "Ditto"}
 
 
+def test_fedface_from_a_made_up_network(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figure 5 on unseen people: what a row gained less what it lost is how its TAR changed."""
+    monkeypatch.setattr(sys, "argv", [])
+    for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    noise_faces(tmp_path / "data" / "celeba", identities=40, images=10, seed=1)
+    few = sets("partition.public_identities=6", "partition.test_identities=20", "method.rounds=2")
+    few += ["--set", "partition.clients=5", "--set", "partition.identities=5"]
+    words = ["bench", "fedface", "--scale", "real", "--model", str(network), "--seeds", "0"]
+    words += ["--out", str(tmp_path / "b"), "--only", "random fixed", *few]
+    assert visard(*words) == 0, capsys.readouterr().err
+    read = json.loads((tmp_path / "b" / "results.json").read_text())
+    tables = {t["title"].partition(",")[0].partition(":")[0]: t["cells"] for t in read["tables"]}
+    tar = {
+        row: tables["Table 1 on people not seen in training"][row]["TAR @ FAR 0.01"]["values"]["0"]
+        for row in ("pretrain", "random fixed")
+    }
+    turned = tables["Figure 5 on people not seen in training"]["random fixed"]
+    gained, lost = (
+        turned[f"{when} @ FAR 0.01"]["values"]["0"]
+        for when in ("missed before, matched now", "matched before, missed now")
+    )
+    assert gained > 0
+    assert gained - lost == pytest.approx(tar["random fixed"] - tar["pretrain"], abs=0.002)
+
+
 def test_hf_maml_from_a_made_up_network(
     network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -93,7 +93,7 @@ def _rows(size: dict[str, Any], model: str) -> tuple[Row, ...]:
         row(CENTRAL, "method.rounds=0", start=("model.weights={pooled}/model.safetensors",)),
         row(TUNE, "method.rounds=0", OFF["branch"], "method.personalise.stage=finetune", start=first),
         row(KD, "method.rounds=0", OFF["branch"], "method.personalise.stage=kd", start=first),
-        row(COSFACE, "method.branch.kind=cosface"),
+        row(COSFACE, "method.branch.kind=cosface", *size.get("cosface", ())),
     ]
     rows += [
         Row(name, name.lower(), (*size["personal"], *every, weights, *norm, *more)) for name, more in OTHERS.items()
