@@ -18,7 +18,7 @@ from visard.methods.baselines import Pretrain
 from visard.methods.fedfr_da import FedFRDA
 from visard.models import build
 from visard.models.files import save_model
-from visard.studies import FROM_A_NETWORK, find
+from visard.studies import FROM_A_NETWORK, find, scales
 from visard.studies.execute import jobs_of
 from visard.studies.hf_maml import STATES
 
@@ -78,7 +78,20 @@ def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path)
     swept = [methods[f"L lambda = {x:g}"] for x in (0.1, 1.0, 10.0)]
     assert [m.dcl for m in swept if isinstance(m, FedFRDA)] == [0.1, 1.0, 10.0]
     joint = find("fedfr-joint", "real", network)
-    assert "Table 1, generic, learning rate 0.2" in [t.title for t in joint.tables]
+    for lr in scales("fedfr_joint")["real"]["rates"]:
+        (table,) = (t for t in joint.tables if t.title == f"Table 1, generic, learning rate {lr:g}")
+        terms: dict[str, Any] = {
+            j.row.name: j.settings().method for j in jobs_of(joint, [0], tmp_path, only=table.rows[1:])
+        }
+        used = {
+            name.partition(",")[0]: (m.training.lr, m.public.used, m.contrast.weight > 0, m.branch.weight > 0)
+            for name, m in terms.items()
+            if name in table.rows
+        }
+        assert used == {
+            "FedAvg": (lr, False, False, False), "FedAvg + contrastive": (lr, False, True, False),
+            "+ hard negatives": (lr, True, False, False), "+ contrastive": (lr, True, True, False),
+        }  # fmt: skip
     assert [t.title for t in joint.tables][:2] == [
         "Table 1, generic: people not seen in training", "Table 1 as printed, generic: IJB-C",
     ]  # fmt: skip
