@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_every_baseline_has_a_rate_of_its_own(network: Path, tmp_path: Path) -> 
         assert methods[f"L {name}"].training.lr == rates["FL"], name
     assert methods["L d = stable"].clustering.d == "stable"
     assert methods["L all three"].clustering.min_quality == 0.8
+
+
+def test_the_cosface_branch_has_a_weight_of_its_own(network: Path, tmp_path: Path) -> None:
+    methods: dict[str, Any] = {
+        j.row.name: j.settings().method for j in jobs_of(find("fedfr-joint", "real", network), [0], tmp_path)
+    }
+    own, ours = methods["branch CosFace"], methods["+ branch"]
+    assert (own.branch.kind, own.branch.weight) == ("cosface", 0.03)
+    assert (ours.branch.kind, ours.branch.weight) == ("bce", 10.0)
+    assert replace(own, branch=ours.branch, personalise=ours.personalise) == ours, "nothing else differs"
 
 
 def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) -> None:
