@@ -23,7 +23,7 @@ from visard.models import build
 from visard.models.files import save_model
 from visard.studies import find
 from visard.studies.execute import jobs_of
-from visard.studies.fedface import PAIRS, matched
+from visard.studies.fedface import PAIRS, matched, turned_pairs
 from visard.studies.fedfr_joint import IJBC
 from visard.studies.plan import SCALES
 from visard.studies.results import metric_of
@@ -33,12 +33,12 @@ from visard.studies.results import metric_of
 def test_every_row_is_a_valid_run(scale: str, tmp_path: Path) -> None:
     plan = find("fedface", scale)
     methods = {job.row.name: job.settings().method for job in jobs_of(plan, [0], tmp_path)}
-    common = {name: m for name, m in methods.items() if name.startswith("FedAvg, common head")}
-    assert len(common) == len([n for n in methods if n.startswith("FedAvg")]) / 2
-    for method in common.values():
-        assert isinstance(method, FedAvg)
-        assert method.share_head
-        assert not method.mask_absent
+    for head, expected in {"common head": (True, False), "masked common head": (True, True)}.items():
+        shared = [m for name, m in methods.items() if name.startswith(f"FedAvg, {head}")]
+        assert len(shared) == len([n for n in methods if n.startswith("FedAvg")]) / 3
+        for method in shared:
+            assert isinstance(method, FedAvg)
+            assert (method.share_head, method.mask_absent) == expected
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -122,6 +122,28 @@ def test_figure_5_counts_pairs_that_turned(tmp_path: Path, monkeypatch: pytest.M
     lost = np.mean([a and not b for a, b in zip(*expected, strict=True)])
     assert (metric_of(PAIRS[0], after), metric_of(PAIRS[1], after)) == (gained, lost)
     assert gained + lost > 0
+
+
+def test_pairs_that_turned_by_a_slow_loop() -> None:
+    """Each network has the threshold that lets one pair of strangers in a hundred pass."""
+    rng = np.random.default_rng(3)
+    identity = np.repeat(np.arange(30), 4)
+    centre = rng.normal(size=(30, 8)).repeat(4, 0)
+    features = [(centre + noise * rng.normal(size=centre.shape)).astype(np.float32) for noise in (0.8, 0.6)]
+    accepted = []
+    for x in features:
+        strangers, own = [], []
+        for a in range(len(x)):
+            for b in range(a):
+                cosine = float(x[a] @ x[b]) / float(np.linalg.norm(x[a]) * np.linalg.norm(x[b]))
+                (own if identity[a] == identity[b] else strangers).append(cosine)
+        bar = sorted(strangers, reverse=True)[len(strangers) // 100]  # the first that must not pass
+        accepted.append([cosine > bar for cosine in own])
+    gained = np.mean([b and not a for a, b in zip(*accepted, strict=True)])
+    lost = np.mean([a and not b for a, b in zip(*accepted, strict=True)])
+    assert gained > lost > 0
+    found = turned_pairs(features[0], features[1], identity, 0.01)
+    assert (found["gained"], found["lost"]) == pytest.approx((gained, lost))
 
 
 def test_ijbc_stands_beside_the_papers_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from visard.methods.baselines import Pretrain
 from visard.methods.fedfr_da import FedFRDA
 from visard.models import build
 from visard.models.files import save_model
-from visard.studies import FROM_A_NETWORK, find
+from visard.studies import FROM_A_NETWORK, find, scales
 from visard.studies.execute import jobs_of
 from visard.studies.hf_maml import STATES
 
@@ -78,7 +79,20 @@ def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path)
     swept = [methods[f"L lambda = {x:g}"] for x in (0.1, 1.0, 10.0)]
     assert [m.dcl for m in swept if isinstance(m, FedFRDA)] == [0.1, 1.0, 10.0]
     joint = find("fedfr-joint", "real", network)
-    assert "Table 1, generic, learning rate 0.2" in [t.title for t in joint.tables]
+    for lr in scales("fedfr_joint")["real"]["rates"]:
+        (table,) = (t for t in joint.tables if t.title == f"Table 1, generic, learning rate {lr:g}")
+        terms: dict[str, Any] = {
+            j.row.name: j.settings().method for j in jobs_of(joint, [0], tmp_path, only=table.rows[1:])
+        }
+        used = {
+            name.partition(",")[0]: (m.training.lr, m.public.used, m.contrast.weight > 0, m.branch.weight > 0)
+            for name, m in terms.items()
+            if name in table.rows
+        }
+        assert used == {
+            "FedAvg": (lr, False, False, False), "FedAvg + contrastive": (lr, False, True, False),
+            "+ hard negatives": (lr, True, False, False), "+ contrastive": (lr, True, True, False),
+        }  # fmt: skip
     assert [t.title for t in joint.tables][:2] == [
         "Table 1, generic: people not seen in training", "Table 1 as printed, generic: IJB-C",
     ]  # fmt: skip
@@ -95,6 +109,16 @@ def test_every_baseline_has_a_rate_of_its_own(network: Path, tmp_path: Path) -> 
         assert methods[f"L {name}"].training.lr == rates["FL"], name
     assert methods["L d = stable"].clustering.d == "stable"
     assert methods["L all three"].clustering.min_quality == 0.8
+
+
+def test_the_cosface_branch_has_a_weight_of_its_own(network: Path, tmp_path: Path) -> None:
+    methods: dict[str, Any] = {
+        j.row.name: j.settings().method for j in jobs_of(find("fedfr-joint", "real", network), [0], tmp_path)
+    }
+    own, ours = methods["branch CosFace"], methods["+ branch"]
+    assert (own.branch.kind, own.branch.weight) == ("cosface", 0.03)
+    assert (ours.branch.kind, ours.branch.weight) == ("bce", 10.0)
+    assert replace(own, branch=ours.branch, personalise=ours.personalise) == ours, "nothing else differs"
 
 
 def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) -> None:
@@ -171,6 +195,34 @@ def test_fedfr_joint_from_a_made_up_network(
     assert {run["row"] for run in read["runs"]} == {"pretrain", "+ branch", "Ditto"}
     (second,) = (t for t in read["tables"] if t["title"].startswith("Table 2"))
     assert set(second["cells"]) == {"+ branch", "Ditto"}
+
+
+def test_fedface_from_a_made_up_network(
+    network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Figure 5 on unseen people: what a row gained less what it lost is how its TAR changed."""
+    monkeypatch.setattr(sys, "argv", [])
+    for variable, folder in (("VISARD_DATA", "data"), ("VISARD_CACHE", "cache")):
+        monkeypatch.setenv(variable, str(tmp_path / folder))
+    noise_faces(tmp_path / "data" / "celeba", identities=40, images=10, seed=1)
+    few = sets("partition.public_identities=6", "partition.test_identities=20", "method.rounds=2")
+    few += ["--set", "partition.clients=5", "--set", "partition.identities=5"]
+    words = ["bench", "fedface", "--scale", "real", "--model", str(network), "--seeds", "0"]
+    words += ["--out", str(tmp_path / "b"), "--only", "random fixed", *few]
+    assert visard(*words) == 0, capsys.readouterr().err
+    read = json.loads((tmp_path / "b" / "results.json").read_text())
+    tables = {t["title"].partition(",")[0].partition(":")[0]: t["cells"] for t in read["tables"]}
+    tar = {
+        row: tables["Table 1 on people not seen in training"][row]["TAR @ FAR 0.01"]["values"]["0"]
+        for row in ("pretrain", "random fixed")
+    }
+    turned = tables["Figure 5 on people not seen in training"]["random fixed"]
+    gained, lost = (
+        turned[f"{when} @ FAR 0.01"]["values"]["0"]
+        for when in ("missed before, matched now", "matched before, missed now")
+    )
+    assert gained > 0
+    assert gained - lost == pytest.approx(tar["random fixed"] - tar["pretrain"], abs=0.002)
 
 
 def test_hf_maml_from_a_made_up_network(

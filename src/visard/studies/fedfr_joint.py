@@ -13,6 +13,7 @@ PRE, FEDAVG, HARD, CON, BRANCH, CENTRAL = (
     "pre-trained", "FedAvg", "+ hard negatives", "+ contrastive", "+ branch", "central on all",
 )  # fmt: skip
 TUNE, KD, COSFACE = "fine-tune", "KD", "branch CosFace"
+AVG_CON = "FedAvg + contrastive"  # at rates at which FedAvg alone may harm
 OTHERS: dict[str, tuple[str, ...]] = {  # personal baselines that the paper does not have
     "Ditto": ("method.lam=0.1", "method.head_start=means"),
     "FedRep": ("method.head_epochs=1", "method.head_start=means"),
@@ -53,9 +54,9 @@ def plan(scale: Scale, model: str = "") -> Plan:
               {BRANCH: {column.title: shown["table3"][name][1] for name, column in models.items()}}),
     )  # fmt: skip
     for lr in size.get("rates", ()):
-        at = tuple(f"{name}, lr {lr:g}" for name in (FEDAVG, HARD, CON))
-        tables += (Table(f"Table 1, generic, learning rate {lr:g}", (PRE, *at), generic,
-                         compare=((at[0], PRE), (at[1], at[0]), (at[2], at[1]))),)  # fmt: skip
+        at = {name: _at(name, lr) for name in (FEDAVG, AVG_CON, HARD, CON)}
+        pairs = ((at[FEDAVG], PRE), (at[AVG_CON], at[FEDAVG]), (at[HARD], at[FEDAVG]), (at[CON], at[HARD]))
+        tables += (Table(f"Table 1, generic, learning rate {lr:g}", (PRE, *at.values()), generic, compare=pairs),)
     return Plan(
         BENCHES["fedfr-joint"], _rows(size, model), tables, _figures(size),
         notes=(
@@ -93,7 +94,7 @@ def _rows(size: dict[str, Any], model: str) -> tuple[Row, ...]:
         row(CENTRAL, "method.rounds=0", start=("model.weights={pooled}/model.safetensors",)),
         row(TUNE, "method.rounds=0", OFF["branch"], "method.personalise.stage=finetune", start=first),
         row(KD, "method.rounds=0", OFF["branch"], "method.personalise.stage=kd", start=first),
-        row(COSFACE, "method.branch.kind=cosface"),
+        row(COSFACE, "method.branch.kind=cosface", *size.get("cosface", ())),
     ]
     rows += [
         Row(name, name.lower(), (*size["personal"], *every, weights, *norm, *more)) for name, more in OTHERS.items()
@@ -102,15 +103,20 @@ def _rows(size: dict[str, Any], model: str) -> tuple[Row, ...]:
         row(_threshold(t), f"method.public.threshold={t}", OFF["contrast"], OFF["branch"]) for t in size["thresholds"]
     ]
     for lr in size.get("rates", ()):
-        rows += [
-            row(f"{name}, lr {lr:g}", *off, f"method.training.lr={lr}")
-            for name, off in ((FEDAVG, OFF.values()), (HARD, (OFF["contrast"], OFF["branch"])), (CON, (OFF["branch"],)))
-        ]
+        without = {
+            FEDAVG: OFF.values(), AVG_CON: (OFF["public"], OFF["branch"]),
+            HARD: (OFF["contrast"], OFF["branch"]), CON: (OFF["branch"],),
+        }  # fmt: skip
+        rows += [row(_at(name, lr), *off, f"method.training.lr={lr}") for name, off in without.items()]
     for count in size["identities"]:
         who = (f"partition.clients={size['clients']}", f"partition.identities={size['clients'] * count}")
         rows.append(row(f"FedFR, {count} each", *who, "method.frozen_norm=true"))
         rows.append(Row(f"FedFace, {count} each", preset("fedface"), (*every, *size["fedface"], weights, *who)))
     return tuple(rows)
+
+
+def _at(name: str, lr: float) -> str:
+    return f"{name}, lr {lr:g}"
 
 
 def _threshold(t: float) -> str:
