@@ -55,7 +55,7 @@ def test_every_row_is_a_valid_run_of_a_part_of_the_network(name: str, network: P
         "fedfr-da": [
             "S pre-trained", "S Source-Only", "Target-Only", "L pre-trained", "L Source-Only", "L Source-Only, deeper",
         ],
-        "hf-maml": [row.name for row in plan.rows],
+        "hf-maml": ["start"],
         "fedfr-joint": ["pretrain"],
         "fedface": ["pretrain", *(row.name for row in plan.rows if row.name.startswith("FedAvg"))],
     }  # fmt: skip

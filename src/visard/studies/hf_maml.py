@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from visard.studies import BENCHES, paper, scales
-from visard.studies.plan import TRAINED_NORM, Column, Curves, Plan, Row, Scale, Table
+from visard.studies.plan import REAL, TRAINED_NORM, Column, Curves, Plan, Row, Scale, Table
 from visard.studies.results import run_at
 
 TAR = "tar@far=0.1"  # as in the paper; where a network is near 1 there, a scale takes another (tar)
@@ -24,13 +24,13 @@ STATES = ("untuned", "statistics", "tuned")  # statistics: batch norm has seen t
 TABLE_I = (
     166, 1864, 932, 118, 325, 3235, 34, 432, 2450, 278, 329, 488, 2757, 276, 356, 347, 5820, 5383, 1660, 969,
 )  # fmt: skip
-# learning rate of FedAvg and of tuning, where a scale has no other (rate, beta); HF-MAML's adaptation, step and probes
-RATE, ALPHA, BETA, DELTA = 0.01, 0.01, 0.1, 0.001
+RATE, BETA, DELTA = 0.01, 0.1, 0.001  # learning rate of FedAvg and of tuning, and alpha; HF-MAML's step and probes
 SGD = (
     "method.training.unit=iterations", "method.training.weight_decay=0", "method.training.schedule=constant",
     "method.training.clip=0",
     "method.training.partial=false",  # no batch of left-overs; HF-MAML's are thirds at clients below three batches
 )  # fmt: skip
+META = (f"method.training.beta={BETA}", f"method.training.delta={DELTA}")
 ORDERS = {EXACT: "exact", FIRST: "first"}
 # other ways to a model of a client's own, with FedAvg's training: one line each, because a reader asks for them
 PERSONAL: dict[str, tuple[str, ...]] = {
@@ -71,16 +71,12 @@ def plan(scale: Scale, model: str = "") -> Plan:
     known = scales("hf_maml")
     given = known[scale]
     first = given.get("pretrain")
-    start = (Row("start", first["preset"], (*given["data"], *first["set"])),) if first else ()
-    begun: tuple[str, ...] = ("model.weights={start}/model.safetensors", TRAINED_NORM) if first else ()
-    if model:  # its last part forgets what it knew (model.fresh), so that there is something to learn
-        begun = (f"model.weights={model}",)
+    begun = (f"model.weights={model}", "method.head_start=means") if model else ()
+    start = (Row("start", first["preset"], (*given["data"], *first["set"], *begun)),) if first else ()
     alphas = tuple(given.get("alphas", ()))
-    rows = [
-        _row(scale, given, begun, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p, alphas)
-    ]
+    rows = [_row(scale, given, p, *method_and_head) for p in PARTITIONS for method_and_head in _variants(p, alphas)]
     if model:
-        rows += [_not_trained(_row(scale, given, begun, p, "FedAvg", "local"), p) for p in PARTITIONS]
+        rows += [_not_trained(_row(scale, given, p, "FedAvg", "local"), p) for p in PARTITIONS]
     printed = paper("hf_maml")
     tar = given.get("tar", TAR)
     tables = [
@@ -121,17 +117,15 @@ def _variants(partition: str, alphas: tuple[float, ...] = ()) -> list[tuple[str,
     return [*((m, h) for m in ("FedAvg", "HF-MAML") for h in _heads(partition)), *beside]
 
 
-def _row(
-    scale: Scale, given: dict[str, Any], begun: tuple[str, ...], partition: str, method: str, head: str
-) -> Row:
-    """`begun`: the weights that it starts from."""
-    rate, beta = given.get("rate", RATE), given.get("beta", BETA)
+def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head: str) -> Row:
+    norm = () if scale == REAL else (TRAINED_NORM,)
+    begun = () if scale == "paper" else ("model.weights={start}/model.safetensors", *norm)
     larger = {_exact(alpha): alpha for alpha in given.get("alphas", ())} | dict.fromkeys(ORDERS, 0.1)
     orders = dict.fromkeys(larger, "exact") | ORDERS
     split = "partition.split=[0.7,0.1,0.2]" if scale == "paper" else "partition.split=[0.6,0.0,0.4]"
     evaluation = (
         "evaluation.impostors=all", "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.tuning.batches=5",
-        f"evaluation.tuning.batch_size={given['tuned_on']}", f"evaluation.tuning.lr={rate}",
+        f"evaluation.tuning.batch_size={given['tuned_on']}", f"evaluation.tuning.lr={RATE}",
         *(f"evaluation.tuning.{t}" for t in given["tuning"]),
         f"evaluation.every={given['every'] if partition == 'equal' and head == 'local' else 0}",
     )  # fmt: skip
@@ -146,12 +140,11 @@ def _row(
     if method not in PERSONAL:
         head_set += (f"method.share_head={shared}", f"method.regularisation={strength}")
     own: tuple[str, ...] = (
-        f"method.training.beta={beta}", f"method.training.delta={DELTA}",
-        f"method.training.alpha={larger.get(head, ALPHA)}", f"method.training.steps={given['steps']}",
+        *META, f"method.training.alpha={larger.get(head, RATE)}", f"method.training.steps={given['steps']}",
         f"method.training.order={orders.get(head, 'hessian-free')}",
     )  # fmt: skip
     if method != "HF-MAML":
-        momentum, lr = (0, beta) if head == PLAIN else (0.9, rate)
+        momentum, lr = (0, BETA) if head == PLAIN else (0.9, RATE)
         steps = given["steps"] * (1 if head in (SAME_STEPS, PLAIN) else 4)
         changed = (f"momentum={momentum}", f"lr={lr}", f"amount={steps}")
         own = (*SGD, *(f"method.training.{c}" for c in changed), *PERSONAL.get(method, ()))
