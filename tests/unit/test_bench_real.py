@@ -17,10 +17,12 @@ from tests.toys import noise_faces, toy_world
 from visard.errors import UsageError
 from visard.methods.baselines import Pretrain
 from visard.methods.fedfr_da import FedFRDA
+from visard.methods.negatives import NegativeSettings
 from visard.models import build
 from visard.models.files import save_model
 from visard.studies import FROM_A_NETWORK, find, scales
 from visard.studies.execute import jobs_of
+from visard.studies.fedfr_da import IN_DEEPER
 from visard.studies.hf_maml import STATES
 
 
@@ -40,7 +42,7 @@ def test_every_row_is_a_valid_run_of_a_part_of_the_network(name: str, network: P
     begun = []
     for job in jobs_of(plan, [0], tmp_path / "runs"):
         s = job.settings()
-        assert s.model.train in ("tail", "last:1"), job.row.name
+        assert s.model.is_cut, job.row.name
         assert s.model.cache == "fp16"
         assert s.model.frozen_norm is None, "batch norm keeps the statistics of the network that was given"
         assert s.frozen_norm
@@ -50,11 +52,13 @@ def test_every_row_is_a_valid_run_of_a_part_of_the_network(name: str, network: P
         method: Any = s.method
         assert not method.training.augment.flip, "no mirrored activations are kept"
     expected = {
-        "fedfr-da": ["S pre-trained", "S Source-Only", "Target-Only", "L pre-trained", "L Source-Only"],
+        "fedfr-da": [
+            "S pre-trained", "S Source-Only", "Target-Only", "L pre-trained", "L Source-Only", "L Source-Only, deeper",
+        ],
         "hf-maml": ["start"],
         "fedfr-joint": ["pretrain"],
         "fedface": ["pretrain", *(row.name for row in plan.rows if row.name.startswith("FedAvg"))],
-    }
+    }  # fmt: skip
     assert begun == expected[name], "all others start from what these made of it"
 
 
@@ -119,6 +123,38 @@ def test_the_cosface_branch_has_a_weight_of_its_own(network: Path, tmp_path: Pat
     assert (own.branch.kind, own.branch.weight) == ("cosface", 0.03)
     assert (ours.branch.kind, ours.branch.weight) == ("bce", 10.0)
     assert replace(own, branch=ours.branch, personalise=ours.personalise) == ours, "nothing else differs"
+
+
+def test_negatives_differ_from_fl_in_negatives_alone(network: Path, tmp_path: Path) -> None:
+    rows = {j.row.name: j.settings() for j in jobs_of(find("fedfr-da", "real", network), [0], tmp_path)}
+    kinds: set[str] = set()
+    for name, s in rows.items():
+        method: Any = s.method
+        if not name.startswith("L FL, negatives") or name.endswith("deeper"):
+            continue
+        kinds.add(method.negatives)
+        assert replace(method, negatives="none", negatives_by=NegativeSettings()) == rows["L FL"].method
+        assert s.partition == rows["L FL"].partition
+        public = [one.path for one in s.data.sets if one.role == "public"]
+        assert public == (["celeba-public"] if method.negatives == "public" else []), name
+    assert kinds == {"class_vectors", "corrected", "noisy", "public"}
+    (table,) = (t for t in find("fedfr-da", "real", network).tables if t.title == "Negatives from other clients, L")
+    assert {("L FL, negatives public", other) for other in ("L FL", "L Fine-tune")} <= set(table.compare)
+
+
+def test_deeper_rows_start_from_one_another(network: Path, tmp_path: Path) -> None:
+    """Nothing of the last layer's rows is in them, and all of a table have one number of target pictures."""
+    rows = {j.row.name: j.settings() for j in jobs_of(find("fedfr-da", "real", network), [0], tmp_path)}
+    deep: dict[str, Any] = {name: s for name, s in rows.items() if name.endswith(", deeper")}
+    assert set(deep) == {f"L {name}, deeper" for name in IN_DEEPER}
+    (cut,) = {s.model.train for s in deep.values()}
+    assert cut != rows["L FL"].model.train
+    first = deep.pop("L Source-Only, deeper")
+    assert first.model.weights == str(network)
+    assert {Path(s.model.weights).parent.parent.name for s in deep.values()} == {"L Source-Only, deeper"}
+    fl, pooled = deep["L FL, deeper"], deep["L Fine-tune, deeper"].method
+    assert fl.method.rounds * fl.method.training.amount * 4 == pooled.rounds * pooled.training.amount
+    assert fl.partition == rows["L FL"].partition, "the same people at the same clients"
 
 
 def test_what_does_not_go_together_is_one_line(network: Path, tmp_path: Path) -> None:

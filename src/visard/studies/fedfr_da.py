@@ -85,6 +85,8 @@ COMPARED = ("Source-Only", "Target-Only", "Merge", "Fine-tune", "DAN", "DANN", "
 ALONE = ("K = 1", "FedFR-DA, K = 1")  # without and with DCL: what the paper does in its tables of L
 LONGER = ("Fine-tune, longer", "FedFR-DA, longer")
 GIVEN = "pre-trained"  # the network that was given, as it came (scale real)
+DEEPER = ", deeper"  # ends the names of rows in which more of the network trains (scale real)
+IN_DEEPER = ("Source-Only", "Merge", "Fine-tune", "DAN", "DANN", "FL", "FedFR-DA", "FL, negatives class_vectors")
 EPOCHS = "FL by epochs"  # rounds of one pass at every client: all wait for the source
 OUTSIDE = (  # of the supplement's ablation, where these sets are imported under these names
     Column("LFW accuracy", on_set("lfw", "lfw", "lfw.accuracy")),
@@ -134,20 +136,28 @@ def _seconds(folder: Path) -> list[list[float]]:
 class Variant:
     """The rows of one benchmark, S or L, at a scale."""
 
-    def __init__(self, name: str, given: dict[str, Any], model: str = "") -> None:
-        """`model`: the network that a bench at scale real starts from, of which the last part trains."""
-        self.name, self.given = name, given
+    def __init__(self, name: str, given: dict[str, Any], model: str = "", suffix: str = "") -> None:
+        """`model`: the network that a bench at scale real starts from, of which the last part trains.
+
+        `suffix` ends the names of the rows.
+        """
+        self.name, self.given, self.suffix = name, given, suffix
         self.E, self.K, self.rounds, self.lr = given["E"], given["K"], given["rounds"], given["lr"]
         self.dcl, self.d = given["lambda"][name], f"method.clustering.d={given['d'][name]}"
         kind, s, m = given["head"]
         head = (f"method.head.kind={kind}", f"method.head.scale={s}", f"method.head.margin={m}")
         batch = f"method.training.batch_size={given['batch']}"
         self.common = (*ALL, *given["data"], given["source"][name], *head, batch)
-        base = f"{{{name} Source-Only}}"
+        base = f"{{{self.called('Source-Only')}}}"
         norm = () if model else (TRAINED_NORM,)
         self.start = (f"model.weights={base}/model.safetensors", *norm)
         self.first = (f"model.weights={model}", "method.head_start=means") if model else ()
         self.vectors = (*self.start, f"model.class_vectors={base}/class_vectors.safetensors")
+
+    @property
+    def negatives(self) -> dict[str, list[str]]:
+        """Rows with negatives from other clients, and their settings."""
+        return {f"FL, negatives {name}": how for name, how in self.given.get("negatives", {}).items()}
 
     def rate(self, name: str, otherwise: float) -> float:
         """The learning rate of a row where the scale has one for it alone."""
@@ -164,7 +174,7 @@ class Variant:
 
     def called(self, name: str) -> str:
         """The name of a row; Target-Only is the same for both."""
-        return name if name == "Target-Only" else f"{self.name} {name}"
+        return name if name == "Target-Only" else f"{self.name} {name}{self.suffix}"
 
     def fl(self, name: str, *more: str, amount: int = 0, dcl: float = 0.0) -> Row:
         """FedFR-DA with E = `amount`, and as many rounds as make the same number of iterations."""
@@ -213,6 +223,7 @@ class Variant:
         rows += [
             self.fl(name, *(f"method.clustering.{h}" for h in how)) for name, how in given.get("recipes", {}).items()
         ]
+        rows += [self.fl(name, *how) for name, how in self.negatives.items()]
         if self.name == "L":
             rows.append(self.fl(ALONE[1], "partition.clients=1", dcl=self.dcl))
             rows.append(self.fl(EPOCHS, "method.training.unit=epochs", "method.training.amount=1"))
@@ -226,6 +237,11 @@ class Variant:
                          f"method.dcl={self.dcl}"),
             ]  # fmt: skip
         return rows
+
+    def only(self, names: tuple[str, ...]) -> list[Row]:
+        """The rows of these names."""
+        wanted = {self.called(name) for name in names}
+        return [row for row in self.rows() if row.name in wanted]
 
     def printed(self, names: tuple[str, ...], columns: tuple[Column, ...]) -> dict[str, dict[str, float]]:
         """The paper's numbers of these rows; of L its clusterings have K = 4, its other tables K = 1."""
@@ -243,6 +259,12 @@ class Variant:
         pairs = tuple((self.called(a), self.called(b)) for a, b in compare)
         rows = tuple(map(self.called, names))
         return Table(f"{title}, {self.name}", rows, columns, self.printed(names, columns), pairs)
+
+
+def deeper(given: dict[str, Any], model: str) -> Variant:
+    """Rows of L in which more of the network trains: what differs is the section `deeper` of the scale."""
+    more = given["deeper"]
+    return Variant("L", given | more | {"data": [*given["data"], *more["data"]]}, model, DEEPER)
 
 
 def columns_of(side: str, scale: Scale, test: str) -> tuple[Column, ...]:
@@ -298,6 +320,14 @@ def plan(scale: Scale, model: str = "") -> Plan:
         names = tuple(given["recipes"])
         compare = tuple((name, "FL") for name in names)
         tables.append(both[1].table("Better pseudo labels", ("FL", *names), (quality, *wide), compare))
+    if own := tuple(both[1].negatives):
+        compare = tuple((name, other) for other in ("FL", "Fine-tune") for name in own)
+        tables.append(both[1].table("Negatives from other clients", ("Fine-tune", "FL", *own), wide, compare))
+    deep = [deeper(given, model)] if "deeper" in given else []
+    for v in deep:
+        others = tuple(("FedFR-DA", name) for name in ("Source-Only", "Fine-tune", "DAN", "DANN", "FL"))
+        against = (("Merge", "FL"), ("Fine-tune", "Source-Only"), *((IN_DEEPER[-1], n) for n in ("FL", "Fine-tune")))
+        tables.append(v.table("More of the network trains", IN_DEEPER, wide, (*others, *against)))
     if "longer" in given:
         tables.append(both[1].table("As long as the paper trains", LONGER, wide, (LONGER[::-1],)))
     e = {v.name: ((given["E"], f"{v.name} FL"), *((e, f"{v.name} E = {e}") for e in given["other_E"])) for v in both}
@@ -313,7 +343,7 @@ def plan(scale: Scale, model: str = "") -> Plan:
     ]
     return Plan(
         BENCHES["fedfr-da"],
-        tuple(row for v in both for row in v.rows()),
+        (*(row for v in both for row in v.rows()), *(row for v in deep for row in v.only(IN_DEEPER))),
         tuple(tables),
         tuple(
             Figure(f"Figure {title}, {column.title}", x, column, series)
