@@ -316,6 +316,8 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del method["mask_absent"]
     if method["name"] == "pretrain" and method.get("head_start") == "random":
         del method["head_start"]
+    if method.get("in_turn") == 1:
+        del method["in_turn"]
     if method.get("target_batch") == 0:
         del method["target_batch"]
     if method.get("target_dropout"):
