@@ -1,6 +1,7 @@
 """What watching costs: one run that is watched in some blocks of its rounds and not in others.
 
-The run is a process of its own with one thread, and so is `visard watch`. The rounds go in pairs of blocks, one watched
+The run is a process of its own with one thread, on a core of its own where there are several; `visard watch` and the
+benchmark itself take the others. The rounds go in pairs of blocks, one watched
 and one bare; which of the two comes first changes from pair to pair. In a watched block a client asks as the page does,
 every two seconds for what has changed. In a bare block nobody asks, and the serving process is stopped. All blocks have
 the same number of rounds, and of tests between the rounds.
@@ -111,9 +112,11 @@ def command(folder: Path, rounds: int, clients: int, steps: int = 20, cycle: int
 class Running:
     """A run in a process of its own, followed by its event log."""
 
-    def __init__(self, folder: Path, words: Sequence[str]) -> None:
+    def __init__(self, folder: Path, words: Sequence[str], own_core: int | None = None) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment)
+        if own_core is not None:
+            os.sched_setaffinity(self.process.pid, {own_core})
         self.times: list[float] = []  # of the ends of the rounds, in seconds
         self._log, self._place, self._rest = folder / "events.jsonl", 0, b""
 
@@ -264,8 +267,23 @@ def block(run: Running, serving: Serving, page: Page, rounds: int, watched: bool
     return Block(run.times[first + rounds - 1] - run.times[first - 1], *used, page.answers - answers)
 
 
+def keep_a_core() -> int | None:
+    """Leave one core to the run: its number. This process and those that it starts take the others."""
+    own, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        return None
+    os.sched_setaffinity(0, others)
+    return own
+
+
 def measure(
-    folder: Path, words: Sequence[str], rounds: int, length: int, shots: Path | None = None, cycle: int = CYCLE
+    folder: Path,
+    words: Sequence[str],
+    rounds: int,
+    length: int,
+    shots: Path | None = None,
+    cycle: int = CYCLE,
+    own_core: int | None = None,
 ) -> list[Pair]:
     """One run of so many rounds, in pairs of blocks of `length` of them; with pictures where a folder is given."""
     pairs: list[Pair] = []
@@ -277,7 +295,7 @@ def measure(
             profile = ending.enter_context(tempfile.TemporaryDirectory())
             pictures = Pictures(shots, serving.address, Path(profile))
             ending.callback(pictures.browser.close)
-        run = Running(folder, words)
+        run = Running(folder, words, own_core)
         ending.callback(run.close)
         run.reach(1)
         page.ask("")
@@ -314,8 +332,9 @@ def main() -> None:
     options.add_argument("--clients", type=int, default=10)
     options.add_argument("--shots", type=Path)
     chosen = options.parse_args()
+    own_core = keep_a_core()
     with tempfile.TemporaryDirectory() as text:
-        trial = Running(Path(text) / "trial", command(Path(text) / "trial", TRIAL, chosen.clients))
+        trial = Running(Path(text) / "trial", command(Path(text) / "trial", TRIAL, chosen.clients), own_core)
         trial.reach(TRIAL)  # also draws the faces
         trial.end()
         each = (trial.times[-1] - trial.times[0]) / (TRIAL - 1)
@@ -325,7 +344,8 @@ def main() -> None:
         if rounds < 6 * length:
             raise SystemExit("too short for pairs: more --minutes or a shorter --block")
         folder = Path(text) / "run"
-        pairs = measure(folder, command(folder, rounds, chosen.clients), rounds, length, chosen.shots)
+        words = command(folder, rounds, chosen.clients)
+        pairs = measure(folder, words, rounds, length, chosen.shots, own_core=own_core)
     for pair in pairs:
         print(", ".join(
             f"{name} {found.wall:.2f} s, CPU {found.cpu:.2f} s, serving {found.serving:.2f} s, {found.answers} answers"
