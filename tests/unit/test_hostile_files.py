@@ -312,6 +312,7 @@ HEADERS = (
     "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 300 + ",)}",
     "{'descr': '<f4', 'fortran_order': False, 'shape': " + DIGITS + "}",
     "{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}",
+    "{'descr': '|V0', 'fortran_order': False, 'shape': (-1,)}",  # numpy divides by 0, which ends the process
     "{'descr': '|O', 'fortran_order': False, 'shape': (2, 2)}",
     "{'descr': [('a', '<f4')], 'fortran_order': False, 'shape': (2, 2)}",
     "{'descr': '<U4', 'fortran_order': False, 'shape': (1, 2)}",
