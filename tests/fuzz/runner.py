@@ -33,6 +33,7 @@ from visard.processes import Child, ChildError, receive, send
 
 SECONDS, MEMORY = 10.0, 2**30
 WAITS = 3  # how many times longer an input may take whose process waits for the processor
+OFTEN = 5000  # files between two lines of progress
 PATIENCE = 40.0  # seconds until a child that does not even hear its alarm is killed
 WRITES = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
     "shutil.rmtree",
@@ -280,13 +281,18 @@ class Tally:
     failures: list[dict[str, Any]] = field(default_factory=list)
 
 
+def print_at_once(text: str) -> None:
+    """Print a line that a log file shows at once."""
+    print(text, flush=True)
+
+
 def fuzz(
     jobs: list[tuple[str, int]],
     folder: Path,
     seed: int,
     workers: int,
     keep: Path | None = None,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print_at_once,
     seconds: float = SECONDS,
 ) -> dict[str, Tally]:
     """Read all inputs; those that fail are kept in `keep`."""
@@ -308,6 +314,8 @@ def fuzz(
     def note(job: tuple[str, int], result: dict[str, Any]) -> None:
         tally = tallies.setdefault(job[0], Tally())
         tally.files += 1
+        if not (done := sum(each.files for each in tallies.values())) % OFTEN:
+            say(f"{done:,} of {len(jobs):,} files, {sum(len(each.failures) for each in tallies.values())} failed")
         tally.seconds, tally.memory = max(tally.seconds, result["seconds"]), max(tally.memory, result["memory"])
         if result["outcome"] in ("read", "refused"):
             setattr(tally, result["outcome"], getattr(tally, result["outcome"]) + 1)
