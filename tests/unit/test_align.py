@@ -1,6 +1,7 @@
 """Alignment: pictures warped with OpenCV and with Pillow, landmarks carried along, faces found by a cascade."""
 
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tests.unit.pictures import encode, pixels
 
 from visard.data import pictures
 from visard.data.faces import FaceSet
-from visard.data.pictures import Haar, similarity, template, warp
+from visard.data.pictures import CASCADES, Haar, similarity, template, warp
 from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
 
@@ -224,11 +225,12 @@ def half_dark(left: int, top: int, side: int, size: tuple[int, int] = (200, 160)
     return picture
 
 
-def test_haar_crop(tmp_path: Path) -> None:
+def test_haar_crop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cv2 = pytest.importorskip("cv2")
     if not hasattr(cv2, "CascadeClassifier"):
         pytest.skip(f"OpenCV {cv2.__version__} has no cascades")
     put(tmp_path / "own.xml", OWN_CASCADE)
+    monkeypatch.setattr("visard.data.pictures.CASCADES", tmp_path)
     for name, picture in (("a/1", half_dark(90, 40, 60)), ("a/2", np.full((90, 90, 3), 99, np.uint8))):
         put(tmp_path / "src" / f"{name}.png", encode(picture))
     report = import_faces(
@@ -242,8 +244,20 @@ def test_haar_crop(tmp_path: Path) -> None:
 
 def test_haar_needs_a_cascade(tmp_path: Path) -> None:
     put(tmp_path / "bad.xml", "<no cascade>")
-    with pytest.raises(UsageError, match="no Haar cascade that OpenCV can read|has no Haar cascades any more"):
+    with pytest.raises(UsageError, match="come with OpenCV|has no Haar cascades any more"):
         Haar(tmp_path / "bad.xml")
+
+
+def test_a_cascade_that_opencv_would_follow_out_of_the_picture_is_refused(tmp_path: Path) -> None:
+    cv2 = pytest.importorskip("cv2")
+    if not hasattr(cv2, "CascadeClassifier"):
+        pytest.skip(f"OpenCV {cv2.__version__} has no cascades")
+    own = (CASCADES / "haarcascade_eye.xml").read_text()
+    put(tmp_path / "copy.xml", own)
+    Haar(tmp_path / "copy.xml")(Image.new("RGB", (64, 64)))
+    put(tmp_path / "changed.xml", re.sub(r"(<rects>\s*<_>\s*\d+ \d+) \d+", r"\1 1e5000", own, count=1))
+    with pytest.raises(UsageError, match="come with OpenCV"):
+        Haar(tmp_path / "changed.xml")
 
 
 def test_a_found_box_becomes_a_square(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def import_set(
         bool, typer.Option("--every-face", help="five: all faces of a picture, not only the main one")
     ] = False,
     min_quality: Annotated[float, typer.Option(help="five: leave out faces of less quality, 0 to 1")] = 0.0,
-    cascade: Annotated[Path | None, typer.Option(help="haar: another cascade file than OpenCV's own")] = None,
+    cascade: Annotated[Path | None, typer.Option(help="haar: another of the cascades of OpenCV")] = None,
     crop: Annotated[int | None, typer.Option(help="celeba, folder, lfw: centre square to keep, in pixels")] = None,
     domains: Annotated[bool, typer.Option("--domains", help="folder: the outer folders are domains")] = False,
     unlabelled: Annotated[

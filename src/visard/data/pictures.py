@@ -6,6 +6,7 @@ cascade; `detection` finds the landmarks of raw photographs.
 
 from __future__ import annotations
 
+import filecmp
 import io
 import math
 import threading
@@ -46,7 +47,7 @@ BOX_MARGIN = 1.3  # how much larger than a given box the square around it is
 LANDMARKS = "landmarks"  # array (N, 5, 2) float32 of a face set
 # eyes (left and right in the picture), nose, corners of the mouth: x, y in 112 x 112 pixels (ArcFace)
 ARCFACE = np.array([(38.2946, 51.6963), (73.5318, 51.5014), (56.0252, 71.7366), (41.5493, 92.3655), (70.7299, 92.2041)])
-CASCADE = "haarcascade_frontalface_default.xml"
+CASCADES, CASCADE = Path(cv2.__file__).with_name("data"), "haarcascade_frontalface_default.xml"
 DETECT_SIDE = 640  # pixels; larger pictures are reduced before a detector looks at them
 
 
@@ -293,14 +294,24 @@ def _complex(points: npt.ArrayLike) -> npt.NDArray[np.complex128]:
     return np.asarray(plain[..., 0] + 1j * plain[..., 1])
 
 
+def _comes_with_opencv(cascade: Path) -> bool:
+    return cascade.is_file() and any(filecmp.cmp(cascade, own, shallow=False) for own in CASCADES.glob("*.xml"))
+
+
 class Haar:
-    """Finds the largest face of a picture with a Haar cascade (Viola and Jones 2001); needs OpenCV 4."""
+    """Finds the largest face of a picture with a Haar cascade (Viola and Jones 2001); needs OpenCV 4.
+
+    Only the cascades that come with OpenCV, or copies of them: it believes all that such a file says, and one with a
+    changed number makes it read memory that is not its own.
+    """
 
     def __init__(self, cascade: Path | None = None) -> None:
         if not hasattr(cv2, "CascadeClassifier"):
             what = f"OpenCV {cv2.__version__} has no Haar cascades any more"
             raise UsageError(f"{what}: install 'opencv-python-headless<5'")
-        self._path = cascade or Path(cv2.__file__).with_name("data") / CASCADE
+        self._path = cascade or CASCADES / CASCADE
+        if cascade is not None and not _comes_with_opencv(cascade):
+            raise UsageError(f"{cascade} is none of the Haar cascades that come with OpenCV: {CASCADES}")
         self._local = threading.local()  # a classifier holds the picture it works on
         self._classifier()
 

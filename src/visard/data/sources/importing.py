@@ -72,7 +72,7 @@ def import_faces(
 
     Pictures become squares of `size` pixels, 112 by default. Identities with fewer than `min_images` readable pictures
     are left out; `limit_identities` keeps the first so many. `align` is none, five, landmarks or haar (with another
-    `cascade` file than OpenCV's own), by default what suits the source: five for raw photographs, by the five
+    `cascade` of those of OpenCV), by default what suits the source: five for raw photographs, by the five
     landmarks that a `detector` finds (see `detection.open_detector`), of the largest and most central face or of
     `every_face`; faces below `min_quality` are left out. `workers` threads decode (one per core by default: decoders
     let other threads run), `progress(done, total)` follows them and `say` gets lines for people.
