@@ -337,6 +337,22 @@ def test_a_party_opens_a_sum_for_one_set_of_clients(go: Go, tmp_path: Path, said
         assert bool(answer.failure) == bool(line)
 
 
+def test_a_party_masks_no_second_reply_from_another_state(go: Go, tmp_path: Path, said: list[Any]) -> None:
+    """The message is the same, and so would be the masks: the difference of the replies would be in the clear."""
+    go()
+    asked, message, _ = next(o for o in said if (o[0].step, o[0].client, o[0].round) == ("local", HOUSES[0], 1))
+    at = party(tmp_path, HOUSES[0], ANYTHING)
+
+    def again(number: int, **changes: Any) -> Reply:
+        name = f"clients/{HOUSES[0]}-000002-{number}.bin"
+        return unpack(at.do(pack(replace(asked, new_state=name, **changes)), encode(message))[0], Reply)
+
+    same = again(77)
+    assert same.failure is None
+    assert same.state is not None
+    assert "has masked another reply for the same secure sum" in str(again(78, state=same.state).failure)
+
+
 def test_before_an_opening_a_run_goes_on_with_those_that_are_there(go: Go, said: list[Any]) -> None:
     with pytest.raises(Killed):
         go(dies=("secure_agree", HOUSES[0]), name="listed")

@@ -222,7 +222,7 @@ class RequestCheck:
             return
         if not 0 < request.noise < math.inf:
             raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
-        place = [request.run, request.stage, request.round, request.ask, request.noise]
+        place = [request.run, request.stage, request.round, request.ask, request.noise, *request.beside]
         asked = digest_of_text(json.dumps(place) + hashlib.sha256(encode(message)).hexdigest())
         spent = self.guard.folder.spent()
         total, last = spent.get(request.client, (0.0, ""))
