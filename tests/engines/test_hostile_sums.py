@@ -39,6 +39,7 @@ from visard.engines.codec import decode, encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import PublicError, VisardError
 from visard.methods.fedavg import Down, Up
+from visard.runs.folder import check_removable, remove_written
 
 HOUSES = ("house-1", "house-2", "house-3")
 MESSAGES: dict[str, type] = {
@@ -141,6 +142,18 @@ def test_parties_that_know_each_other_give_the_sum(go: Go) -> None:
     out = go(policy=counting(KNOWN))
     rows = json.loads((out / "ledger.json").read_text())["rows"]
     assert {row[5] for row in rows} >= {"masked", "share", "public_key", "ciphertext"}
+
+
+@pytest.mark.parametrize(
+    ("more", "file"),
+    [((), "sum.bin"), (("aggregation.secure=false", "aggregation.signed=false", "aggregation.dp.noise=1"), "secret.key")],
+)
+def test_a_run_between_parties_is_overwritten_whole(go: Go, more: tuple[str, ...], file: str) -> None:
+    out = go("model.name=tiny_nobn", "method.rounds=1", *more)
+    assert (out / "checkpoint" / file).is_file()
+    check_removable(out)
+    remove_written(out)
+    assert [path.name for path in out.iterdir()] == [".lock"]
 
 
 def test_a_server_that_invents_parties_gets_nothing(go: Go, said: list[Any]) -> None:

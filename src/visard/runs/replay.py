@@ -35,6 +35,7 @@ STATES = (
     "checkpoint/manifest.json",
     "checkpoint/clients/*.pack",
     "checkpoint/server-*.bin",
+    "checkpoint/memory-*.bin",
     "class_vectors.safetensors",
 )
 
