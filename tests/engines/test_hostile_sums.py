@@ -146,7 +146,10 @@ def test_parties_that_know_each_other_give_the_sum(go: Go) -> None:
 
 @pytest.mark.parametrize(
     ("more", "file"),
-    [((), "sum.bin"), (("aggregation.secure=false", "aggregation.signed=false", "aggregation.dp.noise=1"), "secret.key")],
+    [
+        ((), "sum.bin"),
+        (("aggregation.secure=false", "aggregation.signed=false", "aggregation.dp.noise=1"), "secret.key"),
+    ],
 )
 def test_a_run_between_parties_is_overwritten_whole(go: Go, more: tuple[str, ...], file: str) -> None:
     out = go("model.name=tiny_nobn", "method.rounds=1", *more)
