@@ -255,7 +255,16 @@ def test_what_runs_keep_goes_and_models_stay(
         if {len(FaceSet.open(one)) + int(r) for r in np.flatnonzero(FaceSet.open(two).identity == number)}
         & set(partition["clients"]["two"]["train"])
     )  # fmt: skip
+    linked = Path(shutil.copytree(both, tmp_path / "runs" / "linked"))  # a run from elsewhere, with a link to another's
+    shutil.rmtree(linked / "checkpoint")
+    mine = tmp_path / "mine"
+    (mine / "clients").mkdir(parents=True)
+    for name in ("manifest.json", "server-1.bin", "clients/my.pack"):
+        (mine / name).write_text("mine")
+    (linked / "checkpoint").symlink_to(mine)
     out = call(monkeypatch, capsys, "data", "remove", two, person, "--runs", tmp_path / "runs", "--case", "request 17")
+    assert [p.read_text() for p in mine.rglob("*") if p.is_file()] == ["mine"] * 3, "links are not followed"
+    shutil.rmtree(linked)
     assert "run both: two had pictures of them" in out
     (file,) = tmp_path.glob("two.removed-*.json")
     receipt = json.loads(file.read_text())

@@ -104,25 +104,30 @@ def map_npy(path: Path) -> np.ndarray[Any, Any]:
     """The array in a .npy file from anywhere, mapped read-only; one clear line if it is anything else."""
     try:
         with path.open("rb") as file:
-            _npy_version(file)
+            _npy_header(file)
         # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
         array: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode="r")
     except Exception as error:  # its header is Python that is parsed, and fails in more ways than numpy documents
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise VisardError(f"{path} is damaged or cut short, or no .npy file: {reason}") from None
-    if array.dtype.kind not in "biufcS" or not array.dtype.itemsize:
-        raise VisardError(f"{path} is damaged: it holds no numbers but {str(array.dtype)[:60]}")
     return array
 
 
-def _npy_version(file: IO[bytes]) -> tuple[int, int]:
-    """The .npy version of a file; refuses long headers, because numpy allocates any length."""
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and type of a .npy file; what numpy does not stand is refused.
+
+    It allocates any length of a header, and divides by the size of an entry, even by 0, which ends the process.
+    """
     version, start = np.lib.format.read_magic(file), file.tell()
     length = int.from_bytes(file.read(2 if version == (1, 0) else 4), "little")
     if length > MAX_HEADER:
         raise ValueError(f"a header of {length} bytes")
     file.seek(start)
-    return version
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, columns_first, kind = read(file)
+    if kind.kind not in "biufcS" or not kind.itemsize or min(shape, default=0) < 0:
+        raise ValueError(f"it holds no numbers but {str(kind)[:60]} {str(shape)[:60]}")
+    return shape, columns_first, kind
 
 
 def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -143,12 +148,8 @@ def _npz_part(file: zipfile.ZipFile, part: zipfile.ZipInfo) -> np.ndarray[Any, A
     if part.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # others allocate whatever a file claims
         raise ValueError(f"{part.filename} is packed in an unusual way")
     with file.open(part) as content:
-        version = _npy_version(content)
-        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, columns_first, kind = read(content)
+        shape, columns_first, kind = _npy_header(content)
         length = math.prod(shape) * kind.itemsize
-        if kind.kind not in "biufcS" or not kind.itemsize or min(shape, default=0) < 0:
-            raise ValueError(f"{part.filename} holds no numbers")
         if content.tell() + length != part.file_size or length > max(MAX_PLAIN, MAX_RATIO * part.compress_size):
             raise ValueError(f"{part.filename} says that it has {length} bytes")
         values = np.frombuffer(content.read(length), kind)
