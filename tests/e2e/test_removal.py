@@ -309,6 +309,12 @@ def test_a_folder_in_the_place_of_a_file_is_refused(photos: Path, tmp_path: Path
         remove_people(folder, [GONE], new_receipt(tmp_path))
     assert (folder / "landmarks.npy" / "mine.txt").read_text() == "mine"
     assert GONE in FaceSet.open(folder).names
+    shutil.rmtree(folder / "landmarks.npy")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds notes\.txt, which is no part of a set"):
+        remove_people(folder, [GONE], new_receipt(tmp_path))
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert GONE in FaceSet.open(folder).names
 
 
 @pytest.mark.parametrize("encrypted", [False, True])

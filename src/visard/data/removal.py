@@ -27,7 +27,7 @@ import numpy.typing as npt
 from visard.data.activations import activations_folder, entries, remove
 from visard.data.faces import SKIPPED, FaceSet, FaceSetWriter
 from visard.data.pairs import ARRAY as PAIRS
-from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover
+from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import whole, write_json
 
@@ -113,6 +113,7 @@ def remove_people(
     if not keep.any():
         raise UsageError(f"that is everyone in {folder.name}: delete the folder instead")
     receipt.before = digests(folder)
+    refuse_others(folder)
     receipt.look("folders of an interrupted writer", "beside the face set", leftovers, leftovers)
     receipt.write("begun")  # nothing is removed if the receipt cannot be written
     writer = FaceSetWriter(
