@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -166,7 +167,7 @@ def test_templates_galleries_and_other_arrays(photos: Path, tmp_path: Path) -> N
     np.save(folder / "unknown.npy", np.zeros(3))
     before = digests(folder)
     with pytest.raises(VisardError, match="unknown.npy has no row for each picture"):
-        remove_people(folder, ["person-4"], new_receipt(tmp_path, "person-4"))
+        remove_people(folder, ["person-4"], replace(new_receipt(tmp_path, "person-4"), path=tmp_path / "other.json"))
     assert digests(folder) == before
 
 
@@ -314,6 +315,16 @@ def test_a_folder_in_the_place_of_a_file_is_refused(photos: Path, tmp_path: Path
     with pytest.raises(UsageError, match=r"holds notes\.txt, which is no part of a set"):
         remove_people(folder, [GONE], new_receipt(tmp_path))
     assert (folder / "notes.txt").read_text() == "mine"
+    assert GONE in FaceSet.open(folder).names
+
+
+@pytest.mark.parametrize("text", ["my letter", '{"state": "done"}', "[]"])
+def test_a_receipt_takes_the_place_of_no_other_file(photos: Path, tmp_path: Path, text: str) -> None:
+    folder, receipt = imported(photos, tmp_path / "faces"), new_receipt(tmp_path)
+    receipt.path.write_text(text)
+    with pytest.raises(VisardError, match=r"receipt\.json (exists|cannot be read)"):
+        remove_people(folder, [GONE], receipt)
+    assert receipt.path.read_text() == text
     assert GONE in FaceSet.open(folder).names
 
 
