@@ -27,6 +27,7 @@ from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.engines.watchers import Watcher
 from visard.errors import UsageError, VisardError
 from visard.report.run_folder import read_run
+from visard.runs.adapt import IMPORTS
 from visard.text import percent
 
 QUICK = ["method.rounds=2", "method.training.amount=2", "method.training.batch_size=16", "engine.kind=local"]
@@ -423,6 +424,29 @@ def test_a_folder_with_other_things_is_left_alone(desk: Path, here: Path) -> Non
     Path("mine/diary.txt").write_text("mine")
     with pytest.raises(UsageError, match="is not empty and holds no adaptation"):
         adapted(desk, "mine", *LOOSE)
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({"adapt.json": "{}", "report.html": "mine", "faces/x/photos.npy": "mine"}, "is of no adaptation"),
+        ({"adapt.json": "ASKED", "faces/x/notes.txt": "mine"}, "holds faces/x/notes.txt, which no adaptation wrote"),
+        ({"adapt.json": "ASKED", "run/model.safetensors": "mine"}, "run is not empty and is not a run"),
+    ],
+)
+def test_nothing_of_the_users_is_removed(desk: Path, here: Path, own: dict[str, str], says: str) -> None:
+    """A file adapt.json of another program, or files of the user's beside those of an adaptation."""
+    asked = dict.fromkeys((*IMPORTS, "overrides"), 0)
+    for name, text in own.items():
+        Path("mine", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("mine", name).write_text(text.replace("ASKED", json.dumps({"asked": asked})))
+    before = {path: path.read_text() for path in Path("mine").rglob("*") if path.is_file()}
+    for overwrite in (False, True):
+        with pytest.raises(UsageError, match=says):
+            adapted(desk, "mine", *LOOSE, overwrite=overwrite)
+    assert {path: path.read_text() for path in Path("mine").rglob("*") if path.name != ".lock" and path.is_file()} == (
+        before
+    )
 
 
 @pytest.mark.parametrize("link", ["faces", "faces/harbour", "run"])

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -166,7 +167,7 @@ def test_templates_galleries_and_other_arrays(photos: Path, tmp_path: Path) -> N
     np.save(folder / "unknown.npy", np.zeros(3))
     before = digests(folder)
     with pytest.raises(VisardError, match="unknown.npy has no row for each picture"):
-        remove_people(folder, ["person-4"], new_receipt(tmp_path, "person-4"))
+        remove_people(folder, ["person-4"], replace(new_receipt(tmp_path, "person-4"), path=tmp_path / "other.json"))
     assert digests(folder) == before
 
 
@@ -255,7 +256,16 @@ def test_what_runs_keep_goes_and_models_stay(
         if {len(FaceSet.open(one)) + int(r) for r in np.flatnonzero(FaceSet.open(two).identity == number)}
         & set(partition["clients"]["two"]["train"])
     )  # fmt: skip
+    linked = Path(shutil.copytree(both, tmp_path / "runs" / "linked"))  # a run from elsewhere, with a link to another's
+    shutil.rmtree(linked / "checkpoint")
+    mine = tmp_path / "mine"
+    (mine / "clients").mkdir(parents=True)
+    for name in ("manifest.json", "server-1.bin", "clients/my.pack"):
+        (mine / name).write_text("mine")
+    (linked / "checkpoint").symlink_to(mine)
     out = call(monkeypatch, capsys, "data", "remove", two, person, "--runs", tmp_path / "runs", "--case", "request 17")
+    assert [p.read_text() for p in mine.rglob("*") if p.is_file()] == ["mine"] * 3, "links are not followed"
+    shutil.rmtree(linked)
     assert "run both: two had pictures of them" in out
     (file,) = tmp_path.glob("two.removed-*.json")
     receipt = json.loads(file.read_text())
@@ -299,6 +309,22 @@ def test_a_folder_in_the_place_of_a_file_is_refused(photos: Path, tmp_path: Path
     with pytest.raises(VisardError, match=r"landmarks\.npy is not a file"):
         remove_people(folder, [GONE], new_receipt(tmp_path))
     assert (folder / "landmarks.npy" / "mine.txt").read_text() == "mine"
+    assert GONE in FaceSet.open(folder).names
+    shutil.rmtree(folder / "landmarks.npy")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds notes\.txt, which is no part of a set"):
+        remove_people(folder, [GONE], new_receipt(tmp_path))
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert GONE in FaceSet.open(folder).names
+
+
+@pytest.mark.parametrize("text", ["my letter", '{"state": "done"}', "[]"])
+def test_a_receipt_takes_the_place_of_no_other_file(photos: Path, tmp_path: Path, text: str) -> None:
+    folder, receipt = imported(photos, tmp_path / "faces"), new_receipt(tmp_path)
+    receipt.path.write_text(text)
+    with pytest.raises(VisardError, match=r"receipt\.json (exists|cannot be read)"):
+        remove_people(folder, [GONE], receipt)
+    assert receipt.path.read_text() == text
     assert GONE in FaceSet.open(folder).names
 
 

@@ -19,9 +19,11 @@ from visard.data.partition_kinds import PartitionSettings
 from visard.data.synthetic.sets import SyntheticSpec, make
 from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
+from visard.engines.records import Records
 from visard.errors import UsageError, VisardError
+from visard.report.disclosure import read_evidence
 from visard.report.replay import model_digest, read
-from visard.report.run_folder import EventLog
+from visard.report.run_folder import EventLog, read_run
 from visard.runs.replay import replay, took_part
 from visard.runs.run import resume
 
@@ -214,3 +216,13 @@ def test_of_real_parties_it_says_the_rounds(tmp_path: Path, visard_run: Callable
     assert not (tmp_path / "r").exists()
     with pytest.raises(UsageError, match="knows no client 'west'"):
         took_part(folder, "west")
+    for odd in ({"round": "x"}, {"round": 1e400}, {"client": ["north"]}, {"parts": 5}, {"parts": None}):  # of a liar
+        known = {"client": "north", "stage": "train", "round": 5, "outcome": "refused", "parts": [["a", "b", 1]]}
+        Records(folder / "checkpoint", "received").append(event="reply", **known | odd)
+    assert took_part(folder, "north").rounds == part.rounds
+    assert read_evidence(read_run(folder)).others["refused"] == 6
+    rows = [["train", "x", "north", "Update", "theta", "weights", 1000, False]]
+    for ledger in ({"rows": rows}, {"rows": [5]}, {"rows": 5}, {"columns": ["stage"], "rows": rows}):
+        (folder / "ledger.json").write_text(json.dumps(ledger))
+        with pytest.raises(VisardError, match=r"ledger\.json: "):
+            took_part(folder, "north")

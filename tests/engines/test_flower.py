@@ -33,11 +33,14 @@ from flwr.supercore.date import now
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from tests.e2e.smoke import SMOKE
 from tests.engines.deployed import VISARD, Deployment, children, until
+from tests.engines.test_parties import Heard
 
 import visard
 from visard import models
 from visard.deployment.flower.client import Fleet, Refused
 from visard.deployment.keys import PartyKeys, make_keys
+from visard.deployment.ledger_check import compare
+from visard.deployment.policy import SAFE, Policy
 from visard.engines.watchers import Watcher
 from visard.errors import VisardError
 from visard.models.files import save_model
@@ -167,6 +170,35 @@ def test_parties_postprocess_what_leaves_them(tmp_path: Path, deployed: Deployme
     run("fedavg", tmp_path / "far", *settings, *far(deployed))
     assert_same_run(tmp_path / "near", tmp_path / "far", personal=False)
     assert json.loads((tmp_path / "far" / "ledger.json").read_text())["outgoing"]
+
+
+@pytest.mark.parametrize("limits", [(), ("aggregation.bound=1.0",)])
+def test_clients_in_turn_give_the_bits_of_local(tmp_path: Path, deployed: Deployment, limits: tuple[str, ...]) -> None:
+    """Each party trains from the weights of the one before, as they are or within the bound of updates."""
+    settings = ("partition.clients=3", "method.in_turn=2", "method.rounds=2", *limits)
+    run("fedavg", tmp_path / "near", *settings, "engine.kind=local")
+    run("fedavg", tmp_path / "far", *settings, *far(deployed))
+    assert_same_run(tmp_path / "near", tmp_path / "far", personal=False)
+    report = compare(tmp_path / "far", [deployed.folder / f"party-{number}" for number in (1, 2, 3)])
+    assert not report.differences
+
+
+def test_a_default_policy_refuses_clients_in_turn_in_one_line(tmp_path: Path, deployed: Deployment) -> None:
+    default = deployed.folder / "default.toml"
+    default.write_text(Policy(methods=("fedavg",), kinds=(*SAFE, "statistic")).to_toml())
+    loose, heard = deployed.starters["node-2"], Heard()
+    deployed.end("node-2")
+    try:
+        deployed.start("node-2", [str(default) if part.endswith("policy.toml") else part for part in loose])
+        settings = ("partition.clients=3", "method.in_turn=2", *far(deployed, 20.0))
+        with pytest.raises(VisardError, match="waited 20 s for client-001"):
+            run("fedavg", tmp_path / "run", *settings, watcher=heard)
+        assert "node-2 cannot take part: this party wants 2 parties in an average, at least (bounds.parties)" in (
+            heard.problems
+        )
+    finally:
+        deployed.end("node-2")
+        deployed.start("node-2", loose)
 
 
 class AfterRound(Watcher):

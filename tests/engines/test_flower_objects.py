@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import itertools
 import os
 import threading
 import time
@@ -12,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -22,6 +25,7 @@ if find_spec("flwr") is None:
 import httpx
 from flwr.app import Array, Message
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -40,6 +44,7 @@ from visard.deployment.flower.store import Store
 from visard.deployment.remote import set_aside
 from visard.engines.codec import decode, encode
 from visard.engines.records import PART as CHUNK
+from visard.engines.records import name_of
 from visard.errors import VisardError
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
@@ -203,6 +208,54 @@ def test_the_memory_of_the_server_has_a_bound(tmp_path: Path) -> None:
     assert store._file is not None
     assert os.fstat(store._file.fileno()).st_size == 0
     store.close()
+
+
+def test_a_full_disk_leaves_no_damaged_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What could not be written did not come: it is asked for again, and nothing else is given in its place."""
+    store, first, second = Store(tmp_path, most=0), Sent(os.urandom(CHUNK)), Sent(os.urandom(CHUNK))
+    said = list[str]()
+    store.say = said.append
+    store.preregister(1, first.tree)
+    for name, found in first.objects.items():
+        store.put(name, found.deflate())
+    store.preregister(1, second.tree)
+    name, found = max(second.objects.items(), key=lambda item: len(item[1].deflate()))
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        with pytest.raises(OSError, match="No space left"):
+            store.put(name, found.deflate())
+    assert said == ["a part of a message cannot be kept: No space left on device"]
+    assert not store.get(name)
+    assert name in store.preregister(1, second.tree), "it is missing"
+    for name, found in second.objects.items():
+        store.put(name, found.deflate())
+    for there in (first, second):
+        again = fetched(there.number, there.tree, lambda n: store.get(n) or b"", Shelf())
+        assert parts(again) == parts(there.message)
+    store.close()
+
+
+def test_a_tree_that_doubles_at_every_level_is_refused(tmp_path: Path) -> None:
+    """A few kilobytes of names would become a tree of 2^60 parts when the run asks for the message."""
+    names = [name_of(str(k).encode()) for k in range(60)]
+    tree = ObjectTree(object_id=names[0])
+    for below, name in itertools.pairwise(names):
+        tree = ObjectTree(object_id=name, children=[tree, ObjectTree(object_id=below)])
+    store = Store(tmp_path)
+    with pytest.raises(ValueError, match="a message has more than 500 parts"):
+        store.preregister(1, tree)
+    step = names[1:9]  # also in several messages, each of which is small
+    for count in range(2, 9):
+        small = ObjectTree(object_id=names[0])
+        for below, name in itertools.pairwise(names[:count]):
+            small = ObjectTree(object_id=name, children=[small, ObjectTree(object_id=below)])
+        store.preregister(1, small)
+    assert sum(1 for _ in objects.iterate_object_tree(store.get_object_tree(step[6]))) == 255
+    known = ObjectTree(object_id=step[6])
+    with pytest.raises(ValueError, match="a message has more than 500 parts"):
+        store.preregister(1, ObjectTree(object_id=names[50], children=[known, known]))
+    with pytest.raises(ValueError, match="a message has more than 500 parts"):
+        store.preregister(1, ObjectTree(object_id=names[51], children=[ObjectTree(object_id=n) for n in names * 9]))
 
 
 # A party whose connection breaks

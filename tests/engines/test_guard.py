@@ -23,11 +23,12 @@ from visard.deployment.policy import Between, Bounds, Policy, Protect, Retention
 from visard.deployment.state_folder import StateFolder
 from visard.engines.codec import decode, encode
 from visard.engines.local import perform
-from visard.engines.request import Reply, Request, pack, unpack
+from visard.engines.request import Reply, Request, StateFile, pack, unpack
 from visard.errors import PublicError
 from visard.learning.train import Training, batches
 from visard.methods import METHODS, fedavg, fedface, scoring, supervised
 from visard.methods.hf_maml import HFMaml, MetaTraining
+from visard.methods.negatives import NoisyVectors, Show
 from visard.methods.scoring import steps_of
 from visard.processes import Filed, Outbox
 
@@ -442,6 +443,39 @@ def test_a_party_counts_what_it_spends_and_stops_at_its_budget(server: Make) -> 
     assert StateFolder(one.home).spent()[HOUSE][0] == 0.5, "what was refused was not spent"
     assert one.train(run="cd" * 16, noise=8.0) == ""
     assert not one.ask(scoring.ScoreRequest(one.theta), step="score", run="cd" * 16)[0], "tests are no sums"
+
+
+def test_the_same_message_to_another_state_costs_again(server: Make) -> None:
+    one = server("model.name=tiny_nobn", "aggregation.dp.noise=2", protect=Protect(dp_epsilon=2.5, dp_delta=1e-3))
+    assert [one.train(noise=2.0), one.train(noise=2.0)] == ["", ""]
+    assert StateFolder(one.home).spent()[HOUSE][0] == 0.25
+    assert isinstance(one.party.states, OwnStates)
+    name = f"clients/{HOUSE}-000001-1.bin"
+    other = StateFile(name, one.party.states.digest((one.home / "states" / RUN / name).read_bytes()))
+    assert one.train(noise=2.0, state=other, new_state=f"clients/{HOUSE}-000001-2.bin") == ""
+    assert StateFolder(one.home).spent()[HOUSE][0] == 0.5, "its reply is another one"
+
+
+def test_class_vectors_with_noise_are_shown_once_in_a_run(server: Make) -> None:
+    """A server that drops the state after each answer would get many versions, whose mean has little noise."""
+    one = server("method.negatives=noisy", "method.batch_norm=local", kinds=(*WITH_NORM, "noisy_vectors"))
+    moved = {k: 1.001 * v if k.endswith("weight") else v for k, v in one.theta.items()}
+
+    def show(theta: Any, ask: int) -> tuple[str, bytes]:
+        return one.ask(Show(theta), step="show_noisy", ask=ask)
+
+    refused, first = show(one.theta, 1)
+    assert (refused, len(decode(first, NoisyVectors).vectors)) == ("", 6)
+    assert show(one.theta, 2) == ("", first), "asked again for the same, it says the same"
+    assert "shown its class vectors with noise in this run, and does so once" in show(moved, 3)[0]
+    one.restart(one.party.guard.policy)  # type: ignore[union-attr]
+    assert "does so once" in show(moved, 4)[0], "after a restart too"
+
+
+def test_what_a_reply_depends_on_beside_its_message() -> None:
+    asked = Request(RUN, client=HOUSE, step="local")
+    others = [replace(asked, step="fit"), replace(asked, people="{}"), replace(asked, state=StateFile("a", "d"))]
+    assert len({str(request.beside) for request in (asked, *others)}) == 4
 
 
 def test_a_budget_that_cannot_be_read_is_no_budget(server: Make) -> None:

@@ -39,6 +39,7 @@ from visard.engines.codec import decode, encode
 from visard.engines.request import Reply, Request, pack, unpack
 from visard.errors import PublicError, VisardError
 from visard.methods.fedavg import Down, Up
+from visard.runs.folder import check_removable, remove_written
 
 HOUSES = ("house-1", "house-2", "house-3")
 MESSAGES: dict[str, type] = {
@@ -141,6 +142,21 @@ def test_parties_that_know_each_other_give_the_sum(go: Go) -> None:
     out = go(policy=counting(KNOWN))
     rows = json.loads((out / "ledger.json").read_text())["rows"]
     assert {row[5] for row in rows} >= {"masked", "share", "public_key", "ciphertext"}
+
+
+@pytest.mark.parametrize(
+    ("more", "file"),
+    [
+        ((), "sum.bin"),
+        (("aggregation.secure=false", "aggregation.signed=false", "aggregation.dp.noise=1"), "secret.key"),
+    ],
+)
+def test_a_run_between_parties_is_overwritten_whole(go: Go, more: tuple[str, ...], file: str) -> None:
+    out = go("model.name=tiny_nobn", "method.rounds=1", *more)
+    assert (out / "checkpoint" / file).is_file()
+    check_removable(out)
+    remove_written(out)
+    assert [path.name for path in out.iterdir()] == [".lock"]
 
 
 def test_a_server_that_invents_parties_gets_nothing(go: Go, said: list[Any]) -> None:
@@ -335,6 +351,22 @@ def test_a_party_opens_a_sum_for_one_set_of_clients(go: Go, tmp_path: Path, said
         answer = unpack(at.do(pack(request), encode(replace(opening, arrived=arrived)))[0], Reply)
         assert (answer.failure or "").endswith(line), answer.failure
         assert bool(answer.failure) == bool(line)
+
+
+def test_a_party_masks_no_second_reply_from_another_state(go: Go, tmp_path: Path, said: list[Any]) -> None:
+    """The message is the same, and so would be the masks: the difference of the replies would be in the clear."""
+    go()
+    asked, message, _ = next(o for o in said if (o[0].step, o[0].client, o[0].round) == ("local", HOUSES[0], 1))
+    at = party(tmp_path, HOUSES[0], ANYTHING)
+
+    def again(number: int, **changes: Any) -> Reply:
+        name = f"clients/{HOUSES[0]}-000002-{number}.bin"
+        return unpack(at.do(pack(replace(asked, new_state=name, **changes)), encode(message))[0], Reply)
+
+    same = again(77)
+    assert same.failure is None
+    assert same.state is not None
+    assert "has masked another reply for the same secure sum" in str(again(78, state=same.state).failure)
 
 
 def test_before_an_opening_a_run_goes_on_with_those_that_are_there(go: Go, said: list[Any]) -> None:

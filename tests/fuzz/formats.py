@@ -28,7 +28,7 @@ from tests.unit.fake_run import write_run
 from tests.unit.pictures import encode, pixels
 from visard import config
 from visard.at_rest import Key
-from visard.cli import main
+from visard.cli import main, watch
 from visard.crypto import paillier
 from visard.crypto.session import Binding, seal, unseal
 from visard.data.expressions import evaluate
@@ -63,6 +63,7 @@ from visard.models import build
 from visard.models.files import open_model, save_model, start
 from visard.presets import presets
 from visard.report import replay
+from visard.report.live import Followed
 from visard.report.page import build_report
 from visard.report.run_folder import read_run as run_of
 
@@ -620,6 +621,14 @@ def read_run(folder: Path, scratch: Path) -> None:
     build_report([folder / "one", folder / "two"], scratch / "comparison.html")
 
 
+def read_watched(folder: Path, scratch: Path) -> None:
+    states = [Followed(folder / name).state() for name in ("one", "two")]
+    json.dumps(states, allow_nan=False)
+    for state in states:
+        watch._words(state)
+    io.StringIO().write(str(watch._table(states)))
+
+
 def checkpoint(folder: Path) -> None:
     made = Checkpoint(folder / "checkpoint", "h")
     ledger = Ledger(made.ledger)
@@ -864,6 +873,7 @@ FORMATS: dict[str, Format] = {
     "office-caltech": Format(office, reading("office-caltech")),
     "pamap2": Format(pamap2, reading("pamap2"), weight=0.5),
     "run folder": Format(run, read_run, weight=1.5),
+    "watched run folder": Format(run, read_watched),
     "checkpoint": Format(checkpoint, read_checkpoint, weight=1.5),
     "states of a party": Format(party_states, read_party_states, there=True),
     "keys of a deployment": Format(keys, read_keys, {"crt": "pem", "key": "pem", "pub": "pem", "csr": "pem"}),

@@ -74,6 +74,15 @@ def test_debris_of_a_kill_is_harmless(tmp_path: Path) -> None:
     assert third.server_state(Server).note == 5
 
 
+def test_a_file_of_the_users_beside_the_states_stays(tmp_path: Path) -> None:
+    committed(tmp_path)
+    (tmp_path / "clients" / "notes.txt").write_text("mine")
+    again = Checkpoint(tmp_path, "hash")
+    assert again.resume()
+    again.commit(server(5), 10)
+    assert (tmp_path / "clients" / "notes.txt").read_text() == "mine"
+
+
 def test_old_files_are_removed(tmp_path: Path) -> None:
     committed(tmp_path, rounds=5)
     assert len(list(tmp_path.glob("server-*.bin"))) == 1

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from visard.data.faces import ClientData, FaceSet, FaceSetWriter, FaceView, describe, list_sets
+from visard.data.storage import recover
 from visard.errors import UsageError, VisardError
 
 IDENTITY = [0, 0, 1, 1, 1, 2, 3, 3]
@@ -120,6 +121,28 @@ def test_an_exception_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fails()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", ["notes.txt", "photos/anna.jpg", ".hidden", "a.tmp"])
+def test_a_set_with_files_of_the_users_is_not_replaced(tmp_path: Path, own: str) -> None:
+    with writer(tmp_path / "set") as w:
+        fill(w)
+    (tmp_path / "set" / own).parent.mkdir(exist_ok=True)
+    (tmp_path / "set" / own).write_text("mine")
+    with pytest.raises(UsageError, match=rf"set holds {Path(own).parts[0]}, which is no part of a set"):
+        writer(tmp_path / "set", overwrite=True)
+    assert (tmp_path / "set" / own).read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+def test_folders_called_like_rests_of_a_writer_stay(tmp_path: Path) -> None:
+    for name in ("set.partial-old", "set.replaced-2020-01", "set.partial-999999999", "set.replaced-999999999"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "photo.jpg").write_text("mine")
+    with writer(tmp_path / "set") as w:
+        fill(w)
+    assert recover(tmp_path / "set") == 0
+    assert len([path for path in tmp_path.glob("*/photo.jpg") if path.read_text() == "mine"]) == 4
 
 
 def test_a_killed_writer_leaves_no_set_and_its_rest_is_cleared(tmp_path: Path) -> None:

@@ -266,6 +266,30 @@ def test_the_commands(
     assert shown.count("revoked on") == 2
 
 
+def test_nobody_else_gets_a_key_for_a_party_that_has_one(keys: Path, tmp_path: Path) -> None:
+    """A request in the name of another party, whose roles it would get: the fingerprint of its own key is right."""
+    signed(keys, tmp_path / "one")
+    other = key_lifecycle.request(tmp_path / "other", "1", ["house-1"])
+    ca = key_lifecycle.load_ca(keys / "ca")
+    with pytest.raises(UsageError, match=r"node-1 has a key, .*, which did not sign it"):
+        key_lifecycle.sign(other, ca, ServerKeys.load(keys), tmp_path / "out", None, 90)
+    assert len(ServerKeys.load(keys).entries) == 1
+    key_lifecycle.revoke(keys / "server", "node-1", "", "lost")
+    key_lifecycle.sign(other, ca, ServerKeys.load(keys), tmp_path / "out", None, 90)
+    assert [e.fingerprint for e in ServerKeys.load(keys).live(time.time())] == [other.fingerprint]
+
+
+def test_the_entry_of_a_renewed_key_is_prolonged_when_the_old_key_is_gone(keys: Path, tmp_path: Path) -> None:
+    signed(keys, tmp_path / "one")
+    old = ServerKeys.load(keys).entries[0].fingerprint
+    asked, ca = key_lifecycle.renew_party(tmp_path / "one", "1"), key_lifecycle.load_ca(keys / "ca")
+    key_lifecycle.sign(asked, ca, ServerKeys.load(keys), tmp_path / "out", None, 30)
+    key_lifecycle.revoke(keys / "server", "node-1", old, "")
+    assert not key_lifecycle.check_request(asked, ServerKeys.load(keys)), "not without its fingerprint"
+    longer = key_lifecycle.sign(asked, ca, ServerKeys.load(keys), tmp_path / "out", None, 90)
+    assert longer.ends > time.time() + 89 * 86400
+
+
 def test_an_operator_at_a_terminal_can_refuse(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key_lifecycle.request(tmp_path, "1", ["house-1"])
     words = [str(tmp_path / "node-1.csr"), "--ca", str(keys / "ca"), "--keys", str(keys / "server")]

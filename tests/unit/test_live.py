@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -290,6 +291,17 @@ def test_settings_that_are_no_settings_do_not_stop_the_page(tmp_path: Path, text
     begun = time.monotonic()
     assert Followed(tmp_path).state()["sites"] == []
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "config.toml", "report.html", "sites.json"])
+def test_a_pipe_in_the_place_of_a_file_does_not_stop_the_page(view: LiveView, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "run"
+    go_on(begin(folder), 0)
+    (folder / "config.toml").write_text(f'[engine]\nserver = "{folder}"\n')
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    assert get(view, f"/{view.token}/state.json")[0] == 200
+    assert get(view, f"/{view.token}/report-0")[0] == 404
 
 
 def test_sites_of_a_deployment_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,16 @@ def test_a_set_comes_back_as_it_was(tmp_path: Path) -> None:
     assert again.fingerprint() == faces.fingerprint()
 
 
+def test_readings_with_files_of_the_users_are_not_replaced(tmp_path: Path) -> None:
+    given = (np.zeros((4, 2), np.float32), ["a"], np.zeros(4, np.int64), ["u"], np.zeros(4, np.int64), {})
+    write_readings(tmp_path / "set", *given)
+    write_readings(tmp_path / "set", *given, overwrite=True)
+    (tmp_path / "set" / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds notes\.txt, which is no part of a set"):
+        write_readings(tmp_path / "set", *given, overwrite=True)
+    assert (tmp_path / "set" / "notes.txt").read_text() == "mine"
+
+
 def test_one_domain_is_a_client_and_the_target_comes_last(tmp_path: Path) -> None:
     faces = some(tmp_path)
     settings = PartitionSettings(kind="one_domain", target_domain=("u1", "u3"), split=(0.75, 0.0, 0.25))

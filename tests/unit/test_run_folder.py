@@ -43,6 +43,14 @@ def test_a_run_is_overwritten_whole(folder: Path) -> None:
     assert not (folder / "clients").exists(), "nothing of the earlier run is left"
 
 
+def test_a_run_with_a_server_optimiser_is_overwritten_whole(tmp_path: Path) -> None:
+    visard.run("fedavg", out=tmp_path / "run", overrides=[*SETTINGS, "aggregation.optimiser.name=adam"])
+    assert list((tmp_path / "run" / "checkpoint").glob("memory-*.bin"))
+    check_removable(tmp_path / "run")
+    remove_written(tmp_path / "run")
+    assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize(
     "own",
     ["thesis.docx", "clients/notes.txt", "checkpoint/keep.me", "photos/anna.jpg", "runs/config.toml", ".env", "a.tmp"],

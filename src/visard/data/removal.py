@@ -27,9 +27,9 @@ import numpy.typing as npt
 from visard.data.activations import activations_folder, entries, remove
 from visard.data.faces import SKIPPED, FaceSet, FaceSetWriter
 from visard.data.pairs import ARRAY as PAIRS
-from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover
+from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import whole, write_json
+from visard.files import mapping, read_json, whole, write_json
 
 CHUNK = 256  # pictures that are written at a time
 LEFT = (  # what a removal does not reach
@@ -60,7 +60,9 @@ class Receipt:
         self.looked_at.append({"what": what, "where": where, "found": found, "removed": removed, **more})
 
     def write(self, state: str) -> None:
-        """Put the file in its place; `state` is begun or done."""
+        """Put the file in its place; `state` is begun or done. Only the receipt of a removal that was killed goes."""
+        if state == "begun" and self.path.exists() and mapping(read_json(self.path)).get("state") != "begun":
+            raise UsageError(f"{self.path} exists: a receipt takes the place of no other file, so nothing was removed")
         now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         names = sorted(self.before.keys() | self.after.keys())
         content = {
@@ -113,6 +115,7 @@ def remove_people(
     if not keep.any():
         raise UsageError(f"that is everyone in {folder.name}: delete the folder instead")
     receipt.before = digests(folder)
+    refuse_others(folder)
     receipt.look("folders of an interrupted writer", "beside the face set", leftovers, leftovers)
     receipt.write("begun")  # nothing is removed if the receipt cannot be written
     writer = FaceSetWriter(

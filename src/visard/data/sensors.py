@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.data.faces import FaceSet
-from visard.data.storage import array_path, map_array, read_npz
+from visard.data.storage import array_path, map_array, read_npz, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, mapping, private, read_json, write_json
 
@@ -117,6 +117,8 @@ def write_readings(
         raise UsageError(f"{out} exists already: --overwrite replaces it, or choose another place")
     if out.exists() and not is_readings(out):
         raise UsageError(f"{out} holds no readings, so it is not overwritten")
+    if out.exists():
+        refuse_others(out, READINGS)
     beside = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
         beside.mkdir(PRIVATE_FOLDER, parents=True)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import zipfile
 from collections.abc import Iterator
@@ -232,6 +233,7 @@ class FaceSetWriter:
         replaceable = self.out.is_dir() and ((self.out / HEADER).is_file() or not any(self.out.iterdir()))
         if not replaceable or self.out.is_symlink():
             raise UsageError(f"{self.out} is no face set, so it is not overwritten")
+        refuse_others(self.out)
 
     def _write_image_header(self, count: int) -> int:
         """Write the .npy header for `count` pictures and return its length."""
@@ -370,6 +372,19 @@ class FaceSetWriter:
             self.abort()
 
 
+def others(folder: Path, header: str = HEADER) -> list[str]:
+    """Names in a folder that are no files of a set."""
+    left = re.compile(rf"\.{re.escape(header)}\.\d+\.tmp")  # by a writer that was killed
+    own = [p for p in folder.iterdir() if p.is_file() and (p.suffix == ".npy" or p.name == header)]
+    return sorted(p.name for p in folder.iterdir() if p not in own and not left.fullmatch(p.name))
+
+
+def refuse_others(folder: Path, header: str = HEADER) -> None:
+    """Refuse to replace a folder with files of the user's in it."""
+    if found := others(folder, header):
+        raise UsageError(f"{folder} holds {found[0]}, which is no part of a set, so it is not replaced: move it first")
+
+
 def _remove_own(folder: Path, process: int) -> None:
     """Remove what a process has written, unless this is a child of it."""
     if os.getpid() == process:
@@ -412,4 +427,5 @@ def _stale(out: Path, kind: str) -> list[Path]:
     prefix = f"{out.name}.{kind}-"
     beside = sorted(out.parent.iterdir()) if out.parent.is_dir() else []
     named = [(path, path.name.removeprefix(prefix)) for path in beside if path.name.startswith(prefix)]
-    return [path for path, process in named if not process.isdecimal() or not alive(int(process))]
+    dead = [path for path, process in named if process.isdecimal() and not alive(int(process)) and path.is_dir()]
+    return [path for path in dead if not path.is_symlink() and not others(path)]  # a folder of the user's stays

@@ -20,7 +20,8 @@ from visard.text import line, plural
 ANY = Policy(methods=("any",))  # where nothing is checked against a policy
 MATTER = (  # settings of a method that the question shows, by the last part of their names
     "rounds", "pretrain_rounds", "lr", "beta", "batch_size", "unit", "amount", "steps", "schedule", "share_head",
-    "batch_norm", "participation", "enrol", "init", "classes", "noise", "key_bits", "insecure_keys", "weight",
+    "batch_norm", "participation", "in_turn", "negatives", "enrol", "init", "classes", "noise", "key_bits",
+    "insecure_keys", "weight",
 )  # fmt: skip
 DAYS = 30.0  # after which an agreement at a terminal is forgotten
 

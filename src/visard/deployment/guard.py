@@ -210,6 +210,19 @@ class RequestCheck:
 
         if MODEL & frozenset(declared_kinds(step.types[1]).values()):
             self._spend(message)
+        if Disclosure.noisy_vectors in declared_kinds(step.types[1]).values():
+            self._show_once(message)
+
+    def _show_once(self, message: Any) -> None:
+        """Show class vectors with noise once in a run: the mean of many versions has none.
+
+        That a client's state says so is not enough, because a server need not keep to the state after the first time.
+        """
+        request, shown = self.request, self.record.shown
+        asked = digest_of_text(json.dumps(request.beside) + hashlib.sha256(encode(message)).hexdigest())
+        if shown.setdefault(request.client, asked) != asked:
+            raise PublicError("this party has shown its class vectors with noise in this run, and does so once")
+        self.guard.folder.write(request.run, self.record)
 
     def _spend(self, message: Any) -> None:
         """Count the sum that the reply is for, before anything is computed; refuse it beyond the privacy budget.
@@ -222,7 +235,7 @@ class RequestCheck:
             return
         if not 0 < request.noise < math.inf:
             raise PublicError("this party requires differential privacy: it sends nothing into sums without noise")
-        place = [request.run, request.stage, request.round, request.ask, request.noise]
+        place = [request.run, request.stage, request.round, request.ask, request.noise, *request.beside]
         asked = digest_of_text(json.dumps(place) + hashlib.sha256(encode(message)).hexdigest())
         spent = self.guard.folder.spent()
         total, last = spent.get(request.client, (0.0, ""))

@@ -78,9 +78,17 @@ def check_request(asked: Asked, held: ServerKeys) -> bool:
         raise UsageError(f"the request of {asked.party} is refused: its key was revoked {why}")
     if other := [e.party for e in held.entries if e.fingerprint == asked.fingerprint and e.party != asked.party]:
         raise UsageError(f"the request of {asked.party} is refused: its key is that of {other[0]}")
+    present = {e.fingerprint for e in held.live(time.time()) if e.party == asked.party}
+    if asked.fingerprint in present:  # its entry is prolonged
+        return asked.renews in present
+    if not asked.renews and present:
+        raise UsageError(
+            f"the request of {asked.party} is refused: {asked.party} has a key, {min(present)[:16]}..., which did not "
+            "sign it, so it may be of somebody else (visard keys renew at the party; visard keys revoke if it is lost)"
+        )
     if not asked.renews:
         return False
-    if asked.renews not in {e.fingerprint for e in held.live(time.time()) if e.party == asked.party}:
+    if asked.renews not in present:
         raise UsageError(
             f"the request of {asked.party} is refused: the key {asked.renews[:16]}..., which signed it too, is not one "
             f"that {asked.party} has now"

@@ -51,7 +51,10 @@ class SecureSumChecks:
             self._enough(set(known.values()) | {fingerprint_of(client)})
 
     def masks(self, plan: Plan, message: Any, client: Client) -> None:
-        """Mask only one reply for each sum: two replies behind the same masks would reveal their difference."""
+        """Mask only one reply for each sum: two replies behind the same masks would reveal their difference.
+
+        The same message is not enough: from another state, or by another step, the reply to it is another one.
+        """
         place = self.request
         if plan.context.rpartition(" ")[0] != f"{place.run} {place.stage} {place.round} {place.ask}":
             raise PublicError("the plan of a secure sum belongs to another place of the run")
@@ -61,7 +64,8 @@ class SecureSumChecks:
         if (label, noise) != (plan.context.rpartition(" ")[0], place.noise):
             raise PublicError("the noise of a secure sum is not that of its request")
         known = self._attempt(plan, begins=True)
-        digest = hashlib.sha256(plan.asked(message, place.settings) + encode(message)).hexdigest()
+        beside = json.dumps(place.beside).encode()
+        digest = hashlib.sha256(plan.asked(message, place.settings) + encode(message) + beside).hexdigest()
         self._once(known, "masked", digest, "this party has masked another reply for the same secure sum")
         self._once(known, "plan", digest_of_text(place.secure), "this secure sum had another plan")
 

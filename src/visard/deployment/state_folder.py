@@ -40,6 +40,7 @@ class RunRecord:
     frozen: dict[str, dict[str, str]] = field(default_factory=dict)  # client -> digests of entries that must not change
     forgotten: float = 0.0  # when it was forgotten; 0: it was not
     sums: dict[str, dict[str, str]] = field(default_factory=dict)  # secure sum -> digests of what was masked and opened
+    shown: dict[str, str] = field(default_factory=dict)  # client -> digest of the one request for noisy class vectors
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
@@ -49,6 +50,7 @@ class RunRecord:
             number(tree.get("used")) or 0.0, whole(tree.get("requests")) or 0,
             {str(k): mapping(v) for k, v in mapping(tree.get("frozen")).items()}, number(tree.get("forgotten")) or 0.0,
             {str(k): mapping(v) for k, v in mapping(tree.get("sums")).items()},
+            {str(k): str(v) for k, v in mapping(tree.get("shown")).items()},
         )  # fmt: skip
 
 

@@ -375,7 +375,7 @@ class Checkpoint:
         self.packs.close()
         named = {self.committed.server, self.committed.memory, *(file.name for file in self.committed.clients.values())}
         written = [path for kind in ("server", "memory") for path in self.folder.glob(f"{kind}-*.bin")]
-        for path in (*written, *(self.folder / "clients").iterdir()):
+        for path in (*written, *(self.folder / "clients").glob("*.pack")):
             if str(path.relative_to(self.folder)) not in named:
                 path.unlink(missing_ok=True)
 

@@ -82,6 +82,11 @@ class Request:
         """What a reply must repeat."""
         return self.run, self.client, self.stage, self.round, self.ask
 
+    @property
+    def beside(self) -> list[Any]:
+        """What a reply depends on beside its place, the message and the settings."""
+        return [self.step, self.state.digest if self.state else "", self.people]
+
     def reply(self, **fields: Any) -> Reply:
         """A reply to this request."""
         return Reply(*self.place, **fields)

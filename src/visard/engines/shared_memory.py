@@ -9,6 +9,7 @@ import fcntl
 import math
 import mmap
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -23,6 +24,7 @@ from visard.engines.codec import flatten, identity
 from visard.errors import UsageError, VisardError
 
 MEMORY = Path("/dev/shm")
+OWN = re.compile(r"visard-[a-z0-9_]{8}")  # as tempfile names the folders of `memory_folder`
 ENOUGH = 1 << 28  # bytes; containers often get 64 MB of shared memory: then files in the temporary folder are better
 ALIGN = 64
 DTYPES = {
@@ -67,7 +69,7 @@ def remove_folder(folder: Path) -> None:
 
 def _sweep(parent: Path) -> None:
     """Remove the folders of processes that were killed: their locks are free."""
-    for path in parent.glob("visard-*/lock"):
+    for path in (p for p in parent.glob("visard-*/lock") if OWN.fullmatch(p.parent.name)):
         with suppress(OSError):
             if time.time() - path.parent.stat().st_mtime < 60:  # another process may be about to take its lock
                 continue

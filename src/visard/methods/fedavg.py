@@ -97,9 +97,10 @@ class Averaging(WithNegatives[Server]):
         "does by default, with model.weights (batch norm is frozen), or by method.batch_norm = local. With "
         "share_head it gets class vectors, which are face templates: prevented by keeping class_vectors out of "
         "kinds, also the default. With negatives = class_vectors it and the other clients get the same; with "
-        "corrected it alone does; with noisy a version with noise (kind noisy_vectors). With in_turn the next client "
-        "gets a client's weights as they are, and one that poisons them reaches all that follow: prevented by "
-        f"bounds.parties = 2 or more, the default. {CRAFTED_WEIGHTS}"
+        "corrected it alone does; with noisy a version with noise, once in a run (kind noisy_vectors; how much noise: "
+        "require.method.negatives_by.noise). With in_turn the next client gets a client's weights as they are, and one "
+        "that poisons them reaches all that follow: prevented by bounds.parties = 2 or more, the default. "
+        f"{CRAFTED_WEIGHTS}"
     )
     extendable = True
     discloses = frozenset(

@@ -97,7 +97,8 @@ class FedFRDA(Aligning[Server], WithNegatives[Server]):
         "batch norm frozen. With weights of its choice it also chooses what the clusters of a target mean, and "
         "learns how many there are. With negatives = class_vectors it gets a class vector of each cluster, which "
         "is a face template: prevented by keeping class_vectors out of kinds, also the default; noisy sends them "
-        f"with noise (kind noisy_vectors). {CRAFTED_WEIGHTS}"
+        "with noise, once in a run (kind noisy_vectors; how much noise: require.method.negatives_by.noise). "
+        f"{CRAFTED_WEIGHTS}"
     )
     extendable = True
     discloses = (

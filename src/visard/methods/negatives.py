@@ -169,7 +169,8 @@ class WithNegatives(Method[S]):
         if self.negatives == "noisy" and done >= self.negatives_by.after:
             net.log(epsilon_of_negatives=epsilon(self.negatives_by.noise))
             new = [c for c in clients if c not in known]
-            noisy = net.ask(self.show_noisy, dict.fromkeys(new, Show(theta))) if new else {}
+            # a party shows its people once: one whose reply was lost is left out
+            noisy = net.ask(self.show_noisy, dict.fromkeys(new, Show(theta)), min_replies=0) if new else {}
             return known | {c: up.vectors for c, up in noisy.items()}
         return known
 

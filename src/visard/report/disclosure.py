@@ -94,7 +94,9 @@ def read_evidence(run: Run) -> Evidence:
             if outcome not in NOT_ACCEPTED:
                 continue
             others[outcome] += 1
-            parts = [part for part in record.get("parts", []) if isinstance(part, list) and len(part) == 3]
+            listed = record.get("parts")
+            triples = listed if isinstance(listed, list) else []
+            parts = [part for part in triples if isinstance(part, list) and len(part) == 3]
             kinds |= {str(kind) for _, kind, amount in parts if amount}
             over_the_wire = record["event"] == "reply"
             wire = (whole(record.get("header")) or 0) + (whole(record.get("payload")) or 0)

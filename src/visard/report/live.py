@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import stat
 import statistics
 import threading
 import time
@@ -84,6 +85,8 @@ class Followed:
         """Read new events; returns whether there were any. A log that was replaced is read from its beginning."""
         try:
             about = self._log.stat()
+            if stat.S_ISFIFO(about.st_mode):  # it would wait for a writer
+                return False
             if about.st_size < self._place or (self._file and about.st_ino != self._file):
                 self._forget()
             self._file = about.st_ino
@@ -104,11 +107,14 @@ class Followed:
     def _sites(self, run: Run) -> list[Json]:
         """The parties of a deployment on this machine's server; none where there is no deployment."""
         try:
-            text = (self.folder / "config.toml").read_text()
+            config = self.folder / "config.toml"
+            text = config.read_text() if config.is_file() else ""
             engine = mapping(parse_toml(text, "config.toml").get("engine"))
             if not engine.get("server"):
                 return []
             path = Path(str(engine["server"])) / "sites.json"
+            if not path.is_file():
+                return []
             listed, stopped = mapping(read_json(path)), time.time() - path.stat().st_mtime > STOPPED
         except (OSError, ValueError, VisardError):
             return []
@@ -345,9 +351,10 @@ def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
             if what == "metrics":
                 return self._send(200, view.metrics(), "text/plain; version=0.0.4; charset=utf-8")
             if what.startswith("report-") and what[7:].isdecimal() and int(what[7:]) < len(view.runs):
+                report = view.runs[int(what[7:])].folder / "report.html"
                 with suppress(OSError):
-                    page = (view.runs[int(what[7:])].folder / "report.html").read_bytes()
-                    return self._send(200, page, "text/html; charset=utf-8", rules=APART)
+                    if report.is_file():
+                        return self._send(200, report.read_bytes(), "text/html; charset=utf-8", rules=APART)
             return self._send(404, b"not found", "text/plain")
 
         def _state(self) -> None:

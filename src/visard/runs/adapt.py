@@ -247,11 +247,9 @@ def _prepare(folder: Path, asked: dict[str, Any], overwrite: bool) -> None:
 
 def _remove(folder: Path, faces: bool = True) -> None:
     """Remove only what an earlier adaptation wrote; without `faces` its face sets stay."""
-    refuse_links(folder)
+    _check_own(folder)
     inner = folder / "run"
     if inner.is_dir():
-        if (inner / "config.toml").is_file():
-            check_removable(inner)
         remove_written(inner)
         with suppress(OSError):
             (inner / ".lock").unlink(missing_ok=True)
@@ -264,6 +262,22 @@ def _remove(folder: Path, faces: bool = True) -> None:
             path.rmdir()
     for name in WRITTEN:
         (folder / name).unlink(missing_ok=True)
+
+
+def _check_own(folder: Path) -> None:
+    """Refuse a folder that another program made, or with files that no adaptation wrote."""
+    refuse_links(folder)
+    asked = mapping(mapping(read_json(folder / "adapt.json")).get("asked"))
+    if not asked.keys() >= {*IMPORTS, "overrides"}:
+        raise UsageError(f"{folder / 'adapt.json'} is of no adaptation: nothing is removed there, give another --out")
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
+        name = path.relative_to(folder)
+        of_set = len(name.parts) == 3 and name.parts[0] == "faces" and (path.suffix == ".npy" or path.name == HEADER)
+        if str(name) not in (*WRITTEN, ".lock") and name.parts[0] != "run" and not of_set and path.suffix != ".tmp":
+            raise UsageError(f"{folder} holds {name}, which no adaptation wrote: nothing is removed there")
+    inner = folder / "run"
+    if inner.is_dir() and any(path.name != ".lock" for path in inner.iterdir()):
+        check_removable(inner)
 
 
 def _finished(folder: Path) -> Adapted | None:

@@ -17,8 +17,9 @@ WRITTEN = (
     "config.toml", "partition.json", "events.jsonl", "metrics.json", "ledger.json", "samples.npy", "report.html",
     "replay.json", "model.safetensors", "class_vectors.safetensors", "clients/*.safetensors", ".lock",
     "checkpoint/manifest.json", "checkpoint/chain.jsonl", "checkpoint/ledger.jsonl", "checkpoint/received-*.jsonl",
-    "checkpoint/server-*.bin", "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack",
-    "checkpoint/before.json", ".*.tmp", "checkpoint/.*.tmp",
+    "checkpoint/server-*.bin", "checkpoint/memory-*.bin", "checkpoint/sum.bin", "checkpoint/secret.key",
+    "checkpoint/run.id", "checkpoint/parties.json", "checkpoint/clients/*.pack", "checkpoint/before.json", ".*.tmp",
+    "checkpoint/.*.tmp",
 )  # fmt: skip
 
 

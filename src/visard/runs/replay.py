@@ -26,7 +26,9 @@ from visard.engines.watchers import Watcher, Watchers
 from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import mapping, only_user, safe_name, whole
 from visard.report import replay as kept
+from visard.report.disclosure import COLUMNS, add_up
 from visard.report.run_folder import Run, read_run
+from visard.runs.folder import refuse_links
 from visard.runs.run import run
 
 Place = tuple[str, int]  # stage, round from 0
@@ -35,6 +37,7 @@ STATES = (
     "checkpoint/manifest.json",
     "checkpoint/clients/*.pack",
     "checkpoint/server-*.bin",
+    "checkpoint/memory-*.bin",
     "class_vectors.safetensors",
 )
 
@@ -137,14 +140,19 @@ def took_part(folder: Path, client: str) -> Part:
     """The rounds in which a client of a run sent something, from the ledger and the record of replies."""
     rounds: dict[Place, int] = {}
     clients: set[str] = set()
-    for stage, number, who, _, _, _, size, *_ in (read_run(folder).ledger or {}).get("rows", []):
-        clients.add(who)
-        if who == client:
-            rounds[stage, number] = rounds.get((stage, number), 0) + size
+    made = read_run(folder)
+    add_up(made)  # one clear line where the ledger is damaged
+    ledger = made.ledger or {}
+    for row in ledger.get("rows", []):
+        found = dict(zip(ledger.get("columns", COLUMNS), row, strict=True))
+        clients.add(str(found["client"]))
+        if found["client"] == client:
+            place = str(found["stage"]), int(found["round"])
+            rounds[place] = rounds.get(place, 0) + int(found["bytes"])
     refused: dict[Place, None] = {}
     for line in read_records(files_of(folder / "checkpoint", "received")):
-        who, place = line.record.get("client"), (str(line.record.get("stage")), int(line.record.get("round") or 0))
-        if who and (line.record.get("parts") or line.record["event"] == "unreadable"):
+        who, place = line.record.get("client"), (str(line.record.get("stage")), whole(line.record.get("round")) or 0)
+        if isinstance(who, str) and who and (line.record.get("parts") or line.record["event"] == "unreadable"):
             clients.add(who)
             if who == client and place not in rounds:
                 refused[place] = None
@@ -165,6 +173,7 @@ def forget_rows(root: Path, faces: FaceSet, rows: npt.NDArray[np.int64], receipt
     for file in sorted(root.rglob("partition.json")):
         folder = file.parent
         try:
+            refuse_links(folder)
             first = _first_row(read_run(folder), faces)
             content = Manifest.load(file).content
         except VisardError as problem:

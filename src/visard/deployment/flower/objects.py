@@ -29,13 +29,13 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
 
+from visard.deployment.flower.part import MOST_PARTS
 from visard.engines.codec import ALIGNED, MAX_BYTES, largest_at
 from visard.engines.records import cuts, head_of, name_of
 from visard.errors import VisardError
 from visard.processes import SHORT, Data, Filed
 
 AT_ONCE = 2  # parts of one message on their way
-MOST_PARTS = 500  # of a message: more than the longest one has
 SOON, LATER = 0.05, 1.0  # seconds before a part that is not there yet is asked for again: at first, and at most
 A = TypeVar("A")
 B = TypeVar("B")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 INSIDE = "/visard/"  # before the path of a part, behind the Unix socket
 NEWS = "/visard/news"  # there: how many messages have come whole so far
 PATH = re.compile(r"part/(\d{1,20})/(-|[0-9a-f-]{36})/([0-9a-f]{64})")
+MOST_PARTS = 500  # of a message: more than the longest one has
 NOTHING = hashlib.sha256().hexdigest()
 TAKEN, GIVEN, REFUSED, OVER, GONE, NOT_YET = 204, 200, 400, 403, 410, 425  # answers
 

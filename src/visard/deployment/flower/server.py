@@ -296,7 +296,7 @@ def serve(
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
     guarded, context = FleetOnly(app, [], limits, say), tls_context(keys)
-    guarded.parts = parts = Parts(link, store)
+    guarded.parts, store.say = (parts := Parts(link, store)), guarded._tell
     fleet = uvicorn.Server(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )

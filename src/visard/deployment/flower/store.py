@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from flwr.app.message.arraychunk import ArrayChunk
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
-from flwr.supercore.inflatable.inflatable_object import get_object_id
+from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
 from flwr.supercore.inflatable.inflatable_utils import validate_object_content
 from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+from visard.deployment.flower.part import MOST_PARTS
 
 IN_MEMORY = 2**29  # bytes
 SMALL = 2**16  # bytes of a part that always stays in memory
@@ -32,6 +35,7 @@ class Store(InMemoryObjectStore):
     def __init__(self, folder: Path, most: int = IN_MEMORY) -> None:
         super().__init__()
         self._folder, self.most = folder, most
+        self.say: Callable[[str], None] = lambda text: None
         self.held = 0  # bytes in memory
         self._file: IO[bytes] | None = None
         self._places: dict[str, tuple[int, int]] = {}  # in the file: part -> where it begins, and its length
@@ -39,6 +43,24 @@ class Store(InMemoryObjectStore):
         self._end = 0
         self._pieces: dict[str, Sequence[bytes]] = {}  # in memory
         self._coming = threading.local()
+        self._sizes: dict[str, int] = {}  # of what was announced: parts in the tree below a part
+
+    def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
+        """Announce a message. Refused if it has too many parts, counted as often as they are named.
+
+        Flower writes the tree of a message out in full. Names that occur twice at each level would double it each time.
+        """
+        with self.lock_store:
+            sizes: dict[str, int] = {}
+            for count, node in enumerate(iterate_object_tree(object_tree), 1):
+                name, known = node.object_id, node.object_id in self.store
+                if name not in sizes:
+                    sizes[name] = self._sizes[name] if known else 1 + sum(sizes[c.object_id] for c in node.children)
+                if max(count, sizes[name]) > MOST_PARTS:
+                    raise ValueError(f"a message has more than {MOST_PARTS} parts")
+            new = super().preregister(run_id, object_tree)
+            self._sizes |= sizes
+            return new
 
     def close(self) -> None:
         """Let go of the file."""
@@ -87,11 +109,21 @@ class Store(InMemoryObjectStore):
             place = places.pop() if places else self._end
             self._end = max(self._end, place + length)
             self._places[object_id] = place, length
-            for piece in pieces:
-                rest = memoryview(piece)
-                while rest:
-                    written = os.pwrite(self._file.fileno(), rest, place)
-                    place, rest = place + written, rest[written:]
+            try:
+                self._write(place, pieces)
+            except OSError as error:  # the disk is full: the part did not come, and its sender tries again
+                self.say(f"a part of a message cannot be kept: {error.strerror}")
+                entry.content, entry.is_available = b"", False
+                self._free.setdefault(length, []).append(self._places.pop(object_id)[0])
+                raise
+
+    def _write(self, place: int, pieces: Sequence[bytes]) -> None:
+        assert self._file is not None
+        for piece in pieces:
+            rest = memoryview(piece)
+            while rest:
+                written = os.pwrite(self._file.fileno(), rest, place)
+                place, rest = place + written, rest[written:]
 
     def get(self, object_id: str) -> bytes | None:
         pieces = self.get_pieces(object_id)
@@ -111,6 +143,7 @@ class Store(InMemoryObjectStore):
             super().delete(object_id)
             if entry is None or object_id in self.store:
                 return
+            self._sizes.pop(object_id, None)
             if object_id not in self._places:
                 self.held -= sum(map(len, self._pieces.pop(object_id, ())))
                 return
