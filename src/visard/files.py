@@ -53,10 +53,14 @@ def write_durably(path: Path, data: bytes, mode: int = PRIVATE, new: bool = Fals
     `mode` is of a file that does not exist yet.
     """
     how = os.O_EXCL if new else os.O_TRUNC
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = error.filename or str(path)  # of a full disk the error does not say where
+        raise
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,7 @@ import visard
 from visard.cli import main
 from visard.config import load
 from visard.errors import UsageError
+from visard.files import write_durably
 from visard.models import build
 from visard.models.files import save_model
 
@@ -308,3 +310,24 @@ def test_a_file_that_cannot_be_opened_is_named(
     assert got == 1
     assert " ".join(text.split()).endswith("a folder: No such file or directory")
     assert "internal error" not in text
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_full_disk_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """Errors of writing do not say which file it was, unlike those of opening."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write() -> None:
+        write_durably(tmp_path / "server-000001.bin", b"x") if named else full()
+
+    monkeypatch.setattr("visard.cli.commands", lambda: write)
+    monkeypatch.setattr("os.fsync", full)
+    got, text = visard_says(["run"], capsys, monkeypatch)
+    assert got == 1
+    assert "internal error" not in text
+    assert ("server-000001.bin: " if named else "a file could not be written: ") in " ".join(text.split())
+    assert "No space left on device" in text

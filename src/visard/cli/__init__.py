@@ -5,6 +5,7 @@ So `visard --help` is quick, and a command loads torch only if it computes somet
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -160,6 +161,9 @@ def commands() -> click.Group:
     return group
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of writing, which name no file
+
+
 def main() -> None:
     """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
     os.environ.update(LARGE_PAGES | os.environ)
@@ -178,6 +182,9 @@ def main() -> None:
             raise
         if isinstance(error, OSError) and error.filename is not None:  # no such file, no permission, a full disk
             _say(one_line(VisardError(f"{error.filename}: {error.strerror}")))
+            sys.exit(1)
+        if isinstance(error, OSError) and error.errno in FULL:
+            _say(f"a file could not be written: {error.strerror}")
             sys.exit(1)
         _say(f"internal error: {one_line(error)} (VISARD_DEBUG=1 shows where)")
         sys.exit(1)
