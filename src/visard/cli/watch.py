@@ -28,7 +28,7 @@ EVERY = 2.0  # seconds between two looks
 
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="the port of the page (default: any free one)")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the port of the page; 0: any free one")] = 0,
     text: Annotated[bool, typer.Option("--text", help="in the terminal instead of on a web page")] = False,
     browser: Annotated[bool, typer.Option("--browser", help="open the page in the browser")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="wait for runs whose folders do not exist yet")] = False,
