@@ -48,7 +48,7 @@ def make(
     from visard.deployment.keys import Assignment, make_keys
 
     folders = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()], 2)
 
 
 @keys.command("add")
@@ -65,7 +65,7 @@ def add(
     from visard.deployment.keys import add_party
 
     folders = add_party(keys, out, role or [])
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()], 2)
 
 
 @keys.command("bind")
@@ -81,7 +81,7 @@ def bind(
     from visard.deployment.keys import bind_roles
 
     bound = bind_roles(keys, role)
-    table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()])
+    table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()], 2)
 
 
 @keys.command("show")
@@ -99,7 +99,7 @@ def show(
     from visard.deployment.keys import ServerKeys, day, fingerprints
 
     if not (keys / "server.crt").exists():
-        table("Keys", ("node", "fingerprint"), list(fingerprints(keys).items()))
+        table("Keys", ("node", "fingerprint"), list(fingerprints(keys).items()), 2)
         return
     held, now = ServerKeys.load(keys), time.time()
     rows = [
