@@ -85,7 +85,7 @@ def follow(runs: Sequence[Path]) -> None:
     """A table in the terminal until all runs have ended; where there is no terminal, a line for each change."""
     from rich.live import Live
 
-    from visard.report.live import Followed
+    from visard.report.live import Followed, named
 
     followed = [Followed(folder) for folder in runs]
     shown: dict[int, str] = {}
@@ -94,7 +94,7 @@ def follow(runs: Sequence[Path]) -> None:
         if table is not None:
             table.start()
         while True:
-            states = [run.state() for run in followed]
+            states = named([run.state() for run in followed])
             if table is not None:
                 table.update(_table(states), refresh=True)
             for number, state in enumerate(states if table is None else ()):

@@ -12,6 +12,7 @@ import secrets
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -133,6 +134,15 @@ class Followed:
         }
 
 
+def named(states: Sequence[Json]) -> list[Json]:
+    """The states of several runs; where runs have the same name, each gets the name of its folder instead."""
+    names = Counter(state["name"] for state in states)
+    return [
+        state | {"name": line(Path(state["folder"]).name, 80)} if names[state["name"]] > 1 else state
+        for state in states
+    ]
+
+
 def _site_row(name: str, about: Json, round_of: dict[str, int], stopped: bool) -> Json:
     """A party of a deployment, as its server last wrote it down before it `stopped`."""
     roles = [str(role) for role in about.get("roles") or ()]
@@ -198,16 +208,19 @@ def _facts(run: Run, state: str) -> list[tuple[str, str]]:
 
 
 def _curves(run: Run) -> list[Json]:
-    """Curves of the tests, of the method's metrics, of time and of bytes."""
-    found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {}
+    """Curves of losses, of the tests, of the method's other metrics, of time and of bytes."""
     known = cache(describe)  # for this call: plug-ins may add metrics
+    losses = {name: known(name) for r in run.rounds for name in r.figures if "loss" in name}
+    found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {
+        (metric.label, metric.is_share): [] for metric in losses.values()
+    }
     for test in run.measured:
         for name, values in test.generic.items():
             for key, value in values.items():
                 metric = known(key)
                 found.setdefault((f"{metric.label} ({name})", metric.is_share), []).append((test.step + 1, value))
     for r in run.rounds:
-        for name, value in sorted(r.figures.items(), key=lambda item: "loss" not in item[0]):
+        for name, value in r.figures.items():
             metric = known(name)
             found.setdefault((metric.label, metric.is_share), []).append((r.step + 1, value))
         found.setdefault(("Seconds of a round", False), []).append((r.step + 1, r.seconds))
@@ -229,18 +242,22 @@ def _fewer(points: list[Any]) -> list[Any]:
 def _clients(run: Run) -> list[Json]:
     """Clients that took part recently: seconds of the last step, and which are slow, missing or refused."""
     lost: dict[str, list[Event]] = {}
+    now: dict[str, str] = {}  # problems of the last round that ended, and of the one after it
+    place = (run.rounds[-1].stage, run.rounds[-1].round) if run.rounds else None
     for event in run.events:
+        client = str(event.get("client"))
         if event["event"] in ("missing", "refused", "far"):
-            lost.setdefault(str(event.get("client")), []).append(event)
-    last = run.rounds[-1] if run.rounds else None
+            lost.setdefault(client, []).append(event)
+            now[client] = str(event["event"])
+        elif event["event"] == "round" and (event.get("stage"), event.get("round")) != place:
+            now.clear()
     seen = {client: (r.step + 1, seconds) for r in run.rounds[-50:] for client, seconds in r.slowest.items()}
     times = [seconds for _, seconds in seen.values() if seconds is not None]
     slow = 3 * statistics.median(times) if times else float("inf")
     rows: list[Json] = []
     for client in sorted(seen.keys() | lost.keys()):
         problems, (step, seconds) = lost.get(client, []), seen.get(client, (None, None))
-        now = [p for p in problems if last is not None and (p.get("stage"), p.get("round")) == (last.stage, last.round)]
-        state = str(now[-1]["event"]) if now else "slow" if (seconds or 0.0) > max(slow, 1.0) else "there"
+        state = now.get(client) or ("slow" if (seconds or 0.0) > max(slow, 1.0) else "there")
         rows.append(
             {
                 "name": line(client, 60),
@@ -283,7 +300,7 @@ class LiveView:
     def state(self) -> bytes:
         """All runs as JSON."""
         with self.lock:
-            states = [run.state() for run in self.runs]
+            states = named([run.state() for run in self.runs])
         return json.dumps({"runs": states}, allow_nan=False, separators=(",", ":")).encode()
 
     def metrics(self) -> bytes:
