@@ -147,6 +147,8 @@ def test_runs_of_the_same_name_are_named_by_their_folders(tmp_path: Path, capsys
         begin(folder, name=name).write("run_finished", seconds=1.0)
     view = LiveView(folders)
     assert [run["name"] for run in json.loads(view.state())["runs"]] == ["one", "two", "local"]
+    rows = [{"name": "fedavg", "folder": f"runs/{row}/seed-0"} for row in ("plain", "deep")]
+    assert [row["name"] for row in live.named(rows)] == ["plain/seed-0", "deep/seed-0"]
     watch.follow(folders)
     assert [said.split(":")[0] for said in capsys.readouterr().out.splitlines()] == ["one", "two", "local"]
     view._server.server_close()

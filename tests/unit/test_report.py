@@ -811,6 +811,18 @@ def test_comparison_marks_best_and_difference(several: tuple[list[Path], Page]) 
     assert "were pooled in one place" in page.text
 
 
+def test_a_run_without_a_round_is_not_the_best_at_sending_little(tmp_path: Path, fed: Path) -> None:
+    first = (fed / "events.jsonl").read_text().splitlines()[0]
+    (tmp_path / "failed" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "failed" / "events.jsonl").write_text(f'{first}\n{{"event": "run_stopped", "reason": "no reply"}}\n')
+    (tmp_path / "failed" / "checkpoint" / "ledger.jsonl").write_text("")
+    page = build_report([fed, tmp_path / "failed"], tmp_path / "comparison.html").read_text()
+    left = re.search(r'<tr><th scope="row">Left a client, per round</th>(.*?)</tr>', page)
+    assert left is not None
+    assert "best" not in left[1]
+    assert "Stopped before the first round ended: no reply" in page
+
+
 def test_a_fingerprint_that_is_no_text_is_not_known(tmp_path: Path, fed: Path) -> None:
     shutil.copytree(fed, tmp_path / "other")
     log = tmp_path / "other" / "events.jsonl"

@@ -135,12 +135,14 @@ class Followed:
 
 
 def named(states: Sequence[Json]) -> list[Json]:
-    """The states of several runs; where runs have the same name, each gets the name of its folder instead."""
-    names = Counter(state["name"] for state in states)
-    return [
-        state | {"name": line(Path(state["folder"]).name, 80)} if names[state["name"]] > 1 else state
-        for state in states
-    ]
+    """The states of several runs; those with the same name get as much of their folder as tells them apart."""
+    found = list(states)
+    for parts in (1, 2):
+        names = Counter(state["name"] for state in found)
+        for i, state in enumerate(found):
+            if names[state["name"]] > 1:
+                found[i] = state | {"name": line("/".join(Path(state["folder"]).parts[-parts:]), 80)}
+    return found
 
 
 def _site_row(name: str, about: Json, round_of: dict[str, int], stopped: bool) -> Json:
