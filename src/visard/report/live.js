@@ -120,7 +120,7 @@
     const rows = runs.flatMap((run) => (run.sites || []).map((one) => make("tr", {},
       make("th", { scope: "row" }, several ? `${run.name}: ${one.name}` : one.name),
       make("td", {}, make("span", { class: `pill ${one.state === "connected" ? "good" : one.state}` }, one.state)),
-      make("td", {}, one.roles), make("td", { class: "n" }, one.seen), make("td", { class: "n" }, String(one.round ?? "–")),
+      make("td", { class: "names" }, one.roles), make("td", { class: "n" }, one.seen), make("td", { class: "n" }, String(one.round ?? "–")),
       make("td", {}, one.version), make("td", {}, one.reason))));
     find("sites").hidden = find("tosites").hidden = rows.length === 0;
     find("siterows").replaceChildren(...rows);
