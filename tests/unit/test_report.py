@@ -439,7 +439,7 @@ def test_class_vectors_in_the_open_are_pointed_out(tmp_path: Path) -> None:
     verdict = judge(add_up(read_run(folder)))
     assert "Class vectors went unencrypted: each one stands for one identity." in verdict.text
     assert verdict.level == "caution"
-    assert verdict.title == f"{PROMISE}, but class vectors, which are face templates"
+    assert verdict.title == f"{PROMISE}; class vectors did, which are face templates"
 
 
 def test_pooled_list_alone_takes_the_promise_away(tmp_path: Path) -> None:
