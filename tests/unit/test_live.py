@@ -141,6 +141,14 @@ def test_clients_without_a_reply_in_a_round_that_never_ended_are_in_trouble(tmp_
     assert {c["name"]: c["state"] for c in run.state()["clients"]} == {"a": "refused", "c": "slow", "b": "there"}
 
 
+def test_the_privacy_that_is_spent_and_the_budget_are_shown(tmp_path: Path) -> None:
+    run, log = Followed(tmp_path), begin(tmp_path)
+    log.write("round", stage="federate", round=0, step=0, seconds=1.0, figures={"epsilon": 1.234567})
+    assert dict(run.state()["facts"])["Privacy spent"] == "epsilon 1.23"
+    (tmp_path / "config.toml").write_text("[aggregation.dp]\nepsilon = 8.0\n")
+    assert dict(run.state()["facts"])["Privacy spent"] == "epsilon 1.23 of 8"
+
+
 def test_runs_of_the_same_name_are_named_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [tmp_path / name for name in ("one", "two", "three")]
     for folder, name in zip(folders, ("fedavg", "fedavg", "local"), strict=True):

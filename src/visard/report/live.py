@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
-from visard.files import mapping, parse_toml, read_json
+from visard.files import mapping, number, parse_toml, read_json
 from visard.report.html import esc, filled, page_file, policy, version
 from visard.report.run_folder import Event, Round, Run, latest, parse_event, read_run, round_of, warnings_of
 from visard.text import count, duration, line, size
@@ -102,11 +102,22 @@ class Followed:
         self._events += [event for text in lines if (event := parse_event(text)) is not None]
         return bool(data or was)
 
+    def _settings(self, section: str) -> Json:
+        """A section of the run's settings."""
+        text = (self.folder / "config.toml").read_text()
+        return mapping(parse_toml(text, "config.toml").get(section))
+
+    def _budget(self) -> str:
+        """The budget of differential privacy in words, if there is one."""
+        with suppress(OSError, ValueError, VisardError):
+            if (most := number(mapping(self._settings("aggregation").get("dp")).get("epsilon"))) is not None:
+                return f" of {most:g}"
+        return ""
+
     def _sites(self, run: Run) -> list[Json]:
         """The parties of a deployment on this machine's server; none where there is no deployment."""
         try:
-            text = (self.folder / "config.toml").read_text()
-            engine = mapping(parse_toml(text, "config.toml").get("engine"))
+            engine = self._settings("engine")
             if not engine.get("server"):
                 return []
             path = Path(str(engine["server"])) / "sites.json"
@@ -119,6 +130,10 @@ class Followed:
     def _described(self) -> Json:
         run = self._run
         state, words = _state_of(run)
+        facts = _facts(run, state)
+        spent = [r.figures["epsilon"] for r in run.rounds if r.figures.get("epsilon") is not None]
+        if spent:
+            facts.append(("Privacy spent", f"epsilon {spent[-1]:.3g}{self._budget()}"))
         return {
             "name": line(run.name if self._events else self.folder.name, 80),
             "folder": line(self.folder, 200),
@@ -127,7 +142,7 @@ class Followed:
             "words": line(self.error or words, 300),
             "done": len(run.rounds),
             "planned": run.planned,
-            "facts": _facts(run, state),
+            "facts": facts,
             "sites": self._sites(run),
             "report": run.report.is_file(),
             **self._drawn,
@@ -203,9 +218,6 @@ def _facts(run: Run, state: str) -> list[tuple[str, str]]:
         found.append(("Time left", f"about {duration(usual * left)}"))
     found.append(("Sent up", size(sum(r.bytes_up or 0 for r in run.rounds))))
     found.append(("Sent down", size(sum(r.bytes_down or 0 for r in run.rounds))))
-    spent = [r.figures["epsilon"] for r in run.rounds if r.figures.get("epsilon") is not None]
-    if spent:
-        found.append(("Privacy spent", f"epsilon {spent[-1]:.3g}"))
     return found
 
 
