@@ -258,7 +258,8 @@ def test_a_run_shows_itself_in_a_notebook(fed: Path, tmp_path: Path) -> None:
     run = read_run(fed)
     html = run._repr_html_()
     loss = [r.figures["loss"] for r in run.rounds if r.stage == "federate"]
-    assert f"loss (federate): {loss[0]:.4g} → {loss[-1]:.4g}" in html
+    assert f"Training loss, federate: {loss[0]:.4g} → {loss[-1]:.4g}, rounds 16 to 30" in html
+    assert re.search(r"Verification accuracy, unseen: [\d.]+.% → [\d.]+.%, rounds", html), "in the unit of the table"
     curves = re.findall(r'points="([^"]*)"', html)
     assert [len(curve.split()) for curve in curves].count(len(loss)) == 2  # pre-training is as long
     places = [tuple(map(float, place.split(","))) for curve in curves for place in curve.split()]
