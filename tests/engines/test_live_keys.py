@@ -82,6 +82,7 @@ def test_a_key_and_the_certificate_are_renewed_in_the_middle_of_a_run(tmp_path: 
         key_lifecycle.renew_server(keys, key_lifecycle.load_ca(keys / "ca"), [], new_key=True)
         until(lambda: "this node's new key is in use" in there.log("node-2"), there.log("node-2"), 30)
         until(lambda: certificate(there) != before, "the new certificate", 30)
+        until(lambda: "the server's new certificate is in use" in there.log("server"), there.log("server"), 30)
         old = next(e for e in ServerKeys.load(keys).entries if e.party == "node-2")
         key_lifecycle.revoke(keys, "node-2", old.fingerprint, "renewed")
         until(lambda: "the key of node-2 was revoked" in there.log("server"), there.log("server"), 30)

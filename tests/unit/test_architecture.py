@@ -29,7 +29,7 @@ LAYERS = (
     {"deployment"},
     {"runs", "report", "inference"},
     {"studies"},
-    {"cli", "__init__"},
+    {"cli", "__init__", "__main__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LAYERS) for room in rooms}
 NAMED = re.compile(r"visard(\.[a-z_0-9]+)+")  # a module in a string: "visard.a.b:function", or a program for -m

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import visard
 from visard.cli import api
 from visard.cli.console import RunWatcher, console, mark, table
+from visard.cli.groups import show_groups
+from visard.cli.run import methods
 from visard.errors import UsageError
 from visard.runs import run as runs
 
@@ -36,6 +39,34 @@ def test_a_title_is_not_broken_to_the_width_of_its_table(capsys: pytest.CaptureF
     title = "/photos/site-a/person-04/03.jpg in the gallery of the staff"
     table(title, ("a",), [("1",)])
     assert capsys.readouterr().out.startswith(f"{title}\n")
+
+
+def test_errors_by_group_fit_a_terminal_and_their_marks_are_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_width", 80)
+
+    def rate(value: float, apart: str) -> dict[str, Any]:
+        spread = {"low": 0.97 * value, "high": 1.03 * value, "level": 0.95}
+        other = {"low": 0.01, "high": 0.02} if apart else {"low": -0.01, "high": 0.01}
+        return {"rate": value, "errors": 3, "trials": 1000, "interval": spread, "difference": other}
+
+    def group(name: str, apart: str = "") -> dict[str, Any]:
+        lost = {"failure": {"errors": 0, "trials": 3600}}
+        rates = {"fnmr": rate(0.58482, apart), "fmr": rate(0.000963521, apart)}
+        return {"name": name, "people": 180, "pictures": 3600, "enrolment": lost, **rates}
+
+    record = {"by": "domain", "threshold": 0.6488, "fmr_target": 0.001, "everyone": group("everyone"), "between": []}
+    show_groups(record | {"groups": [group("north", "above"), group("south", "above")]})
+    *shown, said = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in shown[-3:]] == ["everyone", "north", "south"]  # each in one line
+    assert ("▲" in "".join(shown)) == ("▲" in said)
+    assert "FNMR: genuine pairs that are refused" in said
+
+
+def test_a_listing_has_no_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
+    methods()
+    assert "comes from" not in capsys.readouterr().out
 
 
 def test_the_first_round_is_said_at_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -259,10 +259,10 @@ def test_the_commands(
     assert run(monkeypatch, "renew", "--keys", str(keys / "server")) == 2
     assert run(monkeypatch, "revoke", "--keys", str(keys / "server"), "--node", "1", "--reason", "a test") == 0
     capsys.readouterr()
-    monkeypatch.setattr("visard.cli.console.console._width", 300)
+    monkeypatch.setattr("visard.cli.console.console._width", 80)
     assert run(monkeypatch, "show", "--keys", str(keys / "server")) == 0
     shown = capsys.readouterr().out
-    assert told in shown
+    assert f"node-1: {told}\n" in shown, "whole in a narrow terminal, to be copied"
     assert shown.count("revoked on") == 2
 
 

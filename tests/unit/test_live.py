@@ -72,7 +72,7 @@ def test_a_run_is_followed_as_its_log_grows(tmp_path: Path, monkeypatch: pytest.
     assert facts["Time left"] == "about 5\N{NO-BREAK SPACE}s", "two rounds of two seconds, and half a test each"
     assert facts["Sent up"] == "2\N{NO-BREAK SPACE}kB"
     curves = {curve["label"]: curve for curve in state["curves"]}
-    assert list(curves)[:2] == ["Verification accuracy (test)", "Training loss"]
+    assert list(curves)[:2] == ["Training loss", "Verification accuracy (test)"]
     assert curves["Verification accuracy (test)"] == {
         "label": "Verification accuracy (test)",
         "percent": True,
@@ -128,6 +128,39 @@ def test_each_round_is_read_once_and_one_that_is_done_again_counts(
     assert state["done"] == 3
     assert next(c for c in state["curves"] if c["label"] == "Training loss")["points"][-1] == (3, 9.0)
     assert read == [0, 1, 2, 2]
+
+
+def test_clients_without_a_reply_in_a_round_that_never_ended_are_in_trouble(tmp_path: Path) -> None:
+    run, log = Followed(tmp_path), begin(tmp_path)
+    log.write("missing", stage="federate", round=0, client="b", reason="no reply")
+    assert [(c["name"], c["state"]) for c in run.state()["clients"]] == [("b", "missing")]
+    for step in range(2):
+        go_on(log, step)
+    assert {c["name"]: c["state"] for c in run.state()["clients"]} == {"c": "slow", "a": "there", "b": "there"}
+    log.write("refused", stage="federate", round=2, client="a", reason="has values that are not finite")
+    log.write("run_stopped", reason="too few replies")
+    assert {c["name"]: c["state"] for c in run.state()["clients"]} == {"a": "refused", "c": "slow", "b": "there"}
+
+
+def test_the_privacy_that_is_spent_and_the_budget_are_shown(tmp_path: Path) -> None:
+    run, log = Followed(tmp_path), begin(tmp_path)
+    log.write("round", stage="federate", round=0, step=0, seconds=1.0, figures={"epsilon": 1.234567})
+    assert dict(run.state()["facts"])["Privacy spent"] == "epsilon 1.23"
+    (tmp_path / "config.toml").write_text("[aggregation.dp]\nepsilon = 8.0\n")
+    assert dict(run.state()["facts"])["Privacy spent"] == "epsilon 1.23 of 8"
+
+
+def test_runs_of_the_same_name_are_named_by_their_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "three")]
+    for folder, name in zip(folders, ("fedavg", "fedavg", "local"), strict=True):
+        begin(folder, name=name).write("run_finished", seconds=1.0)
+    view = LiveView(folders)
+    assert [run["name"] for run in json.loads(view.state())["runs"]] == ["one", "two", "local"]
+    rows = [{"name": "fedavg", "folder": f"runs/{row}/seed-0"} for row in ("plain", "deep")]
+    assert [row["name"] for row in live.named(rows)] == ["plain/seed-0", "deep/seed-0"]
+    watch.follow(folders)
+    assert [said.split(":")[0] for said in capsys.readouterr().out.splitlines()] == ["one", "two", "local"]
+    view._server.server_close()
 
 
 def test_a_report_that_comes_after_the_end_is_linked(tmp_path: Path) -> None:
@@ -202,6 +235,8 @@ def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
         go_on(log, 1)
         log.write("evaluation", stage="federate", round=1, step=1, seconds=1.0, generic={"test": {"accuracy": 0.75}})
         browser.wait("document.querySelectorAll('.plot path').length == 5")
+        heads = browser.evaluate("[...document.querySelectorAll('#plots h3')].map((h) => h.textContent)")
+        assert heads[:2] == ["Training loss", "Verification accuracy (test)"]
         drawn = "[...document.querySelectorAll('.plot')].map((p) => p.clientWidth / p.viewBox.baseVal.width)"
         assert all(0.9 < stretched < 1.1 for stretched in browser.evaluate(drawn)), "the last one is alone in its row"
         browser.wait("document.querySelector('.value').textContent == '2 of 4 rounds'")
@@ -211,6 +246,10 @@ def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
         assert [shown[i] for i in (0, 1, 2, 4)] == [line(NAME, 60), "connected", "a", "2"]
         assert not browser.evaluate("document.getElementById('sites').hidden")
         assert browser.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        go_on(log, 2)
+        browser.wait("document.querySelectorAll('.plot path').length == 2")
+        same = browser.evaluate("document.getElementById('same').textContent")
+        assert same.startswith("The same in every round: Learning rate 0.1, Seconds of a round 2, Megabytes"), same
         log.write("run_finished", seconds=5.0)
         browser.wait("document.querySelector('.pill.finished')")
         assert browser.errors == []

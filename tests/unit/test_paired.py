@@ -130,8 +130,8 @@ def test_clients_are_compared_with_themselves() -> None:
     ("metric", "low", "high", "word"),
     [
         ("accuracy", 0.01, 0.03, "better"), ("accuracy", -0.03, -0.01, "worse"), ("eer", -0.03, -0.01, "better"),
-        ("eer", 0.01, 0.02, "worse"), ("accuracy", -0.01, 0.02, "no clear difference"),
-        ("accuracy", 0.0, 0.02, "no clear difference"),
+        ("eer", 0.01, 0.02, "worse"), ("accuracy", -0.01, 0.02, "not clear"),
+        ("accuracy", 0.0, 0.02, "not clear"),
     ],
 )  # fmt: skip
 def test_a_change_is_clear_where_its_interval_leaves_out_zero(metric: str, low: float, high: float, word: str) -> None:

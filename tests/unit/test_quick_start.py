@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 import visard
@@ -73,6 +75,29 @@ def test_the_list_of_commands_says_what_each_says_itself(name: str) -> None:
     command: Any = cli.load_command(name)
     assert command.name == name
     assert (command.help or "").split("\n\n")[0].replace("\n", " ") == cli.COMMANDS[name][1]
+
+
+def every_command(command: Any, *words: str) -> Iterator[tuple[str, Any]]:
+    """(words, command) of a command and of those in it."""
+    yield " ".join(words), command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from every_command(inner, *words, name)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_has_an_example_and_breaks_lines_at_the_width_of_the_terminal(name: str) -> None:
+    for words, command in every_command(cli.load_command(name), name):
+        first, *rest = command.help.split("\n\n")
+        assert not any("\n" in part.strip() for part in (first, *rest)), words
+        assert "[]" not in command.get_usage(click.Context(command, info_name=words)), words
+        if not getattr(command, "commands", {}) or words == "client":
+            assert f"visard {words}" in command.help, f"{words} has no example"
+
+
+def test_it_is_a_module_too(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "visard", "--help"], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert all(heading in done.stdout for heading in cli.GROUPS.values())
 
 
 def test_the_listing_of_methods_is_up_to_date() -> None:

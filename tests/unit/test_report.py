@@ -258,7 +258,8 @@ def test_a_run_shows_itself_in_a_notebook(fed: Path, tmp_path: Path) -> None:
     run = read_run(fed)
     html = run._repr_html_()
     loss = [r.figures["loss"] for r in run.rounds if r.stage == "federate"]
-    assert f"loss (federate): {loss[0]:.4g} → {loss[-1]:.4g}" in html
+    assert f"Training loss, federate: {loss[0]:.4g} → {loss[-1]:.4g}, rounds 16 to 30" in html
+    assert re.search(r"Verification accuracy, unseen: [\d.]+.% → [\d.]+.%, rounds", html), "in the unit of the table"
     curves = re.findall(r'points="([^"]*)"', html)
     assert [len(curve.split()) for curve in curves].count(len(loss)) == 2  # pre-training is as long
     places = [tuple(map(float, place.split(","))) for curve in curves for place in curve.split()]
@@ -439,7 +440,7 @@ def test_class_vectors_in_the_open_are_pointed_out(tmp_path: Path) -> None:
     verdict = judge(add_up(read_run(folder)))
     assert "Class vectors went unencrypted: each one stands for one identity." in verdict.text
     assert verdict.level == "caution"
-    assert verdict.title == f"{PROMISE}, but class vectors, which are face templates"
+    assert verdict.title == f"{PROMISE}; class vectors did, which are face templates"
 
 
 def test_pooled_list_alone_takes_the_promise_away(tmp_path: Path) -> None:
@@ -809,6 +810,18 @@ def test_comparison_marks_best_and_difference(several: tuple[list[Path], Page]) 
     assert "–</td>" in left[1]  # the pooled run takes no part in it
     assert PROMISE in page.text
     assert "were pooled in one place" in page.text
+
+
+def test_a_run_without_a_round_is_not_the_best_at_sending_little(tmp_path: Path, fed: Path) -> None:
+    first = (fed / "events.jsonl").read_text().splitlines()[0]
+    (tmp_path / "failed" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "failed" / "events.jsonl").write_text(f'{first}\n{{"event": "run_stopped", "reason": "no reply"}}\n')
+    (tmp_path / "failed" / "checkpoint" / "ledger.jsonl").write_text("")
+    page = build_report([fed, tmp_path / "failed"], tmp_path / "comparison.html").read_text()
+    left = re.search(r'<tr><th scope="row">Left a client, per round</th>(.*?)</tr>', page)
+    assert left is not None
+    assert "best" not in left[1]
+    assert "Stopped before the first round ended: no reply" in page
 
 
 def test_a_fingerprint_that_is_no_text_is_not_known(tmp_path: Path, fed: Path) -> None:

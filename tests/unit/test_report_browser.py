@@ -67,7 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     changed = write_run(base / "changed", name="changed", rounds=6)
     metrics = json.loads((changed / "metrics.json").read_text())
     moved = {"before": 0.8132, "after": 0.8255, "difference": 0.0123, "low": -0.0123, "high": 0.0369}
-    figures = dict.fromkeys(("accuracy", "tar@far=0.1", "tar@far=0.01", "tpir@fpir=0.01"), moved)
+    figures = dict.fromkeys(("accuracy", "tar@far=0.1", "tar@far=0.01", "rank10", "tpir@fpir=0.01"), moved)
     (changed / "metrics.json").write_text(json.dumps(metrics | {"change": {"generic": {"unseen": figures}}}))
     return {
         "fed": build_report([fed]),
@@ -109,11 +109,27 @@ def test_comparison_in_a_narrow_dark_window(browser: Browser, pages: dict[str, P
 
 def test_before_and_after_is_whole_in_a_narrow_window(browser: Browser, pages: dict[str, Path]) -> None:
     """With intervals and what they say, without scrolling sideways."""
-    show(browser, pages["changed"], width=480)
-    assert browser.evaluate("document.querySelectorAll('#change .mark').length") == 4
-    assert browser.evaluate(
-        "[...document.querySelectorAll('#change .scroll')].every(s => s.scrollWidth <= s.clientWidth)"
+    for width in (480, 360):
+        show(browser, pages["changed"], width=width)
+        assert browser.evaluate("document.querySelectorAll('#change .mark').length") == 5
+        assert browser.evaluate(
+            "[...document.querySelectorAll('#change .scroll')].every(s => s.scrollWidth <= s.clientWidth)"
+        )
+
+
+def test_titles_and_labels_are_whole_in_a_narrow_window(browser: Browser, pages: dict[str, Path]) -> None:
+    show(browser, pages["fed"], width=360)
+    wide = (
+        "[...document.querySelectorAll('caption:not(.quiet)')].filter(c => c.checkVisibility() && c.offsetWidth > 360)"
     )
+    assert browser.evaluate(f"{wide}.map(c => c.textContent)") == []
+    touching = (
+        "[...document.querySelectorAll('.xaxislayer-above')].filter(axis => {"
+        " const at = [...axis.querySelectorAll('.xtick text')].filter(t => t.textContent.trim())"
+        " .map(t => t.getBoundingClientRect()).sort((a, b) => a.left - b.left);"
+        " return at.some((one, i) => i && one.left < at[i - 1].right); }).length"
+    )
+    assert browser.evaluate(touching) == 0
 
 
 def test_explanations_open_by_tap_inside_a_narrow_window(browser: Browser, pages: dict[str, Path]) -> None:

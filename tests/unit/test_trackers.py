@@ -65,7 +65,7 @@ def test_mlflow_reads_settings_and_curves(tmp_path: Path, monkeypatch: pytest.Mo
     client = MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
     experiment = client.get_experiment_by_name("visard")
     (found,) = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
+    assert (found.info.status, found.info.run_name) == ("FINISHED", "run")
     assert found.data.params["method.rounds"] == "3"
     history = {m.step: m.value for m in client.get_metric_history(found.info.run_id, "federate/loss")}
     assert history == pytest.approx({r.step + 1: r.figures["loss"] for r in run.rounds})

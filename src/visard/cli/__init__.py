@@ -6,6 +6,7 @@ So `visard --help` is quick, and a command loads torch only if it computes somet
 from __future__ import annotations
 
 import errno
+import inspect
 import os
 import signal
 import sys
@@ -24,13 +25,6 @@ from visard.text import line
 
 # name: (where, the first line of its help)
 COMMANDS = {
-    "methods": ("run:methods", "List the methods, their papers, and what leaves a client in each."),
-    "presets": ("run:presets", "List the presets that `visard run` knows."),
-    "plugins": (
-        "run:plugins",
-        "List the plug-ins that settings can name, and where each comes from.",
-    ),
-    "data": ("data:app", "Make, import and look at face sets."),
     "run": ("run:run", "Train with a method and leave a run folder with metrics, models, ledger and report."),
     "adapt": (
         "adapt:adapt",
@@ -40,6 +34,13 @@ COMMANDS = {
         "bench:bench",
         "Reproduce a paper's tables: make the missing runs, then write results.json, .md and .tex, and report.html.",
     ),
+    "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
+    "watch": ("watch:watch", "Follow runs in progress: time left, curves, slow or missing clients, bytes."),
+    "methods": ("run:methods", "List the methods, their papers, and what leaves a client in each."),
+    "presets": ("run:presets", "List the presets that `visard run` knows."),
+    "plugins": ("run:plugins", "List the plug-ins that settings can name, and where each comes from."),
+    "data": ("data:app", "Make, import and look at face sets."),
+    "models": ("model_files:app", "Keep recognisers under names, list where networks can be cut, fetch files."),
     "eval": ("models:evaluate", "Test a model on the people of a face set."),
     "embed": (
         "models:embed",
@@ -48,14 +49,6 @@ COMMANDS = {
     "cluster": (
         "models:cluster",
         "Group unlabelled pictures by person: one label each, and how good the labels are where people are known.",
-    ),
-    "audit": (
-        "models:audit",
-        "Attack a method on random features and report what leaks: encryption does not hide what a result implies.",
-    ),
-    "models": (
-        "model_files:app",
-        "Keep recognisers under names, list where networks can be cut, fetch files.",
     ),
     "export": ("models:export", "Write a model as ONNX, checked against PyTorch on random pictures."),
     "enroll": (
@@ -71,28 +64,25 @@ COMMANDS = {
         "Compare two pictures: the cosine of their features, and whether it reaches the threshold for one person.",
     ),
     "gallery": ("gallery:app", "List or remove the people of a gallery, or encrypt it."),
-    "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
-    "watch": (
-        "watch:watch",
-        "Follow runs in progress: time left, curves, slow or missing clients, bytes.",
-    ),
-    "ledger": (
-        "ledger:app",
-        "Check the records of what left each client, and compare the two sides of a deployment.",
-    ),
-    "keys": (
-        "keys:keys",
-        "Make, sign, renew and revoke the keys of a deployment; make a key file for encryption.",
-    ),
+    "keys": ("keys:keys", "Make, sign, renew and revoke the keys of a deployment; make a key file for encryption."),
     "server": ("deploy:server", "Let parties connect: TLS and registered node keys only. Runs until Ctrl-C."),
-    "health": (
-        "deploy:health",
-        "Ask a server or a party for its health; exit code 1 if it is not well.",
-    ),
     "client": (
         "client:client",
         "Take part in runs as one party. Pictures and states stay on this machine. Runs until Ctrl-C.",
     ),
+    "health": ("deploy:health", "Ask a server or a party for its health; exit code 1 if it is not well."),
+    "ledger": ("ledger:app", "Check the records of what left each client, and compare the two sides of a deployment."),
+    "audit": (
+        "models:audit",
+        "Attack a method on random features and report what leaks: encryption does not hide what a result implies.",
+    ),
+}
+GROUPS = {  # in the help: a heading, and the first of its commands
+    "run": "Train and compare",
+    "data": "Face sets and models",
+    "enroll": "Find people",
+    "keys": "Between machines",
+    "ledger": "What leaves a client",
 }
 
 
@@ -114,7 +104,18 @@ def load_command(name: str) -> click.Command:
         app.add_typer(found, name=name)
     else:
         app.command(name)(found)
-    return group_of(app).commands[name]
+    command = group_of(app).commands[name]
+    _flow(command)
+    return command
+
+
+def _flow(command: click.Command) -> None:
+    """Join the lines of each paragraph of its help, which is then broken at the width of the terminal."""
+    paragraphs = [part.split("\n") for part in inspect.cleandoc(command.help or "").split("\n\n")]
+    joined = [" ".join([lines[0], *(text.strip() for text in lines[1:])]) for lines in paragraphs]
+    command.help = "\n\n".join(f"  {text}" if text.startswith("visard ") else text for text in joined)
+    for inner in getattr(command, "commands", {}).values():
+        _flow(inner)
 
 
 def group_of(app: typer.Typer) -> click.Group:
@@ -156,8 +157,11 @@ def _application() -> typer.Typer:
 def commands() -> click.Group:
     """`visard` with all its commands."""
     group = group_of(_application())
+    heading = ""
     for name, (_, first) in COMMANDS.items():
-        group.add_command(Late(name, help=first))
+        command: Any = Late(name, help=first)
+        command.rich_help_panel = heading = GROUPS.get(name, heading)
+        group.add_command(command)
     return group
 
 

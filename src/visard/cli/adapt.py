@@ -25,7 +25,7 @@ def adapt(
         list[str] | None,
         typer.Option(metavar="FOLDER...", help="the sites: folders of pictures, zip files or face sets"),
     ] = None,
-    more: Annotated[list[str] | None, typer.Argument(metavar="", hidden=True)] = None,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[FOLDER]...", hidden=True)] = None,
     source: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="labelled people whom it should not forget, a folder each")
     ] = None,

@@ -61,8 +61,13 @@ def serve(
 
     Without --policy it shows at the terminal what a new run asks for, and waits for a yes.
 
-    Example: visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
-    --trunk mobilefacenet.safetensors --device cuda:1
+    Examples:
+
+      visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
+      --policy policy.toml
+
+      visard client --server server.example:9443 --keys node-1 --node 1 --role house-1 --data faces --state mine
+      --policy policy.toml --device cuda:1 --health 9080 --log json
     """
     if context.invoked_subcommand is not None:
         return

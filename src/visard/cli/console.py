@@ -31,7 +31,7 @@ LINES_EVERY = 10.0  # seconds between progress lines where there is no terminal
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], text: int = 1) -> None:
     """Print a table; the first `text` columns are left-aligned."""
-    t = Table()
+    t = Table(show_edge=False, pad_edge=False)  # four columns narrower
     for i, column in enumerate(columns):
         t.add_column(column, justify="left" if i < text else "right", overflow="fold")
     for row in rows:

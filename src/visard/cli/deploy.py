@@ -233,7 +233,8 @@ def health(
             say(answer.read(4096).decode(errors="replace").strip())
             well = answer.status == 200
     except (OSError, http.client.HTTPException) as error:
-        raise VisardError(f"nothing answers at {host}:{port}: {error}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise VisardError(f"nothing answers at {host}:{port}: {reason}") from None
     if not well:
         raise typer.Exit(1)
 

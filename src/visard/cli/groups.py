@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from visard.cli.console import mark, table
+from visard.cli.console import mark, say, table
 from visard.evaluation.groups import apart
 from visard.files import mapping
 from visard.text import NO_VALUE
 
-COLUMNS = ("group", "people", "pictures", "FNMR in %", "FMR in %", "not enrolled")
+COLUMNS = ("group", "people", "FNMR in %", "FMR in %", "not\nenrolled")
+MARKS = {"above": " ▲", "below": " ▼"}
 
 
 def show_groups(record: Mapping[str, Any]) -> None:
@@ -27,6 +28,10 @@ def show_groups(record: Mapping[str, Any]) -> None:
         ]
         if across:
             table("Impostors of two groups", ("groups", "pairs", "FMR in %"), across)
+        said = "in brackets 95 % intervals over people"
+        if any(sign in cell for row in (*rows, *across) for sign in MARKS.values() for cell in map(str, row)):
+            said += "; ▲ and ▼ are above and below everyone beyond chance"
+        say(f"FNMR: genuine pairs that are refused; FMR: impostor pairs that are accepted; {said}")
     for text in record.get("warnings") or ():
         mark("caution", text)
 
@@ -35,8 +40,7 @@ def _row(group: dict[str, Any]) -> tuple[str, ...]:
     enrolment = mapping(group.get("enrolment"))
     failed = mapping(enrolment.get("failure"))
     lost = f"{failed['errors']} of {failed['trials']}" if failed else "not known"
-    counts = (group["name"], str(group["people"]), str(group["pictures"]))
-    return (*counts, _rate(group["fnmr"]), _rate(group["fmr"]), lost)
+    return group["name"], str(group["people"]), _rate(group["fnmr"]), _rate(group["fmr"]), lost
 
 
 def _rate(rate: dict[str, Any]) -> str:
@@ -44,5 +48,5 @@ def _rate(rate: dict[str, Any]) -> str:
     if rate.get("rate") is None:
         return NO_VALUE
     spread = mapping(rate.get("interval"))
-    between = f" ({100 * spread['low']:.3g} to {100 * spread['high']:.3g})" if spread else ""
-    return f"{100 * rate['rate']:.3g}{between}" + {"above": " ▲", "below": " ▼"}.get(apart(rate), "")
+    between = f" ({100 * spread['low']:.3g}–{100 * spread['high']:.3g})" if spread else ""
+    return f"{100 * rate['rate']:.3g}{between}" + MARKS.get(apart(rate), "")

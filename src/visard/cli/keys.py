@@ -48,7 +48,7 @@ def make(
     from visard.deployment.keys import Assignment, make_keys
 
     folders = make_keys(out, nodes, host, Assignment.parse(role or [], nodes))
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()], 2)
 
 
 @keys.command("add")
@@ -65,7 +65,7 @@ def add(
     from visard.deployment.keys import add_party
 
     folders = add_party(keys, out, role or [])
-    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()])
+    table("Which folder goes where", ("folder", "what to do with it"), [(str(k), v) for k, v in folders.items()], 2)
 
 
 @keys.command("bind")
@@ -81,7 +81,7 @@ def bind(
     from visard.deployment.keys import bind_roles
 
     bound = bind_roles(keys, role)
-    table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()])
+    table("Roles", ("node", "its roles"), [(party, ", ".join(clients)) for party, clients in bound.of.items()], 2)
 
 
 @keys.command("show")
@@ -99,14 +99,19 @@ def show(
     from visard.deployment.keys import ServerKeys, day, fingerprints
 
     if not (keys / "server.crt").exists():
-        table("Keys", ("node", "fingerprint"), list(fingerprints(keys).items()))
+        for party, fingerprint in fingerprints(keys).items():
+            say(f"{party}: {fingerprint}")
         return
     held, now = ServerKeys.load(keys), time.time()
+    listed, roles = sorted(held.entries, key=lambda e: e.party), held.assignment.of
     rows = [
-        (e.party, e.fingerprint, ", ".join(held.assignment.of.get(e.party, ())), held.refusal(e, now) or day(e.ends))
-        for e in sorted(held.entries, key=lambda e: e.party)
+        (e.party, e.fingerprint[:8], ", ".join(roles.get(e.party, ())), held.refusal(e, now) or day(e.ends))
+        for e in listed
     ]
-    table("Keys", ("node", "fingerprint", "its roles", "ends"), rows, 4)
+    table("Keys", ("node", "key", "its roles", "ends"), rows, 4)
+    say("fingerprints of the keys:")
+    for e in listed:  # whole, to be copied
+        say(f"{e.party}: {e.fingerprint}")
     for problem in held.problems:
         mark("refused", problem)
 
@@ -195,7 +200,8 @@ def renew(
         say(f"the server's certificate ends {day(ends)}")
         return
     asked = key_lifecycle.renew_party(keys, str(node))
-    say(f"made a new key, which stays here, and {asked.party}.csr for the operator")
+    say(f"made a new key, which stays here, and {keys / asked.party}.csr for the operator")
+    say(f"once the signed {asked.party}.crt is in {keys}, a running party switches to the new key")
     say(f"its fingerprint, for policies that name it: {asked.fingerprint}")
 
 

@@ -254,13 +254,20 @@ def _show_change(result: Run, part: str) -> bool:
     from visard.report.change import tests
 
     rows = [
-        (f"{name}: {key}", share(c.before), share(c.after), c.difference, c.interval, c.verdict[1])
+        (
+            f"{name}: {key}",
+            share(c.before),
+            share(c.after),
+            c.difference.removesuffix(" points"),
+            c.interval,
+            c.verdict[1],
+        )
         for name, found in tests(result).items()
         for key, c in found.items()
         if key in {row["figure"] for row in result.metrics["generic"][name]["headline"]}
     ]
     if rows:
-        columns = ("metric", "before", "after", "change", "95 % interval, points", "")
+        columns = ("metric", "before", "after", "change,\npoints", "95 % interval", "")
         table(f"Before and after: the weights that were given, and the final model{part}", columns, rows)
     return bool(rows)
 
@@ -315,11 +322,15 @@ def methods(
     for name in METHODS:
         about = listed[name] if METHODS.origin(name) == BUILT_IN else summary(METHODS[name])
         leaves = [kind.upper() for kind in about["centralises"]] + about["discloses"]
-        rows.append((name, about["title"], about["paper"] or "-", ", ".join(leaves), METHODS.origin(name)))
+        what = about["title"] + (f" ({about['paper']})" if about["paper"] else "")
+        rows.append((name, what, ", ".join(leaves), METHODS.origin(name)))
+    columns = ("name", "what", "leaves a client", "comes from")
+    shown = 3 if all(row[3] == BUILT_IN for row in rows) else 4
     table(
         "Methods (data that is moved to one place is in capitals)",
-        ("name", "what", "paper", "leaves a client", "comes from"),
-        [row[:4] for row in rows] if all(row[4] == BUILT_IN for row in rows) else rows,
+        columns[:shown],
+        [row[:shown] for row in rows],
+        text=shown,
     )
 
 
@@ -362,5 +373,6 @@ def presets() -> None:
     """
     rows = []
     for name, text in all_presets().items():
-        rows.append((name, about(text), text.splitlines()[0].lstrip("# ")))
-    table("Presets", ("name", "what", "command"), rows)
+        command = text.splitlines()[0].lstrip("# ")
+        rows.append((name, about(text) + ("" if command == f"visard run {name}" else f" ({command})")))
+    table("Presets (visard run NAME)", ("name", "what"), rows, text=2)

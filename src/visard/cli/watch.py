@@ -28,7 +28,7 @@ EVERY = 2.0  # seconds between two looks
 
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="folders of runs")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="the port of the page (default: any free one)")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="the port of the page; 0: any free one")] = 0,
     text: Annotated[bool, typer.Option("--text", help="in the terminal instead of on a web page")] = False,
     browser: Annotated[bool, typer.Option("--browser", help="open the page in the browser")] = False,
     wait: Annotated[bool, typer.Option("--wait", help="wait for runs whose folders do not exist yet")] = False,
@@ -85,7 +85,7 @@ def follow(runs: Sequence[Path]) -> None:
     """A table in the terminal until all runs have ended; where there is no terminal, a line for each change."""
     from rich.live import Live
 
-    from visard.report.live import Followed
+    from visard.report.live import Followed, named
 
     followed = [Followed(folder) for folder in runs]
     shown: dict[int, str] = {}
@@ -94,7 +94,7 @@ def follow(runs: Sequence[Path]) -> None:
         if table is not None:
             table.start()
         while True:
-            states = [run.state() for run in followed]
+            states = named([run.state() for run in followed])
             if table is not None:
                 table.update(_table(states), refresh=True)
             for number, state in enumerate(states if table is None else ()):

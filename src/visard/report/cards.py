@@ -70,7 +70,7 @@ def _traffic_cards(run: Run, leaving: Leaving | None) -> list[Card]:
     if leaving.per_visit is not None:
         detail = f"{size(leaving.rounds.total)} from all clients in all rounds"
         cards.append(Card(BYTES, leaving.per_visit, size(leaving.per_visit), detail))
-    elif not leaving.pooled:  # a method that pools has no merit in sending nothing afterwards
+    elif run.rounds and not leaving.pooled:  # a method that pools has no merit in sending nothing afterwards
         cards.append(Card(BYTES, 0, size(0), "nothing left a client in the rounds"))
     return cards
 

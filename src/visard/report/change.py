@@ -36,7 +36,7 @@ class Change:
             return "", ""
         up, down = self.low > 0, self.high < 0
         if not (up or down):
-            return "caution", "no clear difference"
+            return "caution", "not clear"
         return ("good", "better") if up is self.metric.higher_is_better else ("alarm", "worse")
 
     @property

@@ -89,12 +89,14 @@ def _metrics(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leavin
     same = same_tests(runs)
     rows = [[esc(label), *_cells(found, same)] for label, found in by_label.items()]
     rows.append(["Method", *(esc(run.method, 40) for run in runs)])
-    rows.append(["State", *(esc(run.status[1], 80) for run in runs)])
+    states = [(run.status[1], "wrap" if len(run.status[1]) > 20 else "") for run in runs]
+    rows.append(["State", *(f'<span class="{name}">{esc(text, 120)}</span>' for text, name in states)])
     rows.append(["Rounds", *(count(len(run.rounds)) for run in runs)])
     rows.append(["Wall time", *(duration(run.seconds) for run in runs)])
     body = table(["Metric", *_heads(names)], rows, "Headline metrics", quiet=True)
     body += (
-        '<p class="note">Green: the best of the row.</p>'
+        '<p class="note">Green: the best of the row. Small differences between single runs can be chance: '
+        "visard bench compares methods over several seeds.</p>"
         if same
         else '<p class="note">Not tested on the same people of the same data: none is marked as the best.</p>'
     )
@@ -103,17 +105,17 @@ def _metrics(runs: Sequence[Run], names: Sequence[str], ledgers: Sequence[Leavin
 
 def _cells(found: Sequence[Card | None], same: bool) -> list[str]:
     """The cells of a row: value and flag; with the `same` tests also the difference to the first, the best marked."""
-    values = [c.value for c in found if c is not None and c.value is not None]
+    shown = {c.value: c.text for c in found if c is not None and c.value is not None}
     known = next(c for c in found if c is not None)
     pick: Callable[..., float] | None = {True: max, False: min, None: None}[known.metric.higher_is_better]
-    best = pick(values) if same and pick and len(set(values)) > 1 else None
+    best = shown[pick(shown)] if same and pick and len(set(shown.values())) > 1 else None
     first = found[0].value if found[0] else None
     cells = []
     for i, card in enumerate(found):
         if card is None or card.value is None:
             cells.append(NO_VALUE)
             continue
-        text = f'<span class="best">{esc(card.text)}</span>' if card.value == best else esc(card.text)
+        text = f'<span class="best">{esc(card.text)}</span>' if card.text == best else esc(card.text)
         if i and first is not None and same:
             text += f"<small>{_difference(card.value, first, card.metric.is_share)}</small>"
         cells.append(text + flag(card.flag))
@@ -125,7 +127,10 @@ def _difference(value: float, first: float, is_share: bool) -> str:
         return "the same"
     if is_share:
         return f"{100 * (value - first):+.2f} points".replace("-", "−")
-    return f"{100 * (value / first - 1):+.0f} %".replace("-", "−") if first else "from nothing"
+    if not first:
+        return "from nothing"
+    change = round(100 * (value / first - 1))
+    return f"{change:+d} %".replace("-", "−") if change else "the same"
 
 
 def _curves(runs: Sequence[Run], names: Sequence[str]) -> list[Chart]:

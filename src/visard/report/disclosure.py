@@ -23,7 +23,7 @@ NOT_ACCEPTED = ("refused", "late", "repeated", "failed")
 # the verdict for a ledger without private kinds, which claims only what the ledger shows
 DECLARED = "By the declared types, no pictures, features or labels left a client"
 RECORDED = "The server's record has no pictures, features or labels"
-TEMPLATES = ", but class vectors, which are face templates"
+TEMPLATES = "; class vectors did, which are face templates"
 EVALUATION = "/evaluation"  # how the stage of an evaluation between rounds ends
 
 

@@ -70,5 +70,6 @@ def _rate(of: dict[str, Any], key: str) -> str:
     if value is None:
         return NO_VALUE
     low, high = number(spread.get("low")), number(spread.get("high"))
-    small = "" if low is None or high is None else f"<small>{100 * low:.3f} – {percent(high, 3)}</small>"
-    return percent(value, 3) + {"above": " ▲", "below": " ▼"}.get(apart(rate), "") + small
+    digits = 1 if value >= 0.1 else 2 if value >= 0.01 else 3
+    small = "" if low is None or high is None else f"<small>{100 * low:.{digits}f} – {percent(high, digits)}</small>"
+    return percent(value, digits) + {"above": " ▲", "below": " ▼"}.get(apart(rate), "") + small

@@ -62,7 +62,7 @@
     const y = (v) => H - bottom - (H - top - bottom) * (v - y0) / (y1 - y0);
     const svg = draw("svg", { class: "plot", viewBox: `0 0 ${W} ${H}`, role: "img", preserveAspectRatio: "none",
       "aria-label": lines.map((one) => `${label}, ${one.name}: last ${shown(one.points.at(-1)[1], percent)}`).join("; ") });
-    for (const v of ticks(y0, y1, 4))
+    for (const v of ticks(y0, y1, 5))
       svg.append(draw("line", { class: "rule", x1: left, x2: W - right, y1: y(v), y2: y(v) }),
         draw("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, shown(v, percent)));
     for (const v of ticks(x0, x1, Math.max(2, W / 90)).filter(Number.isInteger))
@@ -88,18 +88,28 @@
     }));
     const place = find("plots");
     width = place.clientWidth;
+    // What does not change needs no chart.
+    const values = (one) => one.lines.flatMap((line) => line.points.map((p) => p[1]));
+    const same = [...found].filter(([, one]) => values(one).length > 2 && new Set(values(one).map((v) => shown(v, one.percent))).size === 1);
+    same.forEach(([label]) => found.delete(label));
+    find("same").hidden = same.length === 0;
+    find("same").textContent = "The same in every round: " +
+      same.map(([label, one]) => `${label} ${shown(values(one)[0], one.percent)}`).join(", ") + ".";
     const panel = (i) => (width > 820 && (i % 2 || i + 1 < found.size) ? (width - 15) / 2 : width) - 34; // a last one alone is wide
-    find("nocurves").hidden = found.size > 0;
+    find("nocurves").hidden = found.size + same.length > 0;
     place.replaceChildren(...[...found].map(([label, one], i) => plot(label, one.percent, one.lines, panel(i))));
   }
 
   function clients(runs) {
     const several = runs.length > 1;
-    const rows = runs.flatMap((run) => run.clients.map((one) => make("tr", {},
+    const all = runs.flatMap((run) => run.clients.map((one) => [run, one]));
+    all.sort((a, b) => (a[1].state === "there") - (b[1].state === "there")); // those in trouble first
+    const rows = all.map(([run, one]) => make("tr", {},
       make("th", { scope: "row" }, several ? `${run.name}: ${one.name}` : one.name),
-      make("td", {}, make("span", { class: `pill ${one.state === "there" ? "good" : one.state}` }, one.state)),
+      make("td", {}, make("span", { class: `pill ${one.state === "there" ? "good" : one.state}` },
+        one.state === "there" ? "replied" : one.state)),
       make("td", { class: "n" }, one.seconds), make("td", { class: "n" }, String(one.round ?? "–")),
-      make("td", { class: "n" }, String(one.problems)), make("td", {}, one.reason))));
+      make("td", { class: "n" }, String(one.problems)), make("td", {}, one.reason)));
     find("noclients").hidden = rows.length > 0;
     find("table").hidden = rows.length === 0;
     find("rows").replaceChildren(...rows);
@@ -110,7 +120,7 @@
     const rows = runs.flatMap((run) => (run.sites || []).map((one) => make("tr", {},
       make("th", { scope: "row" }, several ? `${run.name}: ${one.name}` : one.name),
       make("td", {}, make("span", { class: `pill ${one.state === "connected" ? "good" : one.state}` }, one.state)),
-      make("td", {}, one.roles), make("td", { class: "n" }, one.seen), make("td", { class: "n" }, String(one.round ?? "–")),
+      make("td", { class: "names" }, one.roles), make("td", { class: "n" }, one.seen), make("td", { class: "n" }, String(one.round ?? "–")),
       make("td", {}, one.version), make("td", {}, one.reason))));
     find("sites").hidden = find("tosites").hidden = rows.length === 0;
     find("siterows").replaceChildren(...rows);

@@ -13,6 +13,7 @@ import stat
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
-from visard.files import mapping, parse_toml, read_json
+from visard.files import mapping, number, parse_toml, read_json
 from visard.report.html import esc, filled, page_file, policy, version
 from visard.report.run_folder import Event, Round, Run, latest, parse_event, read_run, round_of, warnings_of
 from visard.text import count, duration, line, size
@@ -104,12 +105,23 @@ class Followed:
         self._events += [event for text in lines if (event := parse_event(text)) is not None]
         return bool(data or was)
 
+    def _settings(self, section: str) -> Json:
+        """A section of the run's settings."""
+        config = self.folder / "config.toml"
+        text = config.read_text() if config.is_file() else ""
+        return mapping(parse_toml(text, "config.toml").get(section))
+
+    def _budget(self) -> str:
+        """The budget of differential privacy in words, if there is one."""
+        with suppress(OSError, ValueError, VisardError):
+            if (most := number(mapping(self._settings("aggregation").get("dp")).get("epsilon"))) is not None:
+                return f" of {most:g}"
+        return ""
+
     def _sites(self, run: Run) -> list[Json]:
         """The parties of a deployment on this machine's server; none where there is no deployment."""
         try:
-            config = self.folder / "config.toml"
-            text = config.read_text() if config.is_file() else ""
-            engine = mapping(parse_toml(text, "config.toml").get("engine"))
+            engine = self._settings("engine")
             if not engine.get("server"):
                 return []
             path = Path(str(engine["server"])) / "sites.json"
@@ -124,6 +136,10 @@ class Followed:
     def _described(self) -> Json:
         run = self._run
         state, words = _state_of(run)
+        facts = _facts(run, state)
+        spent = [r.figures["epsilon"] for r in run.rounds if r.figures.get("epsilon") is not None]
+        if spent:
+            facts.append(("Privacy spent", f"epsilon {spent[-1]:.3g}{self._budget()}"))
         return {
             "name": line(run.name if self._events else self.folder.name, 80),
             "folder": line(self.folder, 200),
@@ -132,11 +148,22 @@ class Followed:
             "words": line(self.error or words, 300),
             "done": len(run.rounds),
             "planned": run.planned,
-            "facts": _facts(run, state),
+            "facts": facts,
             "sites": self._sites(run),
             "report": run.report.is_file(),
             **self._drawn,
         }
+
+
+def named(states: Sequence[Json]) -> list[Json]:
+    """The states of several runs; those with the same name get as much of their folder as tells them apart."""
+    found = list(states)
+    for parts in (1, 2):
+        names = Counter(state["name"] for state in found)
+        for i, state in enumerate(found):
+            if names[state["name"]] > 1:
+                found[i] = state | {"name": line("/".join(Path(state["folder"]).parts[-parts:]), 80)}
+    return found
 
 
 def _site_row(name: str, about: Json, round_of: dict[str, int], stopped: bool) -> Json:
@@ -197,23 +224,23 @@ def _facts(run: Run, state: str) -> list[tuple[str, str]]:
         found.append(("Time left", f"about {duration(usual * left)}"))
     found.append(("Sent up", size(sum(r.bytes_up or 0 for r in run.rounds))))
     found.append(("Sent down", size(sum(r.bytes_down or 0 for r in run.rounds))))
-    spent = [r.figures["epsilon"] for r in run.rounds if r.figures.get("epsilon") is not None]
-    if spent:
-        found.append(("Privacy spent", f"epsilon {spent[-1]:.3g}"))
     return found
 
 
 def _curves(run: Run) -> list[Json]:
-    """Curves of the tests, of the method's metrics, of time and of bytes."""
-    found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {}
+    """Curves of losses, of the tests, of the method's other metrics, of time and of bytes."""
     known = cache(describe)  # for this call: plug-ins may add metrics
+    losses = {name: known(name) for r in run.rounds for name in r.figures if "loss" in name}
+    found: dict[tuple[str, bool], list[tuple[int, float | None]]] = {
+        (metric.label, metric.is_share): [] for metric in losses.values()
+    }
     for test in run.measured:
         for name, values in test.generic.items():
             for key, value in values.items():
                 metric = known(key)
                 found.setdefault((f"{metric.label} ({name})", metric.is_share), []).append((test.step + 1, value))
     for r in run.rounds:
-        for name, value in sorted(r.figures.items(), key=lambda item: "loss" not in item[0]):
+        for name, value in r.figures.items():
             metric = known(name)
             found.setdefault((metric.label, metric.is_share), []).append((r.step + 1, value))
         found.setdefault(("Seconds of a round", False), []).append((r.step + 1, r.seconds))
@@ -235,18 +262,22 @@ def _fewer(points: list[Any]) -> list[Any]:
 def _clients(run: Run) -> list[Json]:
     """Clients that took part recently: seconds of the last step, and which are slow, missing or refused."""
     lost: dict[str, list[Event]] = {}
+    now: dict[str, str] = {}  # problems of the last round that ended, and of the one after it
+    place = (run.rounds[-1].stage, run.rounds[-1].round) if run.rounds else None
     for event in run.events:
+        client = str(event.get("client"))
         if event["event"] in ("missing", "refused", "far"):
-            lost.setdefault(str(event.get("client")), []).append(event)
-    last = run.rounds[-1] if run.rounds else None
+            lost.setdefault(client, []).append(event)
+            now[client] = str(event["event"])
+        elif event["event"] == "round" and (event.get("stage"), event.get("round")) != place:
+            now.clear()
     seen = {client: (r.step + 1, seconds) for r in run.rounds[-50:] for client, seconds in r.slowest.items()}
     times = [seconds for _, seconds in seen.values() if seconds is not None]
     slow = 3 * statistics.median(times) if times else float("inf")
     rows: list[Json] = []
     for client in sorted(seen.keys() | lost.keys()):
         problems, (step, seconds) = lost.get(client, []), seen.get(client, (None, None))
-        now = [p for p in problems if last is not None and (p.get("stage"), p.get("round")) == (last.stage, last.round)]
-        state = str(now[-1]["event"]) if now else "slow" if (seconds or 0.0) > max(slow, 1.0) else "there"
+        state = now.get(client) or ("slow" if (seconds or 0.0) > max(slow, 1.0) else "there")
         rows.append(
             {
                 "name": line(client, 60),
@@ -289,7 +320,7 @@ class LiveView:
     def state(self) -> bytes:
         """All runs as JSON."""
         with self.lock:
-            states = [run.state() for run in self.runs]
+            states = named([run.state() for run in self.runs])
         return json.dumps({"runs": states}, allow_nan=False, separators=(",", ":")).encode()
 
     def metrics(self) -> bytes:

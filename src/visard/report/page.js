@@ -48,6 +48,9 @@
       const own = layout[name] || {};
       const title = own.title ? { standoff: 8, font: { color: "@muted", size: 12 }, ...own.title } : undefined;
       full[name] = { ...axis, showgrid: name[0] === "y", ...own, title };
+      // Labels such as 0.001 % would touch one another there: every second one, up to the last.
+      if (narrow && name[0] === "x" && own.type === "log" && own.ticktext.length > 4)
+        full[name].ticktext = own.ticktext.map((text, i) => ((own.ticktext.length - 1 - i) % 2 ? "" : text));
     }
     return resolve(full, "");
   }

@@ -253,16 +253,16 @@ class Run:
         said = f"({self.method}): {self.status[1]}, {plural(len(self.rounds), 'round')}"
         return show(self.name, said, self.folder, self.tests, self.curves())
 
-    def curves(self) -> dict[str, list[tuple[float, float]]]:
-        """The loss of each stage and the first metric of each test over the steps of the run: title -> points."""
-        found: dict[str, list[tuple[float, float]]] = {}
+    def curves(self) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """The loss of each stage and the first metric of each test over the rounds: (metric, where) -> points."""
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for done in self.rounds:
             if (loss := done.figures.get("loss")) is not None:
-                found.setdefault(f"loss ({done.stage})", []).append((done.step, loss))
+                found.setdefault(("loss", done.stage), []).append((done.step + 1, loss))
         for tested in self.measured:
             for name, values in tested.generic.items():
                 for key, value in [(k, v) for k, v in values.items() if v is not None][:1]:
-                    found.setdefault(f"{describe(key).label}, {name}", []).append((tested.step, value))
+                    found.setdefault((key, name), []).append((tested.step + 1, value))
         return found
 
     @cached_property

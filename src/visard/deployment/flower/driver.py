@@ -246,7 +246,10 @@ class DeploymentLink(GridLink, PartyLink):
 
     def gather(self, clients: Collection[ClientId], needed: int) -> None:
         """Wait for nodes; at the run's first request for all of them, later only for as many as are needed."""
-        self._wait_for(lambda: set(clients) <= self._placed() or (self._begun and self._enough(clients, needed)))
+        self._wait_for(
+            lambda: set(clients) <= self._placed() or (self._begun and self._enough(clients, needed)),
+            lambda: ", ".join(sorted(set(clients) - self._placed())[:5]),
+        )
         if not self._enough(clients, needed):
             missing = sorted(set(clients) - self._placed())
             raise VisardError(
@@ -256,7 +259,7 @@ class DeploymentLink(GridLink, PartyLink):
         self._begun = True
 
     def parties(self, count: int) -> dict[ClientId, dict[str, int]]:
-        self._wait_for(lambda: len(self._placed()) >= count)
+        self._wait_for(lambda: len(self._placed()) >= count, lambda: f"{count} parties")
         found = {client: counts for clients in self._clients.values() for client, counts in clients.items()}
         if len(found) != count:
             raise VisardError(f"{len(found)} parties are connected ({', '.join(sorted(found))}), expected {count}")
@@ -268,7 +271,7 @@ class DeploymentLink(GridLink, PartyLink):
     def _placed(self) -> set[ClientId]:
         return {client for clients in self._clients.values() for client in clients}
 
-    def _wait_for(self, met: Callable[[], bool]) -> None:
+    def _wait_for(self, met: Callable[[], bool], who: Callable[[], str]) -> None:
         end, tell = time.monotonic() + self.wait, time.monotonic() + 2.0
         with self._reporting():
             while True:
@@ -277,7 +280,7 @@ class DeploymentLink(GridLink, PartyLink):
                     return
                 if time.monotonic() > tell:
                     names = ", ".join(sorted(self._placed())) or "none"
-                    self.say(f"waiting for parties, at most {self.wait:g} s; connected: {names}")
+                    self.say(f"waiting for {who()}, at most {self.wait:g} s; in the run so far: {names}")
                     tell = time.monotonic() + TELL_EVERY
                 time.sleep(0.2)
 

@@ -46,7 +46,7 @@ class Register:
         """`heard` says when each party last called, and its version."""
         self.keys, self.state, self.link, self.admit, self.listener, self.say = keys, state, link, admit, listener, say
         self._heard, self._looked, self._told_sites = heard, time.monotonic(), 0.0
-        self._stamp, self._applied = keys.stamp(), keys
+        self._stamp, self._applied, self._certificate = keys.stamp(), keys, keys.certificate.read_bytes()
         self._numbers: dict[str, int] = {}  # party -> Flower's number of its node
         self._taken: dict[str, tuple[str, bytes]] = {}  # fingerprint -> party and key, as Flower knows it
         self._next = 0.0  # when to look again
@@ -61,9 +61,13 @@ class Register:
         if (stamp := self.keys.stamp()) != self._stamp:
             self._stamp = stamp
             try:
+                before = self._certificate
                 self.keys = ServerKeys.load(self.keys.folder)
                 self._apply()
                 self.listener.context = tls_context(self.keys)  # for connections from now on
+                self._certificate = self.keys.certificate.read_bytes()
+                if self._certificate != before:
+                    self.say("the server's new certificate is in use for new connections")
             except VisardError as error:  # half of a change, or a damaged file: what it is about stays as it was
                 self._tell(f"a change in the key folder is not taken: {error}")
         self._apply()

@@ -52,7 +52,7 @@ class MLflow(ScalarTracker):
         found = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(EXPERIMENT)
         settings = tomllib.loads((folder / "config.toml").read_text())
-        run = self._client.create_run(experiment, run_name=str(settings.get("name", folder.name)))
+        run = self._client.create_run(experiment, run_name=folder.name)
         self._run = run.info.run_id
         parameters = [self._param(ODD.sub("_", name), str(value)[:6000]) for name, value in _flat(settings)]
         for first in range(0, len(parameters), 100):

@@ -1,0 +1,5 @@
+"""`python -m visard`: the command line."""
+
+from visard.cli import main
+
+main()
