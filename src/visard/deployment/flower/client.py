@@ -57,6 +57,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 from visard.crypto.signatures import Signer
 from visard.deployment.client_hello import party_context
 from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower.answers import BadAnswer, bound
 from visard.deployment.flower.link import confirm, parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
 from visard.deployment.flower.part import GONE, NOT_YET, Part
@@ -143,7 +144,7 @@ class Fleet:
 
     def _open(self, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
         self._signing = SigningInterceptor(key, self._process)
-        return FleetHttpClient(
+        client = FleetHttpClient(
             f"https://{self.server}",
             interceptors=[
                 RuntimeVersionHttpInterceptor("SuperNode"),
@@ -153,6 +154,8 @@ class Fleet:
             verify=party_context(self._ca, key),
             timeout=60.0,
         )
+        bound(client._client)
+        return client
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Whether the server took a call lately."""
@@ -206,7 +209,8 @@ class Fleet:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
                     why = re.sub(r".*verify failed:\s*|\s*\(_ssl\.c:\d+\)", "", str(error))
                     raise Refused(f"{self.server} is not the server that ca.crt vouches for: {why}") from None
-                self.say(f"no connection to {self.server} ({type(error).__name__}); trying again")
+                why = str(error) if isinstance(error, BadAnswer) else type(error).__name__
+                self.say(f"no connection to {self.server} ({why}); trying again")
             self._stop.wait(pause)
             pause = min(pause * 1.5, 15.0)
 
