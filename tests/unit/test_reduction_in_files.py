@@ -15,7 +15,8 @@ from visard.aggregation.reduction import Reduction
 from visard.aggregation.robust import Median
 from visard.aggregation.rules import Mean, Rule, RunningMean
 from visard.core import Weights
-from visard.engines.codec import ALIGNED, decode, encode, largest_at
+from visard.engines.codec import decode, encode
+from visard.engines.frame import ALIGNED, largest_at
 from visard.processes import Filed, Outbox
 
 SHAPES = {"a": (40, 50), "none": (0, 3), "b": (64,), "n": ()}
