@@ -114,7 +114,7 @@ class Payloads:
             if not payload.parts[number][1]:
                 payload.write(number, _bare(get(name)))
             size += payload.parts[number][1]
-        return payload and Filed(os.dup(payload.file.handle), size, payload.file.start)
+        return None if payload is None else Filed(os.dup(payload.file.handle), size, payload.file.start)
 
     def dropped(self, name: str) -> None:
         """A part is not needed any more; a file goes with the last part of its payload."""
@@ -127,4 +127,5 @@ class Payloads:
 
 def _bare(pieces: Sequence[bytes]) -> list[memoryview]:
     """The bytes of a part without its head."""
-    return [memoryview(pieces[0])[pieces[0].find(HEAD_BODY_DIVIDER, 0, 200) + 1 :], *map(memoryview, pieces[1:])]
+    head = pieces[0].find(HEAD_BODY_DIVIDER, 0, 200) + 1
+    return [memoryview(pieces[0])[head:], *(memoryview(piece) for piece in pieces[1:])]
