@@ -29,7 +29,6 @@ NAMES = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
 LOSS_SCALE = 1024.0  # where fp16 begins: a round is short, and steps that overflow are lost to it
 SHARE = 0.5  # of the free memory of a device that a table may take
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
-GIVEN_BACK = 2**24  # bytes of a tensor from which on it does not, in a process with a large network
 KEPT = 256 * 2**20  # bytes of a tensor up to which its memory stays with the process
 
 _here = CPU
@@ -151,14 +150,11 @@ def keep_memory() -> bool:
     return bool(kept and library.mallopt(TRIM_THRESHOLD, 2**31 - 1))
 
 
-@functools.cache
-def give_back_memory() -> bool:
-    """From now on the memory of tensors that are freed goes back to the system, but for small ones: in a process with
-    one large network what stays would be as much as the network, several times. Whether it did."""
-    if not keep_memory():
-        return False
-    library = ctypes.CDLL(None)
-    return bool(library.mallopt(MMAP_THRESHOLD, GIVEN_BACK) and library.mallopt(TRIM_THRESHOLD, 4 * GIVEN_BACK))
+def give_back_memory(but: int) -> bool:
+    """From now on the memory of freed tensors goes back to the system, but for so many bytes: in a process with one
+    large network what stays would be as much as the network, several times. What stays serves the gradients of one step
+    after the other: the system would clear new memory for each, which takes longer than the step. Whether it did."""
+    return keep_memory() and bool(ctypes.CDLL(None).mallopt(TRIM_THRESHOLD, min(but, 2**31 - 1)))
 
 
 def seed_device(seed: int) -> None:

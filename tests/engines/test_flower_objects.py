@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,8 +35,10 @@ from flwr.supercore.inflatable.inflatable_object import (
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from visard.deployment.flower import client, objects
+from visard.deployment.flower import client, objects, server
+from visard.deployment.flower import payloads as payloads_of_parties
 from visard.deployment.flower.client import Fleet
+from visard.deployment.flower.handover import FILES, Giver, file_from
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
 from visard.deployment.flower.part import GONE, TAKEN, Part
@@ -46,6 +48,7 @@ from visard.engines.codec import decode, encode
 from visard.engines.records import PART as CHUNK
 from visard.engines.records import name_of
 from visard.errors import VisardError
+from visard.processes import Filed
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
 
@@ -256,6 +259,101 @@ def test_a_tree_that_doubles_at_every_level_is_refused(tmp_path: Path) -> None:
         store.preregister(1, ObjectTree(object_id=names[50], children=[known, known]))
     with pytest.raises(ValueError, match="a message has more than 500 parts"):
         store.preregister(1, ObjectTree(object_id=names[51], children=[ObjectTree(object_id=n) for n in names * 9]))
+
+
+# Long payloads in files, which a run gets
+
+
+def filed_at(store: Store, sent: Sent, leave: Collection[str] = ()) -> None:
+    """Take the parts of a message as from a party, the last ones first but for the very first."""
+    store.preregister(1, sent.tree)
+    for name in [sent.chunks[0], *reversed(sent.objects)]:
+        content = sent.objects[name].deflate()
+        if name not in leave:
+            with store.coming(name, [content[:7], content[7:99], content[99:]], filed=True):
+                store.put(name, b"")
+
+
+def read_of(found: Filed | None) -> bytes:
+    assert found is not None
+    return bytes(found.map())
+
+
+def test_a_long_payload_of_a_party_is_a_file_that_a_run_gets(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(CHUNK), "b": torch.arange(7)}
+    store, sent = Store(tmp_path), Sent(encode(weights))
+    filed_at(store, sent)
+    assert store.held < 100_000, "next to nothing is in memory"
+    assert list(tmp_path.iterdir()) == [], "the file has no name"
+    contents = {name: found.deflate() for name, found in sent.objects.items()}
+    assert {name: store.get(name) for name in sent.objects} == contents, "parts are there too"
+    listening = server._inside_socket(tmp_path / FILES)
+    giver = Giver(listening, store.whole)
+    pulled: list[str] = []
+
+    def pull(name: str) -> bytes:
+        pulled.append(name)
+        return store.get(name) or b""
+
+    shelf = Shelf(given=lambda names: (found := file_from(tmp_path / FILES, names)) and found.map())
+    _, payload = parts(fetched(sent.number, sent.tree, pull, shelf))
+    assert not {*pulled} & {*sent.chunks}, "none of its parts was moved"
+    assert isinstance(payload, memoryview)
+    store.delete(sent.number)
+    assert (len(store), store._filed, store._payloads._files, store._payloads._turns) == (0, set(), {}, {})
+    found = decode(payload, dict)
+    assert torch.equal(found["a"], weights["a"]), "a run has the file when the server has let go of it"
+    place = torch.frombuffer(payload, dtype=torch.uint8).data_ptr()
+    assert place <= found["a"].data_ptr() < place + len(payload), "and decodes it without a copy"
+    assert file_from(tmp_path / FILES, sent.chunks) is None, "it is gone"
+    giver.close()
+    assert file_from(tmp_path / FILES, sent.chunks) is None, "nobody answers"
+
+
+def test_a_file_is_given_only_when_all_of_its_parts_are_there(tmp_path: Path) -> None:
+    store, sent = Store(tmp_path), Sent(os.urandom(3 * CHUNK + 5))
+    filed_at(store, sent, sent.chunks[2:3])
+    assert store.whole(sent.chunks) is None
+    filed_at(store, sent)
+    assert read_of(store.whole(sent.chunks)) == sent.message.content.array_records["payload"]["payload"].data
+    assert store.whole([sent.chunks[0], sent.chunks[2], sent.chunks[1], sent.chunks[3]]) is None, "another order"
+    assert store.whole(["0" * 64, *sent.chunks]) is None
+
+
+def test_a_part_that_two_payloads_have_is_in_both_files(tmp_path: Path) -> None:
+    store, same = Store(tmp_path), os.urandom(CHUNK)
+    payloads = [os.urandom(CHUNK) + same + os.urandom(CHUNK) for _ in range(2)]
+    for payload in payloads:
+        filed_at(store, Sent(payload))
+    one, other = (Sent(payload) for payload in payloads)
+    assert read_of(store.whole(other.chunks)) == payloads[1]
+    assert read_of(store.whole(one.chunks)) == payloads[0]
+    zeros = Sent(ZEROS)
+    filed_at(store, zeros)
+    assert read_of(store.whole([zeros.chunks[0]] * 3 + [zeros.chunks[1]])) == ZEROS, "or several times in one"
+
+
+def test_no_payload_is_written_over_the_parts_of_another(tmp_path: Path) -> None:
+    """Whoever announces parts of others as its own, or in another order than it says later, changes nothing there."""
+    store, honest = Store(tmp_path), Sent(RANDOM)
+    first, wrong = Sent(os.urandom(CHUNK) + RANDOM[CHUNK : 2 * CHUNK]), Sent(os.urandom(2 * CHUNK))
+    filed_at(store, first)  # it has the second part of the honest one in its file
+    filed_at(store, honest)
+    filed_at(store, wrong)
+    assert store.whole([first.chunks[0], wrong.chunks[1]]) is None, "that place is taken"
+    assert read_of(store.whole(honest.chunks)) == RANDOM
+    for sent in (first, honest, wrong):
+        assert {name: store.get(name) for name in sent.objects} == {n: f.deflate() for n, f in sent.objects.items()}
+
+
+def test_parts_find_room_elsewhere_when_there_are_files_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads_of_parties, "MOST", 1)
+    store, one, other = Store(tmp_path), Sent(RANDOM), Sent(os.urandom(2 * CHUNK))
+    filed_at(store, one)
+    filed_at(store, other)
+    assert (store.whole(other.chunks), store.held >= 2 * CHUNK) == (None, True)
+    assert read_of(store.whole(one.chunks)) == RANDOM
+    assert {name: store.get(name) for name in other.objects} == {n: f.deflate() for n, f in other.objects.items()}
 
 
 # A party whose connection breaks

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from visard.aggregation import reduction
+from visard.aggregation import limits, reduction
 from visard.aggregation.reduction import Reduction
 from visard.aggregation.robust import Median
-from visard.aggregation.rules import Mean, Rule
+from visard.aggregation.rules import Mean, Rule, RunningMean
 from visard.core import Weights
-from visard.engines.codec import ALIGNED, decode, encode, largest_at
+from visard.engines.codec import decode, encode
+from visard.engines.frame import ALIGNED, largest_at
 from visard.processes import Filed, Outbox
 
 SHAPES = {"a": (40, 50), "none": (0, 3), "b": (64,), "n": ()}
@@ -65,3 +66,36 @@ def test_values_in_files_stay_there_and_give_the_same_bits(
     assert again == remarks != []
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[k], expected[k]) for k in expected)
+
+
+@pytest.mark.parametrize("in_file", [False, True], ids=["in memory", "in files"])
+def test_an_average_in_blocks_gives_the_bits_of_one_in_whole(
+    in_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reduction, "LARGE", 2**12)
+    monkeypatch.setattr(reduction, "BLOCK", 64)
+    monkeypatch.setattr(reduction, "SLICE", 2**10)
+    ups = [Up(values(seed)) for seed in range(1, 6)]
+    running = RunningMean()
+    for up in ups:
+        running.add(up.theta, 1)
+    expected = running.result()
+    found, _, _ = reduced(Mean(max_weight=0.5), [filed(up, tmp_path) for up in ups] if in_file else ups, tmp_path)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[k], expected[k]) and found[k].dtype == expected[k].dtype for k in expected)
+
+
+@pytest.mark.parametrize("size", [63, 64, 65, 1000, 4099])
+@pytest.mark.parametrize("kind", [torch.float32, torch.float16, torch.float64])
+def test_a_norm_in_reused_memory_has_the_bits_of_one_in_new_memory(
+    size: int, kind: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BLOCK", 64)
+    scratch, one = limits.Scratch(), torch.Generator().manual_seed(size)
+    for _ in range(2):
+        value, sent = (torch.randn(size, 3, generator=one).to(kind) for _ in range(2))
+        for key, tensor, before in (("a", value, sent), ("turned", value.T, sent.T)):
+            plain = float(torch.linalg.vector_norm((tensor - before).double()))
+            assert limits.norms({key: tensor}, {key: before}, scratch) == {"": plain}
+            alone = float(torch.linalg.vector_norm(tensor.double()))
+            assert limits.norms({key: tensor}, None, scratch) == {"": alone}

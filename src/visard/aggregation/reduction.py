@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ IN_MEMORY = 2**28  # bytes of held replies; the rest goes to an unnamed file
 LARGE = 2**22  # bytes of a value that stays in the file that it came in
 BEYOND = 2**62  # places of such values
 PIECE = 2**22  # bytes of all replies together that a rule has in memory at once
+SLICE = 2**26  # numbers of all replies together that are read, in the files that they came in, before memory is freed
+BLOCK = 2**18  # numbers of each of them that are averaged at once: their sum stays in the cache
 
 Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
@@ -95,6 +98,7 @@ class Reduction:
         self._layouts: dict[Layout, Layout] = {}
         self._tensors: set[str] = set()
         self._store = _Store(folder) if rule.limited else None
+        self._scratch = limits.Scratch()
 
     def close(self) -> None:
         """Free the held replies."""
@@ -131,6 +135,7 @@ class Reduction:
 
     def result(self) -> dict[str, Any]:
         """The result of each field; None where no client had it. Afterwards `remarks` and `left_out` are complete."""
+        self._scratch = limits.Scratch()  # nothing more to measure: the memory is free for the average
         if self._store is not None:
             for name in self.fields:
                 self._leave_out(name)
@@ -173,12 +178,14 @@ class Reduction:
             self._tensors.add(name)
         if id(before) not in self._sent:
             sent = _as_weights(before)
-            self._sent[id(before)] = _Sent(before, sent, {} if sent is None else limits.norms(sent))
+            lengths = {} if sent is None else limits.norms(sent, None, self._scratch)
+            self._sent[id(before)] = _Sent(before, sent, lengths)
         sent_here = self._sent[id(before)]
         weights = cast(Weights, _as_weights(value))
         layout = tuple((k, v.dtype, v.shape) for k, v in weights.items())
         layout = self._layouts.setdefault(layout, layout)
-        entry = _Entry([client], weight, sent_here, limits.norms(weights, sent_here.weights), layout)
+        lengths = limits.norms(weights, sent_here.weights, self._scratch)
+        entry = _Entry([client], weight, sent_here, lengths, layout)
         if self._store is None:
             entry.value = weights
         else:
@@ -214,18 +221,31 @@ class Reduction:
             return self.rule.combine(held)
         if self._store is None:
             return self._gathered[name].result()
-        if not self.rule.by_entries:
+        if not self.rule.by_numbers:
             for entry, weight in zip(entries, weights, strict=True):
                 self._gathered[name].add(self._store.get(entry.place, entry.layout), weight)
             return self._gathered[name].result()
-        found: Weights = {}
         places = [_places(entry) for entry in entries]
-        for key, dtype, shape in entries[0].layout:  # one after the other: never more than one of them in memory
-            gathered = self.rule.begin(None)
-            for there, weight in zip(places, weights, strict=True):
-                gathered.add(value := self._store.get(there[key], ((key, dtype, shape),)), weight)
-                self._store.let_go(value)
-            found |= gathered.result()
+        return {
+            key: self._by_numbers([there[key] for there in places], weights, dtype, shape)
+            for key, dtype, shape in entries[0].layout
+        }
+
+    def _by_numbers(self, places: list[int], weights: list[float], dtype: torch.dtype, shape: torch.Size) -> Tensor:
+        """The rule's result for one entry, of which never more than a slice of each value is in memory."""
+        assert self._store is not None
+        found = torch.empty(shape, dtype=dtype)
+        flat, step = found.view(-1), max(LARGE // dtype.itemsize, SLICE // len(places)) // BLOCK * BLOCK
+        for first in range(0, len(flat), step):
+            last = min(first + step, len(flat))
+            for start in range(first, last, BLOCK):
+                stop, gathered = min(start + BLOCK, last), self.rule.begin(None)
+                for place, weight in zip(places, weights, strict=True):
+                    value = self._store.read(place + start * dtype.itemsize, stop - start, dtype)
+                    gathered.add({"": value}, weight)
+                flat[start:stop] = gathered.result()[""]
+            for place in places:
+                self._store.let_go(place + first * dtype.itemsize, last - first)
         return found
 
     def _shorten(self, name: str, entries: list[_Entry], store: _Store) -> None:
@@ -277,6 +297,7 @@ class _Store:
 
     def __init__(self, folder: Path | None) -> None:
         self._mapped: dict[int, Tensor] = {}  # by place
+        self._starts: list[int] = []  # these places, in order
         self._end = BEYOND
         # closed by `close`; where the process dies the system removes it
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=None if folder is None else str(folder))  # noqa: SIM115
@@ -287,6 +308,7 @@ class _Store:
             start = self._end
             for tensor in weights.values():
                 self._mapped[self._end] = tensor.contiguous().view(-1)
+                self._starts.append(self._end)
                 self._end += tensor.nbytes
             for out in let_go:
                 out()
@@ -312,19 +334,22 @@ class _Store:
         return found
 
     def read(self, place: int, count: int, dtype: torch.dtype) -> Tensor:
-        """So many numbers from a place on."""
+        """So many numbers from a place on, which are not to be changed."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
         if place >= BEYOND:
-            start = max(p for p in self._mapped if p <= place)
+            start = self._starts[bisect_right(self._starts, place) - 1]
             held = self._mapped[start]
             first = (place - start) // held.element_size()
-            return held[first : first + count].clone()
+            return held[first : first + count]
         self._file.seek(place)
         return torch.frombuffer(bytearray(self._file.read(count * dtype.itemsize)), dtype=dtype)
 
-    def let_go(self, values: Weights) -> None:
-        """The memory of values that were got is not needed for now."""
-        for out in _ways_out(values):
-            out()
+    def let_go(self, place: int, count: int) -> None:
+        """The memory of so many numbers that were read is not needed for now."""
+        if place >= BEYOND:
+            for out in _ways_out({"": self.read(place, count, torch.uint8)}):
+                out()
 
     def close(self) -> None:
         self._file.close()

@@ -58,7 +58,7 @@ class Rule(ABC):
 
     name: ClassVar[str]
     title: ClassVar[str]  # one line that describes it
-    by_entries: ClassVar[bool] = False  # whether an entry of the result follows from that entry of the values alone
+    by_numbers: ClassVar[bool] = False  # whether a number of the result follows from those in its place alone
     of_groups: ClassVar[bool] = False  # whether the mean of a group, with its weight, may stand for its members
 
     # largest norm of an update as a multiple of the median, and largest share of one reply; None: no limit in a
@@ -130,7 +130,7 @@ class RunningMean:
             elif key in self._sum:
                 self._sum[key].add_(value, alpha=n)
             else:
-                self._sum[key] = value.to(torch.float64) * n
+                self._sum[key] = value.to(torch.float64, copy=True).mul_(n)
         self.total += n
 
     def result(self) -> Weights:
@@ -149,7 +149,7 @@ class Mean(Rule):
 
     name = "mean"
     title = "the mean, each client by its weight"
-    by_entries = True
+    by_numbers = True
     of_groups = True
 
     OF_SECURE: ClassVar = ("secure", "signed", "fewest", "threshold", "neighbours", "range")

@@ -36,7 +36,7 @@ from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError
 from visard.files import PRIVATE, replacing
-from visard.processes import Data, Filed
+from visard.processes import Data, Filed, mapped_at
 
 PIECE = 2**18  # numbers of a network that are converted to float64 at once
 LARGE = 2**26  # bytes of networks that are not kept in memory between two requests, only on disk
@@ -342,7 +342,7 @@ class Distance(NamedTuple):
 
     @classmethod
     def of(cls, weights: Weights, known: Weights) -> Distance:
-        """In float64, but not all of it at once."""
+        """In float64, but not all of it at once; what is mapped from a file of the others leaves memory again."""
         moved = length = 0.0
         for key, value in weights.items():
             new, old = value.reshape(-1), known[key].reshape(-1)
@@ -350,6 +350,8 @@ class Distance(NamedTuple):
                 before = old[start : start + PIECE].double()
                 moved += float((new[start : start + PIECE].double() - before).square().sum())
                 length += float(before.square().sum())
+            if old.is_contiguous() and (let_go := mapped_at(old.data_ptr(), old.nbytes)) is not None:
+                let_go()
         return cls(math.sqrt(moved), math.sqrt(length), bool(weights) and not any_nonzero(weights))
 
 

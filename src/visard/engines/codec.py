@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import json
 import math
-import struct
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +22,7 @@ import torch
 from safetensors import SafetensorError, deserialize
 from torch import Tensor
 
+from visard.engines.frame import ALIGNED, MAX_HEADER, PREFIX
 from visard.errors import PublicError
 from visard.processes import Data
 
@@ -30,9 +30,7 @@ T = TypeVar("T")
 
 MAGIC = b"VSRD"
 VERSION = 1
-_PREFIX = struct.Struct("<4sBI")
 MAX_BYTES = 2**31  # of one message
-MAX_HEADER = 2**21  # of the tree, and of the list of tensors: what is built from one takes up to 30 times its bytes
 MAX_HEADER_OF_FILES = 2**28  # of states that this machine has written itself
 MAX_DEPTH = 16
 NAMES = {
@@ -41,7 +39,6 @@ NAMES = {
     torch.uint8: "U8", torch.bool: "BOOL", torch.complex64: "C64",
 }  # fmt: skip
 MAX_DIMENSIONS = 16
-ALIGNED = 16  # bytes: what the C library allocates begins at a multiple of these
 Shapes = list[tuple[torch.dtype, tuple[int, ...]]]  # of tensors, in the order in which a message names them
 KINDS = {name: kind for kind, name in NAMES.items()}
 
@@ -85,19 +82,6 @@ def parse(data: bytes, limit: int) -> dict[str, Tensor]:
         return {name: _tensor_at(part) for name, part in deserialize(data)}  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise ValueError(str(error)) from None
-
-
-def largest_at(data: Data) -> int:
-    """Where in an encoded message its largest tensor begins, as its first bytes say; 0 where they are none."""
-    try:
-        start = _PREFIX.size + int(_PREFIX.unpack_from(data)[2]) + 8
-        end = start + int.from_bytes(data[start - 8 : start], "little")
-        places = [
-            entry["data_offsets"] for entry in json.loads(bytes(data[start : min(end, start + MAX_HEADER)])).values()
-        ]
-        return int(end + max(places, key=lambda place: place[1] - place[0])[0])
-    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return 0
 
 
 def look_up(data: memoryview, limit: int, share: bool) -> dict[str, Tensor]:
@@ -178,7 +162,7 @@ def encoded(value: object) -> list[Data]:
     tree = flatten(value, put)
     header = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     try:
-        return dumped(tensors, _PREFIX.pack(MAGIC, VERSION, len(header)) + header)
+        return dumped(tensors, PREFIX.pack(MAGIC, VERSION, len(header)) + header)
     except TypeError as error:
         raise CodecError(str(error)) from None
 
@@ -188,20 +172,20 @@ def decode(data: Data, kind: type[T], limit: int = MAX_HEADER) -> T:
 
     Tensors are copies; of a memoryview they may share its memory.
     """
-    if len(data) < _PREFIX.size:
+    if len(data) < PREFIX.size:
         raise CodecError(f"message of {len(data)} bytes is too short")
     if len(data) > MAX_BYTES:
         raise CodecError(f"message of {len(data)} bytes is over the limit of {MAX_BYTES}")
-    magic, version, length = _PREFIX.unpack_from(data)
+    magic, version, length = PREFIX.unpack_from(data)
     if magic != MAGIC:
         raise CodecError("not a visard message")
     if version != VERSION:
         raise CodecError(f"message format {version} is not format {VERSION}: update the older side")
     if length > limit:
         raise CodecError(f"message header of {length} bytes is over the limit of {limit}")
-    if length > len(data) - _PREFIX.size:
+    if length > len(data) - PREFIX.size:
         raise CodecError(f"message header of {length} bytes does not fit into the message")
-    start = _PREFIX.size
+    start = PREFIX.size
     try:
         tree = json.loads(bytes(data[start : start + length]), parse_constant=_no_constant)
         if isinstance(data, bytes):
@@ -465,7 +449,7 @@ def encoded_size(value: object) -> int:
     tensors: Shapes = []
     text, (listed, numbers) = _text(value, tensors), _listed(tensors)
     listed += len("{}")
-    return _PREFIX.size + text + 8 + listed + -listed % 8 + numbers
+    return PREFIX.size + text + 8 + listed + -listed % 8 + numbers
 
 
 @functools.lru_cache(maxsize=256)  # most replies of a run have the same entries, and a network has hundreds

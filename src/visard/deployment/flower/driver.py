@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
 from visard.deployment.certificates import NAME
+from visard.deployment.flower.handover import FILES, file_from
 from visard.deployment.flower.inside import PartsInside
 from visard.deployment.flower.link import TYPE, GridLink, confirm, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, puller, push
@@ -57,7 +59,7 @@ from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
 from visard.engines.asking import plain
 from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
-from visard.processes import share_memory_of_threads
+from visard.processes import Filed, share_memory_of_threads
 
 HELLO_SECONDS = 600.0  # a party may have to load its data first
 HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
@@ -80,9 +82,11 @@ class Fetcher:
         run: int,
         part: Callable[[str], bytes],
         news: Callable[[], int] | None = None,
+        given: Callable[[list[str]], Filed | None] = lambda _: None,
     ) -> None:
-        """`part` gives a part of a message by its name. Where `news` is the same as before, none has come whole."""
-        self._runtime, self._run, self._part = runtime, run, part
+        """`part` gives a part of a message by its name, `given` the file of a payload by the names of its parts, where
+        there is one. Where `news` is the same as before, none has come whole."""
+        self._runtime, self._run, self._part, self._given = runtime, run, part, given
         self._news = news or itertools.count().__next__
         self._heard, self._look = -1, 0.0  # the last news, and when to look anyway
         self._asked_for: set[str] = set()
@@ -124,9 +128,14 @@ class Fetcher:
             with self._turns:
                 return self._part(name)
 
-        message = fetched(number, tree, puller(in_turn, limit, over.is_set), Shelf(lambda: InFile(self.folder)))
+        shelf = Shelf(lambda: InFile(self.folder), given=self._file)
+        message = fetched(number, tree, puller(in_turn, limit, over.is_set), shelf)
         self.confirm(number)
         return message
+
+    def _file(self, names: list[str]) -> memoryview | None:
+        found = self._given(names)
+        return None if found is None else found.map()
 
     def confirm(self, number: str) -> None:
         """Let the server drop a message that was fetched, or one that is not wanted any more."""
@@ -209,7 +218,10 @@ class DeploymentLink(GridLink, PartyLink):
         self.grid.set_run(run_from_proto(given.run))
         self._parts = PartsInside(self.where / SOCKET)
         run = given.run.run_id
-        self._fetcher = Fetcher(self._runtime, run, lambda name: self._parts.get(run, name), self._parts.news)
+        self._fetcher = Fetcher(
+            self._runtime, run, lambda name: self._parts.get(run, name), self._parts.news,
+            partial(file_from, self.where / FILES),
+        )  # fmt: skip
         self._beat = HeartbeatSender(self._heartbeat)
         self._beat.start()
 

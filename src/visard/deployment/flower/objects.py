@@ -30,7 +30,8 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, inflate_object_from_contents
 
 from visard.deployment.flower.part import MOST_PARTS
-from visard.engines.codec import ALIGNED, MAX_BYTES, largest_at
+from visard.engines.codec import MAX_BYTES
+from visard.engines.frame import ALIGNED, largest_at
 from visard.engines.records import cuts, head_of, name_of
 from visard.errors import VisardError
 from visard.processes import SHORT, Data, Filed
@@ -173,6 +174,7 @@ class Shelf:
     whole: dict[str, Any] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)  # of the parts of whole ones
     coming: dict[str, Coming] = field(default_factory=dict)
+    given: Callable[[list[str]], Any] = lambda _: None  # the payload with these parts, if it need not come in parts
 
     def keep(self, names: Collection[str]) -> None:
         """Let go of everything that is not part of a message."""
@@ -219,6 +221,10 @@ def _payload(name: str, content: bytes, children: list[str], pull: Callable[[str
     """The bytes of an array; as far as they come they stay on the shelf."""
     body = json.loads(content[content.find(HEAD_BODY_DIVIDER) + len(HEAD_BODY_DIVIDER) :])
     names = [children[int(place)] for place in body["arraychunk_ids"]]
+    if (given := shelf.given(names) if len(names) > 1 else None) is not None:
+        _check_size(len(given))
+        shelf.names[name] = names
+        return given
     coming = shelf.coming.setdefault(name, Coming(shelf.new()))
     new = list(dict.fromkeys(n for n in names[coming.parts :] if n not in coming.places))
     parts = in_order(lambda part: _bare(pull(part)), new)

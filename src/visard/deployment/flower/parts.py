@@ -45,7 +45,7 @@ class Parts:
             return REFUSED, ()
         if counted and self._over(part):
             return OVER, ()
-        with self._store.coming(part.name, body):
+        with self._store.coming(part.name, body, filed=counted):
             stored = self._link.store_object(part.run, part.session, part.name, b"")
         if not stored:
             return GONE, ()

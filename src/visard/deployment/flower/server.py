@@ -39,6 +39,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.client_hello import Proofs
 from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower.handover import FILES, Giver
 from visard.deployment.flower.part import Part
 from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, whole
 from visard.deployment.flower.register import Register, tls_context
@@ -305,13 +306,16 @@ def serve(
     guarded.prove = listener.prove
     register = Register(keys, state, link, guarded.admit, listener, say, guarded.heard)
     watched = Health(health, register.health) if health else None
+    giver = Giver(_inside_socket(state / FILES), store.whole)
     settle()
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
             control = uvicorn.Server(uvicorn.Config(Inside(app, parts), **quiet))
             runner.run(_serve(control, inside, fleet, register, ready))
     finally:
-        (state / SOCKET).unlink(missing_ok=True)
+        giver.close()
+        for path in (state / SOCKET, state / FILES):
+            path.unlink(missing_ok=True)
         store.close()
         if watched is not None:
             watched.close()
@@ -396,7 +400,7 @@ async def _serve(
 
 
 def _inside_socket(path: Path) -> socket.socket:
-    """The Unix socket of the control and runtime paths; only this account can open it."""
+    """A Unix socket for runs on this machine; only this account can open it."""
     if len(str(path)) > 100:
         raise UsageError(f"--state {path.parent}: the path is too long for a Unix socket")
     inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,4 +1,5 @@
-"""What the server holds of messages: in memory up to a bound, and beyond it in a file that has no name."""
+"""What the server holds of messages: long payloads of parties in files of their own, the rest in memory up to a bound,
+and beyond it in one more file. No file has a name."""
 
 from __future__ import annotations
 
@@ -6,11 +7,10 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from flwr.app.message.arraychunk import ArrayChunk
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import HEAD_BODY_DIVIDER
 from flwr.supercore.inflatable.inflatable_object import get_object_id, iterate_object_tree
@@ -19,9 +19,13 @@ from flwr.supercore.object_store import NoObjectInStoreError
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 
 from visard.deployment.flower.part import MOST_PARTS
+from visard.deployment.flower.payloads import Payloads
+from visard.engines.records import head_of
+from visard.processes import Filed
 
 IN_MEMORY = 2**29  # bytes
 SMALL = 2**16  # bytes of a part that always stays in memory
+HEAD = 200  # bytes that the head of a part has at most, if it is a chunk of an array
 ELSEWHERE = b"\0"  # the content of a part, as Flower has it
 
 
@@ -43,6 +47,7 @@ class Store(InMemoryObjectStore):
         self._end = 0
         self._pieces: dict[str, Sequence[bytes]] = {}  # in memory
         self._coming = threading.local()
+        self._payloads, self._filed = Payloads(folder, self.lock_store), set[str]()  # and parts that are in their files
         self._sizes: dict[str, int] = {}  # of what was announced: parts in the tree below a part
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
@@ -60,6 +65,7 @@ class Store(InMemoryObjectStore):
                     raise ValueError(f"a message has more than {MOST_PARTS} parts")
             new = super().preregister(run_id, object_tree)
             self._sizes |= sizes
+            self._payloads.announced(object_tree)
             return new
 
     def close(self) -> None:
@@ -73,25 +79,34 @@ class Store(InMemoryObjectStore):
         return sum(length for _, length in self._places.values())
 
     @contextmanager
-    def coming(self, object_id: str, pieces: Sequence[bytes]) -> Iterator[None]:
-        """Within this, what this thread puts in under a name are these pieces, which the caller has hashed."""
-        self._coming.part = object_id, pieces
+    def coming(self, object_id: str, pieces: Sequence[bytes], filed: bool = False) -> Iterator[None]:
+        """Within this, what this thread puts in under a name are these pieces, which the caller has hashed.
+
+        `filed`: parts of a long payload go into its file, which is not written under the locks of Flower.
+        """
+        pieces = pieces if pieces and len(pieces[0]) >= HEAD else [b"".join(pieces)]
+        written, length = False, sum(map(len, pieces))
+        if filed and length >= SMALL and _is_chunk(pieces, length):
+            with suppress(OSError):  # then it is put where there is room
+                written = self._payloads.write(object_id, pieces)
+        self._coming.part = object_id, pieces, written
         try:
             yield
         finally:
             del self._coming.part
 
     def put(self, object_id: str, object_content: bytes) -> None:
-        name, pieces = getattr(self._coming, "part", ("", ()))
+        name, pieces, filed = getattr(self._coming, "part", ("", (), False))
         if name == object_id:
-            return self._put(object_id, pieces)
+            return self._put(object_id, pieces, filed)
         if get_object_id(object_content) != object_id:
             raise ValueError(f"the content of part {object_id} is another one")
         return self._put(object_id, [object_content])
 
-    def _put(self, object_id: str, pieces: Sequence[bytes]) -> None:
+    def _put(self, object_id: str, pieces: Sequence[bytes], filed: bool = False) -> None:
         length = sum(map(len, pieces))
-        _check_form(pieces, length)
+        if not _is_chunk(pieces, length):
+            validate_object_content(b"".join(pieces))
         with self.lock_store:
             entry = self.store.get(object_id)
             if entry is None:
@@ -99,6 +114,9 @@ class Store(InMemoryObjectStore):
             if entry.is_available:
                 return
             entry.content, entry.is_available = ELSEWHERE, True
+            if filed and self._payloads.has(object_id):
+                self._filed.add(object_id)
+                return
             if length < SMALL or self.held + length <= self.most:
                 self.held += length
                 self._pieces[object_id] = pieces
@@ -132,10 +150,19 @@ class Store(InMemoryObjectStore):
     def get_pieces(self, object_id: str) -> Sequence[bytes] | None:
         """The content of a part in pieces; None where it is not here, or not yet."""
         with self.lock_store:
+            if object_id in self._filed:
+                return self._payloads.pieces(object_id)
             if object_id in self._places and self._file is not None:
                 place, length = self._places[object_id]
                 return [os.pread(self._file.fileno(), length, place)]
             return self._pieces.get(object_id)
+
+    def whole(self, names: Sequence[str]) -> Filed | None:
+        """The file of the payload that has these parts; None if it is not in one, or not all of it is here."""
+        with self.lock_store, suppress(OSError):
+            if all((entry := self.store.get(name)) is not None and entry.is_available for name in names):
+                return self._payloads.whole(names, lambda name: self.get_pieces(name) or [])
+        return None
 
     def delete(self, object_id: str) -> None:
         with self.lock_store:
@@ -144,6 +171,10 @@ class Store(InMemoryObjectStore):
             if entry is None or object_id in self.store:
                 return
             self._sizes.pop(object_id, None)
+            self._payloads.dropped(object_id)
+            if object_id in self._filed:
+                self._filed.discard(object_id)
+                return
             if object_id not in self._places:
                 self.held -= sum(map(len, self._pieces.pop(object_id, ())))
                 return
@@ -154,9 +185,7 @@ class Store(InMemoryObjectStore):
                 self._free, self._end = {}, 0
 
 
-def _check_form(pieces: Sequence[bytes], length: int) -> None:
-    """Refuse what is no part of a message. Nearly all long parts are chunks of an array: of these the head says it."""
-    head = pieces[0][: pieces[0].find(HEAD_BODY_DIVIDER, 0, 200) + 1] if pieces else b""
-    chunk = b"%s  %d%s" % (ArrayChunk.__qualname__.encode(), length - len(head), HEAD_BODY_DIVIDER)
-    if head != chunk:
-        validate_object_content(b"".join(pieces))
+def _is_chunk(pieces: Sequence[bytes], length: int) -> bool:
+    """Whether this is a chunk of an array, as nearly all long parts of messages are: its head says it."""
+    head = pieces[0][: pieces[0].find(HEAD_BODY_DIVIDER, 0, HEAD) + 1] if pieces else b""
+    return head == head_of(length - len(head))
