@@ -137,6 +137,9 @@ def test_personal_rows_with_the_clients_own_pictures_alone(network: Path, tmp_pa
     tuned: Any = rows["FedAvg, fine-tune"].method
     assert (tuned.rounds, tuned.personalise.stage, tuned.public.used, tuned.branch.weight) == (0, "finetune", False, 0)
     assert Path(str(rows["FedAvg, fine-tune"].model.weights)).parent.parent.name == "FedAvg"
+    kept: Any = rows["KD, class vectors kept"].method
+    assert (kept.rounds, kept.personalise.vectors) == (full.rounds, "kept")
+    assert replace(kept, rounds=0) == rows["KD"].method
     (table,) = (t for t in plan.tables if t.title.startswith("Table 2"))
     for other in ("FedAvg, fine-tune", "Ditto", "FedRep", "FedBABU"):
         assert {("+ branch", other), ("FedAvg + branch", other)} <= set(table.compare)
