@@ -140,6 +140,8 @@ def test_personal_rows_with_the_clients_own_pictures_alone(network: Path, tmp_pa
     kept: Any = rows["KD, class vectors kept"].method
     assert (kept.rounds, kept.personalise.vectors) == (full.rounds, "kept")
     assert replace(kept, rounds=0) == rows["KD"].method
+    rates = {name: rows[name].method.training.lr for name in ("pooled", "Ditto", "FedRep", "FedBABU")}  # type: ignore[attr-defined]
+    assert rates == {"pooled": 0.01, "Ditto": 0.2, "FedRep": 0.2, "FedBABU": 0.001}, "chosen on other seeds"
     (table,) = (t for t in plan.tables if t.title.startswith("Table 2"))
     for other in ("FedAvg, fine-tune", "Ditto", "FedRep", "FedBABU"):
         assert {("+ branch", other), ("FedAvg + branch", other)} <= set(table.compare)
