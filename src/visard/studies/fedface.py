@@ -124,10 +124,16 @@ def plan(scale: Scale, model: str = "") -> Plan:
     given = scales("fedface")[scale]
     rates = tuple(_at_rate(name, lr) for lr in given.get("vectors_lr", ()) for name in (TRAINABLE, FEDFACE))
     rows = ("pretrain", CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE, *rates)
-    compare = ((FEDFACE, "pretrain"), (FEDFACE, RANDOM), (FEDFACE, TRAINABLE), (FEDFACE, ALONE), (CENTRAL, FEDFACE))
+    compare: tuple[tuple[str, str], ...] = (
+        (FEDFACE, "pretrain"),
+        (FEDFACE, RANDOM),
+        (FEDFACE, TRAINABLE),
+        (FEDFACE, ALONE),
+        (CENTRAL, FEDFACE),
+    )
     compare += tuple((row, "pretrain") for row in (CENTRAL, RANDOM, TRAINABLE, ALONE, *rates))
     compare += tuple((_at_rate(FEDFACE, lr), _at_rate(TRAINABLE, lr)) for lr in given.get("vectors_lr", ()))
-    tables = (
+    tables: tuple[Table, ...] = (
         Table("Table 1 on people not seen in training", rows, UNSEEN, compare=compare),
         Table("Table 1 as printed: LFW, IJB-A and IJB-C", rows, PRINTED, paper("fedface")),
         Table("Figure 5: pairs of one person of LFW, against the pre-trained network", rows[1:], PAIRS),
