@@ -125,6 +125,40 @@ def test_the_cosface_branch_has_a_weight_of_its_own(network: Path, tmp_path: Pat
     assert replace(own, branch=ours.branch, personalise=ours.personalise) == ours, "nothing else differs"
 
 
+def test_personal_rows_with_the_clients_own_pictures_alone(network: Path, tmp_path: Path) -> None:
+    """The branch without public pictures, and fine-tuning after FedAvg, beside Ditto, FedRep and FedBABU."""
+    plan = find("fedfr-joint", "real", network)
+    rows = {j.row.name: j.settings() for j in jobs_of(plan, [0], tmp_path)}
+    full: Any = rows["+ branch"].method
+    branch: Any = rows["FedAvg + branch"].method
+    assert (branch.public.used, branch.contrast.weight, branch.branch) == (False, 0, full.branch)
+    like = replace(branch, public=full.public, contrast=full.contrast, personalise=full.personalise)
+    assert like == full, "nothing else differs"
+    tuned: Any = rows["FedAvg, fine-tune"].method
+    assert (tuned.rounds, tuned.personalise.stage, tuned.public.used, tuned.branch.weight) == (0, "finetune", False, 0)
+    assert Path(str(rows["FedAvg, fine-tune"].model.weights)).parent.parent.name == "FedAvg"
+    kept: Any = rows["KD, class vectors kept"].method
+    assert (kept.rounds, kept.personalise.vectors) == (full.rounds, "kept")
+    assert replace(kept, rounds=0) == rows["KD"].method
+    rates = {name: rows[name].method.training.lr for name in ("pooled", "Ditto", "FedRep", "FedBABU")}  # type: ignore[attr-defined]
+    assert rates == {"pooled": 0.01, "Ditto": 0.2, "FedRep": 0.2, "FedBABU": 0.001}, "chosen on other seeds"
+    (table,) = (t for t in plan.tables if t.title.startswith("Table 2"))
+    for other in ("FedAvg, fine-tune", "Ditto", "FedRep", "FedBABU"):
+        assert {("+ branch", other), ("FedAvg + branch", other)} <= set(table.compare)
+
+
+def test_figures_of_fedfr_joint_and_fedface_are_tables_too(network: Path) -> None:
+    """So that they have intervals."""
+    joint = {t.title: t for t in find("fedfr-joint", "real", network).tables}
+    assert joint["Figure 3 in numbers"].compare == tuple(
+        (f"threshold {t:g}", "+ hard negatives") for t in (0.2, 0.3, 0.5)
+    )
+    assert ("FedFR, 5 each", "FedFace, 5 each") in joint["Figure 4 in numbers"].compare
+    (fedface,) = (t for t in find("fedface", "real", network).tables if t.title == "Figure 4 in numbers")
+    assert ("FedAvg, common head, 300 clients", "FedAvg, common head, 1 client") in fedface.compare
+    assert len(fedface.compare) == 3 * 4
+
+
 def test_negatives_differ_from_fl_in_negatives_alone(network: Path, tmp_path: Path) -> None:
     rows = {j.row.name: j.settings() for j in jobs_of(find("fedfr-da", "real", network), [0], tmp_path)}
     kinds: set[str] = set()

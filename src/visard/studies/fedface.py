@@ -124,8 +124,16 @@ def plan(scale: Scale, model: str = "") -> Plan:
     given = scales("fedface")[scale]
     rates = tuple(_at_rate(name, lr) for lr in given.get("vectors_lr", ()) for name in (TRAINABLE, FEDFACE))
     rows = ("pretrain", CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE, *rates)
-    compare = ((FEDFACE, "pretrain"), (FEDFACE, RANDOM), (FEDFACE, TRAINABLE), (FEDFACE, ALONE), (CENTRAL, FEDFACE))
-    tables = (
+    compare: tuple[tuple[str, str], ...] = (
+        (FEDFACE, "pretrain"),
+        (FEDFACE, RANDOM),
+        (FEDFACE, TRAINABLE),
+        (FEDFACE, ALONE),
+        (CENTRAL, FEDFACE),
+    )
+    compare += tuple((row, "pretrain") for row in (CENTRAL, RANDOM, TRAINABLE, ALONE, *rates))
+    compare += tuple((_at_rate(FEDFACE, lr), _at_rate(TRAINABLE, lr)) for lr in given.get("vectors_lr", ()))
+    tables: tuple[Table, ...] = (
         Table("Table 1 on people not seen in training", rows, UNSEEN, compare=compare),
         Table("Table 1 as printed: LFW, IJB-A and IJB-C", rows, PRINTED, paper("fedface")),
         Table("Figure 5: pairs of one person of LFW, against the pre-trained network", rows[1:], PAIRS),
@@ -133,6 +141,17 @@ def plan(scale: Scale, model: str = "") -> Plan:
             "Figure 5 on people not seen in training: pairs of one person, against the pre-trained network",
             rows[1:],
             UNSEEN_PAIRS,
+        ),
+    )
+    alone, *more = given["clients"]
+    names = {kind: [_fedavg_name(n, kind) for n in more] for kind in FEDAVG}
+    fewest = {kind: _fedavg_name(alone, kind) for kind in FEDAVG}
+    tables += (
+        Table(
+            "Figure 4 in numbers",
+            tuple(name for kind in FEDAVG for name in (fewest[kind], *names[kind])),
+            UNSEEN,
+            compare=tuple((name, fewest[kind]) for kind in FEDAVG for name in names[kind]),
         ),
     )
     series = {kind: tuple((float(n), _fedavg_name(n, kind)) for n in given["clients"]) for kind in FEDAVG}
