@@ -71,8 +71,10 @@ def test_rates_of_class_vectors_and_steps_of_adaptation(network: Path, tmp_path:
         assert found[name].vectors_lr == 0.3  # type: ignore[attr-defined]
     meta = {j.row.name: j.settings().method for j in jobs_of(find("hf-maml", "real", network), [0], tmp_path)}
     for alpha in (0.01, 0.1, 0.5):
-        name = "equal HF-MAML local" if alpha == 0.01 else f"equal HF-MAML local, exact, alpha {alpha:g}"
-        assert meta[name].training.alpha == alpha  # type: ignore[attr-defined]
+        probed = "equal HF-MAML local" if alpha == 0.01 else f"equal HF-MAML local, alpha {alpha:g}"
+        for name, order in ((probed, "hessian-free"), (f"equal HF-MAML local, exact, alpha {alpha:g}", "exact")):
+            training: Any = meta[name].training  # type: ignore[attr-defined]
+            assert (training.alpha, training.order, training.delta) == (alpha, order, 0.001), name
 
 
 def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path) -> None:
@@ -172,6 +174,8 @@ def test_negatives_differ_from_fl_in_negatives_alone(network: Path, tmp_path: Pa
         public = [one.path for one in s.data.sets if one.role == "public"]
         assert public == (["celeba-public"] if method.negatives == "public" else []), name
     assert kinds == {"class_vectors", "corrected", "noisy", "public"}
+    once: Any = rows["L FL, negatives shown once"].method
+    assert once.negatives_by.noise * 2 < 1e-5, "a row of length 1 is shown as it is, as with noisy once in a run"
     (table,) = (t for t in find("fedfr-da", "real", network).tables if t.title == "Negatives from other clients, L")
     assert {("L FL, negatives public", other) for other in ("L FL", "L Fine-tune")} <= set(table.compare)
 

@@ -109,10 +109,20 @@ def _exact(alpha: float) -> str:
     return f"local, exact, alpha {alpha:g}"
 
 
+def _probed(alpha: float) -> str:
+    """The paper's two probes with another alpha than the paper's."""
+    return f"local, alpha {alpha:g}"
+
+
+def _larger(alphas: tuple[float, ...]) -> dict[str, float]:
+    """Rows with another alpha or order than HF-MAML's own, and their alpha."""
+    probed = {_probed(alpha): alpha for alpha in alphas if alpha != RATE}
+    return dict.fromkeys(ORDERS, 0.1) | {_exact(alpha): alpha for alpha in alphas} | probed
+
+
 def _variants(partition: str, alphas: tuple[float, ...] = ()) -> list[tuple[str, str]]:
     """Methods and heads: the paper's, then those that tell meta-learning from its number of steps."""
-    beside = [("FedAvg", SAME_STEPS), ("FedAvg", PLAIN), ("HF-MAML", EXACT), ("HF-MAML", FIRST)]
-    beside += [("HF-MAML", _exact(alpha)) for alpha in alphas]
+    beside = [("FedAvg", SAME_STEPS), ("FedAvg", PLAIN), *(("HF-MAML", row) for row in _larger(alphas))]
     beside += [(method, "") for method in PERSONAL]
     return [*((m, h) for m in ("FedAvg", "HF-MAML") for h in _heads(partition)), *beside]
 
@@ -120,8 +130,8 @@ def _variants(partition: str, alphas: tuple[float, ...] = ()) -> list[tuple[str,
 def _row(scale: Scale, given: dict[str, Any], partition: str, method: str, head: str) -> Row:
     norm = () if scale == REAL else (TRAINED_NORM,)
     begun = () if scale == "paper" else ("model.weights={start}/model.safetensors", *norm)
-    larger = {_exact(alpha): alpha for alpha in given.get("alphas", ())} | dict.fromkeys(ORDERS, 0.1)
-    orders = dict.fromkeys(larger, "exact") | ORDERS
+    alphas = tuple(given.get("alphas", ()))
+    larger, orders = _larger(alphas), dict.fromkeys(map(_exact, alphas), "exact") | ORDERS
     split = "partition.split=[0.7,0.1,0.2]" if scale == "paper" else "partition.split=[0.6,0.0,0.4]"
     evaluation = (
         "evaluation.impostors=all", "evaluation.bootstrap=0", "evaluation.pairs=600", "evaluation.tuning.batches=5",
@@ -193,13 +203,11 @@ def _table(
     )
     compare = [(f"{partition} HF-MAML {h}", f"{partition} FedAvg {h}") for h in _heads(partition)]
     compare.append((f"{partition} HF-MAML local", f"{partition} FedAvg {SAME_STEPS}"))
-    compare += [
-        (f"{partition} HF-MAML {h}", f"{partition} FedAvg {PLAIN}")
-        for h in ("local", EXACT, FIRST, *map(_exact, alphas))
-    ]
-    if given:  # what training brought, before and after tuning
+    compare += [(f"{partition} HF-MAML {h}", f"{partition} FedAvg {PLAIN}") for h in ("local", *_larger(alphas))]
+    if given:  # what training brought, before and after tuning, and what other ways to a model of one's own do
+        compare += [(row, f"{partition} FedAvg local") for row in rows if row.split()[1] in PERSONAL]
         rows = (f"{partition} {NOT_TRAINED}", *rows)
-        compare += [(row, rows[0]) for row in rows[1:] if row.endswith(" local")]
+        compare += [(row, rows[0]) for row in rows[1:] if row.endswith((" local", PLAIN))]
     if partition != "equal":
         compare += [(f"{partition} {m} regularised", f"{partition} {m} local") for m in ("FedAvg", "HF-MAML")]
     title = f"Table {number}: {tar}, {what}, {partition} partition, impostors of {IMPOSTORS[whose]}"
