@@ -190,8 +190,8 @@ def test_a_default_policy_refuses_clients_in_turn_in_one_line(tmp_path: Path, de
     deployed.end("node-2")
     try:
         deployed.start("node-2", [str(default) if part.endswith("policy.toml") else part for part in loose])
-        settings = ("partition.clients=3", "method.in_turn=2", *far(deployed, 20.0))
-        with pytest.raises(VisardError, match="waited 20 s for client-001"):
+        settings = ("partition.clients=3", "method.in_turn=2", *far(deployed, 40.0))
+        with pytest.raises(VisardError, match="waited 40 s for client-001"):
             run("fedavg", tmp_path / "run", *settings, watcher=heard)
         assert "node-2 cannot take part: this party wants 2 parties in an average, at least (bounds.parties)" in (
             heard.problems
@@ -272,8 +272,8 @@ def test_a_server_that_dies_ends_the_run_with_one_line(tmp_path: Path, deployed:
 
 def test_too_few_nodes_are_waited_for_and_then_named(tmp_path: Path, deployed: Deployment) -> None:
     begun = time.monotonic()
-    with pytest.raises(VisardError, match=r"3 of 4 clients are connected, 4 are needed; waited 4 s for client-003"):
-        run("fedavg", tmp_path / "run", *far(deployed, 4.0), "partition.clients=4")
+    with pytest.raises(VisardError, match=r"3 of 4 clients are connected, 4 are needed; waited 20 s for client-003"):
+        run("fedavg", tmp_path / "run", *far(deployed, 20.0), "partition.clients=4")
     assert time.monotonic() - begun < 60
 
 
