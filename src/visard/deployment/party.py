@@ -226,7 +226,7 @@ class Party:
             if watch is not None:
                 watch.serial = payload.serial
             if len(payload) > LARGE:
-                give_back_memory(len(payload) + LARGE)
+                give_back_memory(len(payload) + LARGE // 4)
         reply = perform(world, step, replace(request, message=message), self.states, True, watch, given)
         if wrong := undeclared(step, message, reply.value, world.statistics):
             name, reason = wrong  # the reason may quote data that must not leave
