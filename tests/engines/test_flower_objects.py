@@ -36,7 +36,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
 from visard.deployment.flower import client, objects, server
-from visard.deployment.flower import payloads as payloads_of_parties
+from visard.deployment.flower import store as store_of_server
 from visard.deployment.flower.client import Fleet
 from visard.deployment.flower.handover import FILES, Giver, file_from
 from visard.deployment.flower.link import parts, record
@@ -347,7 +347,7 @@ def test_no_payload_is_written_over_the_parts_of_another(tmp_path: Path) -> None
 
 
 def test_parts_find_room_elsewhere_when_there_are_files_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payloads_of_parties, "MOST", 1)
+    monkeypatch.setattr(store_of_server, "MOST_FILES", 1)
     store, one, other = Store(tmp_path), Sent(RANDOM), Sent(os.urandom(2 * CHUNK))
     filed_at(store, one)
     filed_at(store, other)

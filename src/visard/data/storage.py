@@ -372,10 +372,15 @@ class FaceSetWriter:
             self.abort()
 
 
+def is_of_set(path: Path, header: str = HEADER) -> bool:
+    """Whether a file may be one of a set, by its name."""
+    return path.suffix == ".npy" or path.name == header
+
+
 def others(folder: Path, header: str = HEADER) -> list[str]:
     """Names in a folder that are no files of a set."""
     left = re.compile(rf"\.{re.escape(header)}\.\d+\.tmp")  # by a writer that was killed
-    own = [p for p in folder.iterdir() if p.is_file() and (p.suffix == ".npy" or p.name == header)]
+    own = [p for p in folder.iterdir() if p.is_file() and is_of_set(p, header)]
     return sorted(p.name for p in folder.iterdir() if p not in own and not left.fullmatch(p.name))
 
 

@@ -33,7 +33,7 @@ from visard.data.joined import RESERVED
 from visard.data.partition_kinds import pictures_of
 from visard.data.sources.catalog import data_folder
 from visard.data.sources.importing import import_faces
-from visard.data.storage import HEADER
+from visard.data.storage import HEADER, is_of_set
 from visard.engines.watchers import Watcher, Watchers
 from visard.engines.world import CLASS_VECTORS
 from visard.errors import UsageError, VisardError
@@ -255,7 +255,7 @@ def _remove(folder: Path, faces: bool = True) -> None:
             (inner / ".lock").unlink(missing_ok=True)
             inner.rmdir()
     for path in sorted((folder / "faces").glob("*/*")) if faces else ():
-        if path.suffix == ".npy" or path.name == HEADER:
+        if is_of_set(path):
             path.unlink()
     for path in sorted((folder / "faces").glob("*")) if faces else ():
         with suppress(OSError):
@@ -272,7 +272,7 @@ def _check_own(folder: Path) -> None:
         raise UsageError(f"{folder / 'adapt.json'} is of no adaptation: nothing is removed there, give another --out")
     for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
         name = path.relative_to(folder)
-        of_set = len(name.parts) == 3 and name.parts[0] == "faces" and (path.suffix == ".npy" or path.name == HEADER)
+        of_set = len(name.parts) == 3 and name.parts[0] == "faces" and is_of_set(path)
         if str(name) not in (*WRITTEN, ".lock") and name.parts[0] != "run" and not of_set and path.suffix != ".tmp":
             raise UsageError(f"{folder} holds {name}, which no adaptation wrote: nothing is removed there")
     inner = folder / "run"
