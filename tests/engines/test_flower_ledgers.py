@@ -8,6 +8,7 @@ import random
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,21 @@ def test_after_a_kill_the_records_agree(there: Deployment, undisturbed: Path, tm
     for name in ("ledger.json", "model.safetensors"):
         assert (out / name).read_bytes() == (undisturbed / name).read_bytes()
     assert json.loads((out / "metrics.json").read_text()) == json.loads((undisturbed / "metrics.json").read_text())
+
+
+def test_a_run_that_is_killed_while_it_sends_holds_up_no_party(there: Deployment, tmp_path: Path) -> None:
+    """The party has a message whose parts never come. It goes on, and at once: the next run waits for 20 seconds."""
+    sets = settings(there, "engine.wait=20")
+    killed = (
+        "import os, time, visard\nfrom visard.deployment.flower import driver\n"
+        "driver.push = lambda *_: (time.sleep(2), os.kill(os.getpid(), 9))\n"  # by then the party has the message
+        f"visard.run('fedavg', out={str(tmp_path / 'killed')!r}, overrides={sets!r})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", killed], env={**os.environ, "PYTHONPATH": there.paths}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    visard.run("fedavg", out=tmp_path / "next", overrides=sets)
+    assert [name for name, process in there.processes.items() if process.poll() is not None] == []
+    assert any("its run is over" in there.log(f"node-{number}") for number in ROLES)
 
 
 def test_a_secure_run_survives_kills_of_run_party_and_server(there: Deployment, tmp_path: Path) -> None:

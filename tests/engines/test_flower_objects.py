@@ -34,11 +34,12 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from tests.engines.deployed import until
 
 from visard.deployment.flower import client, objects, server
 from visard.deployment.flower import store as store_of_server
 from visard.deployment.flower.client import Fleet
-from visard.deployment.flower.handover import FILES, Giver, file_from
+from visard.deployment.flower.handover import FILES, Giver, file_from, stay
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
 from visard.deployment.flower.part import GONE, TAKEN, Part
@@ -288,7 +289,8 @@ def test_a_long_payload_of_a_party_is_a_file_that_a_run_gets(tmp_path: Path) -> 
     contents = {name: found.deflate() for name, found in sent.objects.items()}
     assert {name: store.get(name) for name in sent.objects} == contents, "parts are there too"
     listening = server._inside_socket(tmp_path / FILES)
-    giver = Giver(listening, store.whole)
+    ended: list[int] = []
+    giver = Giver(listening, store.whole, ended.append)
     pulled: list[str] = []
 
     def pull(name: str) -> bytes:
@@ -306,6 +308,12 @@ def test_a_long_payload_of_a_party_is_a_file_that_a_run_gets(tmp_path: Path) -> 
     place = torch.frombuffer(payload, dtype=torch.uint8).data_ptr()
     assert place <= found["a"].data_ptr() < place + len(payload), "and decodes it without a copy"
     assert file_from(tmp_path / FILES, sent.chunks) is None, "it is gone"
+    here = stay(tmp_path / FILES, 17)
+    assert here is not None
+    assert file_from(tmp_path / FILES, sent.chunks) is None, "others are answered meanwhile"
+    assert ended == []
+    here.close()
+    until(lambda: ended == [17], "the server to know of the end of a run")
     giver.close()
     assert file_from(tmp_path / FILES, sent.chunks) is None, "nobody answers"
 

@@ -60,7 +60,7 @@ from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, s
 from visard.deployment.flower.answers import BadAnswer, bound
 from visard.deployment.flower.link import confirm, parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
-from visard.deployment.flower.part import GONE, NOT_YET, Part
+from visard.deployment.flower.part import GONE, NOT_YET, OVER, Part
 from visard.deployment.health import own_version
 from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
@@ -202,8 +202,8 @@ class Fleet:
                 if error.response.status_code == 409:
                     raise Refused(f"another process with this node's key has connected to {self.server}") from None
                 why = reason(error.response)
-                if error.response.status_code == 403:
-                    raise Refused(f"{self.server} does not accept this node's key: {why or 403}") from None
+                if error.response.status_code == 403 and why:
+                    raise Refused(f"{self.server} does not accept this node's key: {why}") from None
                 self.say(f"the server refused a call ({why or error.response.status_code}); connecting anew")
             except httpx.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
@@ -366,6 +366,8 @@ class Fleet:
             raise ObjectPushError(part.name, part.run, part.session)
         if answer.status_code == GONE:
             raise ObjectPullError(part.name, "the server does not have it any more")
+        if answer.status_code == OVER and not part.session and not reason(answer):
+            raise ObjectPullError(part.name, "its run is over")
         if answer.status_code == NOT_YET:
             raise ObjectUnavailableError(part.name)
         answer.raise_for_status()

@@ -49,7 +49,7 @@ from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
 from visard.deployment.certificates import NAME
-from visard.deployment.flower.handover import FILES, file_from
+from visard.deployment.flower.handover import FILES, file_from, stay
 from visard.deployment.flower.inside import PartsInside
 from visard.deployment.flower.link import TYPE, GridLink, confirm, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, puller, push
@@ -218,6 +218,7 @@ class DeploymentLink(GridLink, PartyLink):
         self.grid.set_run(run_from_proto(given.run))
         self._parts = PartsInside(self.where / SOCKET)
         run = given.run.run_id
+        self._here = stay(self.where / FILES, run)
         self._fetcher = Fetcher(
             self._runtime, run, lambda name: self._parts.get(run, name), self._parts.news,
             partial(file_from, self.where / FILES),
@@ -407,6 +408,8 @@ class DeploymentLink(GridLink, PartyLink):
             self._runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=SubStatus.COMPLETED, details=""))
         self._runtime.close()
         self._parts.close()
+        if self._here is not None:
+            self._here.close()
 
 
 def _bundle() -> bytes:

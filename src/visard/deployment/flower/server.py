@@ -18,6 +18,7 @@ from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from flwr.common.constant import (
     SYSTEM_TIME_TOLERANCE,
     TIMESTAMP_HEADER,
     TIMESTAMP_TOLERANCE,
+    SubStatus,
 )
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
@@ -306,7 +308,7 @@ def serve(
     guarded.prove = listener.prove
     register = Register(keys, state, link, guarded.admit, listener, say, guarded.heard)
     watched = Health(health, register.health) if health else None
-    giver = Giver(_inside_socket(state / FILES), store.whole)
+    giver = Giver(_inside_socket(state / FILES), store.whole, partial(_end_run, link))
     settle()
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
@@ -366,6 +368,16 @@ def _outlive_kills(link: InMemoryLinkState) -> None:
 
     link.activate_node = again  # type: ignore[method-assign]
     link.get_message_res = whole  # type: ignore[method-assign]
+
+
+def _end_run(link: InMemoryLinkState, number: int) -> None:
+    """A run has ended. If it did not say so it was killed, and parties must not wait for the rest of a request.
+
+    Flower would let them wait until the run has missed its signs of life, which takes a minute.
+    """
+    run = link.run_ids.get(number)
+    if run is not None and link.finish_task(int(run.run.primary_task_id or 0), SubStatus.FAILED, "its process ended"):
+        link.cleanup_run(number)
 
 
 async def _serve(
