@@ -318,6 +318,8 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
         del method["head_start"]
     if method.get("in_turn") == 1:
         del method["in_turn"]
+    if method.get("refresh_head") is False:
+        del method["refresh_head"]
     if method.get("target_batch") == 0:
         del method["target_batch"]
     if method.get("target_dropout"):

@@ -243,20 +243,31 @@ def test_settings_are_checked(wrong: dict[str, float]) -> None:
         load("hf-maml", [f"evaluation.tuning.{name}={value}" for name, value in wrong.items()])
 
 
+@pytest.mark.parametrize("head", ["means", "refreshed"])
 @pytest.mark.parametrize("kind", ["fedavg", "hf-maml"])
-def test_a_head_that_starts_from_class_means(tmp_path: Path, kind: str) -> None:
-    """With no training to speak of, a client's head is the mean direction of its people's features."""
+def test_a_head_that_starts_from_class_means(tmp_path: Path, kind: str, head: str) -> None:
+    """With no training to speak of, a client's head is the mean direction of its people's features.
+
+    With `refresh_head` under the weights of that round, whatever the head was before.
+    """
     world = toy_world(tmp_path)
+    named: dict[str, Any] = {"head_start": "means"} if head == "means" else {"refresh_head": True}
     method: Method[Any] = (
-        FedAvg(training=Training(lr=1e-12), head_start="means")
+        FedAvg(training=Training(lr=1e-12), **named)
         if kind == "fedavg"
-        else HFMaml(training=MetaTraining(beta=1e-12, alpha=0.0, steps=1), head_start="means")
+        else HFMaml(training=MetaTraining(beta=1e-12, alpha=0.0, steps=1), **named)
     )
     net = toy_engine(tmp_path, world)
     net.begin("federate", 0)
     server = method.start(world.setup())
-    method.stages()[0].run(server, net)
     name = world.training[0]
+    if head == "refreshed":
+        method.stages()[0].run(server, net)
+        first = net.states.client_state(name)["head"]["weight"]
+        net.begin("federate", 1)
+        server = replace(server, theta={k: v + 0.1 if v.dtype == torch.float32 else v for k, v in server.theta.items()})
+    method.stages()[0].run(server, net)
+    assert head == "means" or not torch.allclose(first, net.states.client_state(name)["head"]["weight"], atol=0.1)
     train = world.clients[name].train
     model = world.network()
     load_weights(model, server.theta)

@@ -176,13 +176,19 @@ HeadStart = Literal["random", "means"]  # where a head of a client's own starts
 
 
 def client_head(
-    client: Client, settings: HeadSettings, W: Tensor | None, model: nn.Module, start: HeadStart = "random"
+    client: Client,
+    settings: HeadSettings,
+    W: Tensor | None,
+    model: nn.Module,
+    start: HeadStart = "random",
+    refresh: bool = False,
 ) -> tuple[Head, Tensor, Tensor | None]:
     """The head to train, the labels (n,) of the training pictures as its rows, and the mask of classes present.
 
-    W None: the head that the client keeps in its state, or a new one, with no mask; with start = "means" its rows are
-    the mean features of the client's identities as `model` gives them. W (identities, E): a global head; classes that
-    the client does not have are masked, so that their logits are -inf and their gradients 0.
+    W None: the head that the client keeps in its state, or a new one, with no mask. The rows of a new one with start =
+    "means", and of one that is kept with `refresh`, are the mean features of the client's identities as `model` gives
+    them. W (identities, E): a global head; classes that the client does not have are masked, so that their logits are
+    -inf and their gradients 0.
     """
     train = client.data.train
     labels = torch.from_numpy(train.labels)
@@ -191,13 +197,13 @@ def client_head(
         head.weight.data.copy_(W)
         rows = torch.from_numpy(train.classes)
         return head, rows[labels], torch.zeros(len(W), dtype=torch.bool).index_fill_(0, rows, True)
-    if "head" in client.state:
+    if kept := "head" in client.state:
         with torch.random.fork_rng(devices=[]):  # a new head draws random numbers, which this step must not notice
             head = settings.build(train.n_classes, client.embedding)
         load_weights(head, client.state["head"])
-        return head, labels, None
-    head = settings.build(train.n_classes, client.embedding)
-    if start == "means" and len(train):
+    else:
+        head = settings.build(train.n_classes, client.embedding)
+    if (refresh if kept else start == "means") and len(train):
         features = features_of(model, train, client.numerics.channels_last)
         head.weight.data.copy_(class_means(features, labels, train.n_classes))
     return head, labels, None

@@ -113,6 +113,7 @@ class Averaging(WithNegatives[Server]):
     share_head: bool = False  # True: one global head with absent classes masked; False: heads stay at home
     mask_absent: bool = True  # False: in a global head the people of other clients are negatives, and move
     head_start: HeadStart = "random"  # means: a head of a client's own starts at the mean features of its identities
+    refresh_head: bool = False  # from its second round on it goes on from the means under the weights that have come
     weighting: Literal["data", "uniform"] = "data"
     regularisation: NotNegative = 0.0  # C of Gansekoele et al. 2024, Eq. 4: how much features may drift within a round
     participation: Share = 1.0  # share of the clients that are asked in a round
@@ -124,6 +125,8 @@ class Averaging(WithNegatives[Server]):
             self.head.check_shared("method.share_head")
         if not (self.share_head or self.mask_absent):
             raise UsageError("method.mask_absent is about a global head: set method.share_head")
+        if self.share_head and self.refresh_head:
+            raise UsageError("method.refresh_head is for heads that stay at home: leave out method.share_head")
         if self.share_head and self.negatives != "none":
             raise UsageError("method.negatives is for heads that stay at home: leave out method.share_head")
         self.check_negatives(self.head)
@@ -195,7 +198,7 @@ class Averaging(WithNegatives[Server]):
     def local(self, client: Client, msg: Down) -> Up:
         model = client.network()
         load_weights(model, whole := msg.theta | msg.fixed | client.state.get("batch_norm", {}))
-        head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start)
+        head, labels, mask = client_head(client, self.head, msg.W, model, self.head_start, self.refresh_head)
         mask = mask if self.mask_absent else None
         drift = Drift(model, self.regularisation) if self.regularisation else None
         taught = self.against(client, head, model, whole, msg.negatives)
