@@ -316,6 +316,7 @@ def test_a_folder_in_the_place_of_a_file_is_refused(photos: Path, tmp_path: Path
         remove_people(folder, [GONE], new_receipt(tmp_path))
     assert (folder / "notes.txt").read_text() == "mine"
     assert GONE in FaceSet.open(folder).names
+    assert not (tmp_path / "receipt.json").exists(), "a receipt of what did not begin"
 
 
 @pytest.mark.parametrize("text", ["my letter", '{"state": "done"}', "[]"])
