@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,11 +43,12 @@ from visard.deployment.flower.handover import FILES, Giver, file_from, stay
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
 from visard.deployment.flower.part import GONE, TAKEN, Part
-from visard.deployment.flower.store import Store
+from visard.deployment.flower.store import SMALL, Store
 from visard.deployment.remote import set_aside
 from visard.engines.codec import decode, encode
+from visard.engines.frame import ALIGNED, largest_at
 from visard.engines.records import PART as CHUNK
-from visard.engines.records import name_of
+from visard.engines.records import head_of, name_of
 from visard.errors import VisardError
 from visard.processes import Filed
 
@@ -326,6 +327,44 @@ def test_a_file_is_given_only_when_all_of_its_parts_are_there(tmp_path: Path) ->
     assert read_of(store.whole(sent.chunks)) == sent.message.content.array_records["payload"]["payload"].data
     assert store.whole([sent.chunks[0], sent.chunks[2], sent.chunks[1], sent.chunks[3]]) is None, "another order"
     assert store.whole(["0" * 64, *sent.chunks]) is None
+
+
+@pytest.mark.parametrize("askew", [0, 1, 8])
+def test_a_file_in_which_numbers_do_not_lie_as_in_memory_is_not_taken(tmp_path: Path, askew: int) -> None:
+    data = bytes(encode({"a": torch.randn(1000)}))
+    start = -largest_at(data) % ALIGNED + askew
+    (tmp_path / "payload").write_bytes(bytes(start) + data)
+
+    def whole(names: Sequence[str]) -> Filed:
+        return Filed(os.open(tmp_path / "payload", os.O_RDONLY), len(data), start)
+
+    giver = Giver(server._inside_socket(tmp_path / FILES), whole, lambda number: None)
+    found = file_from(tmp_path / FILES, ["a part"])
+    giver.close()
+    assert (found is None) == (askew > 0)
+
+
+def test_a_payload_with_a_short_part_in_its_middle_is_no_file(tmp_path: Path) -> None:
+    """A party may cut its payload as it likes: there would be a hole after the short part."""
+    store, cut = Store(tmp_path), [os.urandom(size) for size in (CHUNK, SMALL, CHUNK)]
+    contents = [head_of(len(data)) + data for data in cut]
+    names = [get_object_id(content) for content in contents]
+    store.preregister(1, ObjectTree(object_id="f" * 64, children=[ObjectTree(object_id=name) for name in names]))
+    for name, content in zip(names, contents, strict=True):
+        with store.coming(name, [content], filed=True):
+            store.put(name, b"")
+    assert store.whole(names) is None
+    assert [store.get(name) for name in names] == contents
+
+
+def test_a_part_that_cannot_be_written_to_its_file_is_kept_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, sent = Store(tmp_path), Sent(RANDOM)
+    monkeypatch.setattr(os, "pwritev", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    filed_at(store, sent)
+    assert {name: store.get(name) for name in sent.objects} == {n: f.deflate() for n, f in sent.objects.items()}
+    assert not any(store._payloads.has(name) for name in sent.objects), "a place that is empty"
 
 
 def test_a_part_that_two_payloads_have_is_in_both_files(tmp_path: Path) -> None:

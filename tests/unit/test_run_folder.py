@@ -51,6 +51,14 @@ def test_a_run_with_a_server_optimiser_is_overwritten_whole(tmp_path: Path) -> N
     assert [p.name for p in (tmp_path / "run").iterdir()] == [".lock"]
 
 
+def test_what_a_run_with_real_parties_keeps_goes_too(folder: Path) -> None:
+    for name in ("secret.key", "sum.bin"):  # behind the noise of its sums; a secure sum that is not finished
+        (folder / "checkpoint" / name).write_bytes(b"secret")
+    check_removable(folder)
+    remove_written(folder)
+    assert [p.name for p in folder.iterdir()] == [".lock"]
+
+
 @pytest.mark.parametrize(
     "own",
     ["thesis.docx", "clients/notes.txt", "checkpoint/keep.me", "photos/anna.jpg", "runs/config.toml", ".env", "a.tmp"],
