@@ -10,8 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from tests.e2e.smoke import smoke
 from tests.toys import noise_faces, toy_engine, toy_world
 
+import visard
 from visard.config import load
 from visard.core import Client, Method, Weights
 from visard.data.augment import Augment, augment, to_float
@@ -317,3 +319,12 @@ def test_tuning_without_mirror_images(tmp_path: Path) -> None:
     assert plain.fingerprint() != other.fingerprint()
     client, theta = client_and_weights(tmp_path)
     assert score_tuned(client, theta, replace(TUNING, flip=False), FedAvg(), None)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hf-maml", "ditto", "fedrep", "fedbabu"])
+def test_every_client_of_a_personal_method_can_tune(tmp_path: Path, method: str) -> None:
+    """Also where the head that a client keeps was a common one."""
+    tuning = ("alone=true", "batches=2", "batch_size=4", "pairs=20", "draws=1")
+    made = visard.run(method, out=tmp_path, overrides=[*smoke(method), *(f"evaluation.tuning.{t}" for t in tuning)])
+    assert {"untuned/eer", "tuned/eer"} <= set(made.metrics["clients"]["summary"])
+    assert '"event":"missing"' not in (tmp_path / "events.jsonl").read_text()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
+import torch
 from torch import Tensor, nn
 
 from visard.core import Client, Disclosure, Method, Network, Setup, Stage, State, Weights, client_step, sample_clients
@@ -99,7 +100,8 @@ class FedBabu(Method[Server]):
         model, head, loss = self._train(
             client, msg, self.tuning, ("body", "head") if self.tune == "full" else (self.tune,)
         )
-        client.state |= {"theta": weights_of(model), "head": weights_of(head)}
+        own = torch.from_numpy(client.data.train.classes)  # its rows of the common head
+        client.state |= {"theta": weights_of(model), "head": weights_of(head) | {"weight": head.weight.detach()[own]}}
         return Tuned(loss)
 
     @property
