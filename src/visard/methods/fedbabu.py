@@ -100,8 +100,8 @@ class FedBabu(Method[Server]):
         model, head, loss = self._train(
             client, msg, self.tuning, ("body", "head") if self.tune == "full" else (self.tune,)
         )
-        own = torch.from_numpy(client.data.train.classes)  # its rows of the common head
-        client.state |= {"theta": weights_of(model), "head": weights_of(head) | {"weight": head.weight.detach()[own]}}
+        kept, own = weights_of(head), torch.from_numpy(client.data.train.classes)  # its rows of the common head
+        client.state |= {"theta": weights_of(model), "head": kept | {"weight": kept["weight"][own]}}
         return Tuned(loss)
 
     @property
