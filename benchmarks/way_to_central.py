@@ -8,7 +8,7 @@ training four clients of 200 people stand for all twenty, tested on the same oth
 0.301 at 0.2, with class vectors that are refreshed (method.refresh_head) 0.361 at 0.1 and 0.369 at 0.2, FedAvg with
 these 0.261 at 0.1; FedAdam's server 0.204 at 0.01 and 0.240 at 0.03; FedAvgM 0.237 at 1. Central training has 0.353,
 0.391 and 0.401 at 0.1, 0.2 and 0.4 there; with all people 0.511 at 0.1 and 0.525 at 0.2 (seed 101), 0.455, 0.474 and
-0.438 at 0.1, 0.2 and 0.4 (seed 1), so it has 0.2; the table of that page was made with 0.1.
+0.438 at 0.1, 0.2 and 0.4 (seed 1), so it has 0.2.
 Import the pictures first: visard data import celeba FOLDER_WITH_CELEBA --size 64. WORK holds a run folder for each
 row and seed; the same command goes on with the runs that are not finished.
 """

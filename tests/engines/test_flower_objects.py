@@ -33,16 +33,16 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
 from tests.engines.deployed import until
 
-from visard.deployment.flower import client, objects, server
+from visard.deployment.flower import REFUSAL, client, objects, server
 from visard.deployment.flower import store as store_of_server
 from visard.deployment.flower.client import Fleet
 from visard.deployment.flower.handover import FILES, Giver, file_from, stay
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
-from visard.deployment.flower.part import GONE, TAKEN, Part
+from visard.deployment.flower.part import GONE, OVER, TAKEN, Part
 from visard.deployment.flower.store import SMALL, Store
 from visard.deployment.remote import set_aside
 from visard.engines.codec import decode, encode
@@ -401,6 +401,20 @@ def test_parts_find_room_elsewhere_when_there_are_files_enough(tmp_path: Path, m
     assert (store.whole(other.chunks), store.held >= 2 * CHUNK) == (None, True)
     assert read_of(store.whole(one.chunks)) == RANDOM
     assert {name: store.get(name) for name in other.objects} == {n: f.deflate() for n, f in other.objects.items()}
+
+
+def test_a_party_tells_a_run_that_is_over_from_a_key_that_is_refused() -> None:
+    """Of the one it drops the message and goes on, of the other it hears why."""
+    party = object.__new__(Fleet)
+    answer = httpx.Response(OVER, request=httpx.Request("POST", "https://server"))
+    party._client, party._signing = None, SimpleNamespace(call=lambda *_: answer)  # type: ignore[assignment]
+    with pytest.raises(ObjectPullError, match="its run is over"):
+        party._part(Part(1, "", "0" * 64), b"")
+    with pytest.raises(httpx.HTTPStatusError):
+        party._part(Part(1, "session", "0" * 64), b"a reply")
+    answer.headers[REFUSAL] = "the key of node-1 was revoked on Monday"
+    with pytest.raises(httpx.HTTPStatusError):
+        party._part(Part(1, "", "0" * 64), b"")
 
 
 # A party whose connection breaks

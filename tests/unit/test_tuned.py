@@ -281,6 +281,11 @@ def test_a_head_that_starts_from_class_means(tmp_path: Path, kind: str, head: st
     np.testing.assert_allclose(got, slow, atol=1e-5)
 
 
+def test_a_common_head_is_not_refreshed() -> None:
+    with pytest.raises(UsageError, match=r"method\.refresh_head is for heads that stay at home"):
+        FedAvg(share_head=True, refresh_head=True)
+
+
 def test_tests_between_rounds_can_be_of_validation_pictures(tmp_path: Path) -> None:
     """Figures 1 and 2 of the paper choose nothing on test pictures: curves are of the validation part."""
     client, theta = client_and_weights(tmp_path)

@@ -202,8 +202,8 @@ class Fleet:
                 if error.response.status_code == 409:
                     raise Refused(f"another process with this node's key has connected to {self.server}") from None
                 why = reason(error.response)
-                if error.response.status_code == 403 and why:
-                    raise Refused(f"{self.server} does not accept this node's key: {why}") from None
+                if error.response.status_code == 403:
+                    raise Refused(f"{self.server} does not accept this node's key: {why or 403}") from None
                 self.say(f"the server refused a call ({why or error.response.status_code}); connecting anew")
             except httpx.HTTPError as error:
                 if "CERTIFICATE_VERIFY_FAILED" in str(error):
