@@ -20,6 +20,7 @@ import httpx
 
 from visard.deployment.flower.answers import MOST, BadAnswer
 from visard.deployment.flower.client import Fleet
+from visard.deployment.flower.part import Part
 from visard.deployment.keys import PartyKeys, make_keys
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
@@ -67,13 +68,28 @@ class Packed(Quiet):
             self.wfile.write(body)
 
 
-def connect(keys: Path, port: int) -> None:
+class Cut(Quiet):
+    def do_POST(self) -> None:
+        self.send_response(200)
+        self.send_header("content-length", "100")
+        self.end_headers()
+        self.wfile.write(b"x" * 99)
+
+
+def connect(keys: Path, port: int, way: str = "connects") -> None:
+    """Make a call that Flower's client makes, or one for a part of a message."""
     own = PartyKeys.load(keys, "1")
     fleet = Fleet(f"127.0.0.1:{port}", own.ca, own.private, lambda _: None)
     try:
-        fleet._activate(first=False)
+        if way == "fetches a part":
+            fleet._part(Part(1, "", "0" * 64))
+        else:
+            fleet._activate(first=False)
     finally:
-        fleet._client.close()
+        fleet._close()
+
+
+WAYS = pytest.mark.parametrize("way", ["connects", "fetches a part"])
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +99,37 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_an_endless_answer_is_cut_off(keys: Path) -> None:
+@WAYS
+def test_an_endless_answer_is_cut_off(keys: Path, way: str) -> None:
+    Endless.sent = 0
     with listening(Endless, keys / "server") as port, pytest.raises(BadAnswer, match=f"longer than {MOST} bytes"):
-        connect(keys, port)
+        connect(keys, port, way)
     assert Endless.sent < 2 * MOST
 
 
-def test_a_packed_answer_is_not_unpacked(keys: Path) -> None:
+@WAYS
+def test_a_packed_answer_is_not_unpacked(keys: Path, way: str) -> None:
     with listening(Packed, keys / "server") as port, pytest.raises(BadAnswer, match="packed"):
-        connect(keys, port)
+        connect(keys, port, way)
 
 
-def test_a_party_is_not_sent_elsewhere(keys: Path) -> None:
+@WAYS
+def test_half_an_answer_is_none(keys: Path, way: str) -> None:
+    with listening(Cut, keys / "server") as port, pytest.raises(httpx.TransportError):
+        connect(keys, port, way)
+
+
+def test_a_part_comes_from_the_server_that_the_ca_vouches_for_alone(keys: Path, tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys", 1, ["127.0.0.1"])
+    with (
+        listening(Cut, tmp_path / "keys" / "server") as port,
+        pytest.raises(httpx.TransportError, match="CERTIFICATE_VERIFY_FAILED"),
+    ):
+        connect(keys, port, "fetches a part")
+
+
+@WAYS
+def test_a_party_is_not_sent_elsewhere(keys: Path, way: str) -> None:
     asked = []
 
     class Elsewhere(Quiet):
@@ -112,5 +147,5 @@ def test_a_party_is_not_sent_elsewhere(keys: Path) -> None:
                 self.end_headers()
 
         with listening(Redirect, keys / "server") as port, pytest.raises(httpx.HTTPStatusError, match="307"):
-            connect(keys, port)
+            connect(keys, port, way)
     assert asked == []

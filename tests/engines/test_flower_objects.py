@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,16 +35,18 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents
+from flwr.supercore.object_store import NoObjectInStoreError
 from tests.engines.deployed import until
 
 from visard.deployment.flower import REFUSAL, client, objects, server
 from visard.deployment.flower import store as store_of_server
 from visard.deployment.flower.client import Fleet
-from visard.deployment.flower.handover import FILES, Giver, file_from, stay
+from visard.deployment.flower.handover import FILES, Giver, given_to, payload_from, stay
 from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
 from visard.deployment.flower.part import GONE, OVER, TAKEN, Part
-from visard.deployment.flower.store import SMALL, Store
+from visard.deployment.flower.parts import Parts
+from visard.deployment.flower.store import SMALL, Lent, Store
 from visard.deployment.remote import set_aside
 from visard.engines.codec import decode, encode
 from visard.engines.frame import ALIGNED, largest_at
@@ -276,9 +279,18 @@ def filed_at(store: Store, sent: Sent, leave: Collection[str] = ()) -> None:
                 store.put(name, b"")
 
 
-def read_of(found: Filed | None) -> bytes:
+def read_of(found: Lent | None) -> bytes:
     assert found is not None
-    return bytes(found.map())
+    file, free = found
+    free()
+    return bytes(file.map())
+
+
+def inode_of(found: Lent | None) -> int:
+    assert found is not None
+    file, free = found
+    free()
+    return os.fstat(file.handle).st_ino
 
 
 def test_a_long_payload_of_a_party_is_a_file_that_a_run_gets(tmp_path: Path) -> None:
@@ -291,14 +303,14 @@ def test_a_long_payload_of_a_party_is_a_file_that_a_run_gets(tmp_path: Path) -> 
     assert {name: store.get(name) for name in sent.objects} == contents, "parts are there too"
     listening = server._inside_socket(tmp_path / FILES)
     ended: list[int] = []
-    giver = Giver(listening, store.whole, ended.append)
+    giver = Giver(listening, store.whole, ended.append, lambda *_: False)
     pulled: list[str] = []
 
     def pull(name: str) -> bytes:
         pulled.append(name)
         return store.get(name) or b""
 
-    shelf = Shelf(given=lambda names: (found := file_from(tmp_path / FILES, names)) and found.map())
+    shelf = Shelf(given=lambda names: payload_from(tmp_path / FILES, names))
     _, payload = parts(fetched(sent.number, sent.tree, pull, shelf))
     assert not {*pulled} & {*sent.chunks}, "none of its parts was moved"
     assert isinstance(payload, memoryview)
@@ -308,15 +320,15 @@ def test_a_long_payload_of_a_party_is_a_file_that_a_run_gets(tmp_path: Path) -> 
     assert torch.equal(found["a"], weights["a"]), "a run has the file when the server has let go of it"
     place = torch.frombuffer(payload, dtype=torch.uint8).data_ptr()
     assert place <= found["a"].data_ptr() < place + len(payload), "and decodes it without a copy"
-    assert file_from(tmp_path / FILES, sent.chunks) is None, "it is gone"
+    assert payload_from(tmp_path / FILES, sent.chunks) is None, "it is gone"
     here = stay(tmp_path / FILES, 17)
     assert here is not None
-    assert file_from(tmp_path / FILES, sent.chunks) is None, "others are answered meanwhile"
+    assert payload_from(tmp_path / FILES, sent.chunks) is None, "others are answered meanwhile"
     assert ended == []
     here.close()
     until(lambda: ended == [17], "the server to know of the end of a run")
     giver.close()
-    assert file_from(tmp_path / FILES, sent.chunks) is None, "nobody answers"
+    assert payload_from(tmp_path / FILES, sent.chunks) is None, "nobody answers"
 
 
 def test_a_file_is_given_only_when_all_of_its_parts_are_there(tmp_path: Path) -> None:
@@ -329,17 +341,93 @@ def test_a_file_is_given_only_when_all_of_its_parts_are_there(tmp_path: Path) ->
     assert store.whole(["0" * 64, *sent.chunks]) is None
 
 
+def test_a_file_serves_the_next_payload_when_the_run_has_read_it(tmp_path: Path) -> None:
+    data = [os.urandom(size) for size in (3 * CHUNK, 2 * CHUNK + 9, 2 * CHUNK)]
+    store, sent = Store(tmp_path), [Sent(payload) for payload in data]
+    giver = Giver(server._inside_socket(tmp_path / FILES), store.whole, lambda number: None, lambda *_: False)
+    filed_at(store, sent[0])
+    inode, payload = inode_of(store.whole(sent[0].chunks)), payload_from(tmp_path / FILES, sent[0].chunks)
+    store.delete(sent[0].number)
+    filed_at(store, sent[1])
+    assert inode_of(store.whole(sent[1].chunks)) != inode, "the run has not let go of it"
+    assert payload == data[0]
+    del payload
+    until(lambda: bool(store._payloads._spare), "the server to have its file back")
+    filed_at(store, sent[2])
+    assert inode_of(store.whole(sent[2].chunks)) == inode
+    assert read_of(store.whole(sent[2].chunks)) == data[2], "shorter than what was there"
+    assert read_of(store.whole(sent[1].chunks)) == data[1]
+    store.delete(sent[2].number)
+    assert len(store._payloads._spare) == 1
+    store.shrink()
+    assert store._payloads._spare == [], "when a run ends, the disk has its room back"
+    giver.close()
+
+
+def test_a_file_serves_no_other_payload_while_a_part_is_written_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party goes on with the upload of a reply whose run has ended meanwhile."""
+    store, one = Store(tmp_path), Sent(os.urandom(2 * CHUNK))
+    write, seen = store_of_server.Payload.write, list[int]()
+
+    def slow(payload: store_of_server.Payload, number: int, pieces: Sequence[memoryview]) -> None:
+        if number == 1:
+            store.delete(one.number)
+            seen.append(len(store._payloads._spare))
+        write(payload, number, pieces)
+
+    monkeypatch.setattr(store_of_server.Payload, "write", slow)
+    with suppress(NoObjectInStoreError):
+        filed_at(store, one)
+    assert seen == [0]
+    assert len(store._payloads._spare) == 1, "afterwards it does"
+
+
+def test_a_part_in_memory_is_a_copy_of_what_the_next_body_is_written_over(tmp_path: Path) -> None:
+    store, sent = Store(tmp_path), Sent(b"payload")
+    store.preregister(1, sent.tree)
+    for name, found in sent.objects.items():
+        memory = bytearray(content := found.deflate())
+        with store.coming(name, [memoryview(memory)[:5], memoryview(memory)[5:]], filed=True):
+            store.put(name, b"")
+        memory[:] = bytes(len(memory))
+        assert store.get(name) == content
+
+
+def test_a_run_hands_the_server_the_file_of_a_request(tmp_path: Path) -> None:
+    store, sent, stored = Store(tmp_path), Sent(RANDOM), list[str]()
+    link = SimpleNamespace(store_object=lambda run, session, name, _: (stored.append(name), store.put(name, b"")))
+    parts_of_server = Parts(link, store)  # type: ignore[arg-type]
+    giver = Giver(server._inside_socket(tmp_path / FILES), store.whole, lambda number: None, parts_of_server.adopt)
+    written = InFile(tmp_path, mapped=False)
+    written.add(memoryview(RANDOM))
+    file = written.done()
+    assert isinstance(file, Filed)
+    assert not given_to(tmp_path / FILES, 1, "session", sent.chunks, file), "it was not announced"
+    store.preregister(1, sent.tree)
+    assert not given_to(tmp_path / FILES, 1, "session", sent.chunks[::-1], file), "in another order"
+    assert given_to(tmp_path / FILES, 1, "session", sent.chunks, file)
+    assert stored == sent.chunks
+    assert {name: store.get(name) for name in sent.chunks} == {n: sent.objects[n].deflate() for n in sent.chunks}
+    assert store.held == 0
+    store.delete(sent.number)
+    assert store._payloads._spare == [], "the run may still read its file"
+    giver.close()
+    assert not given_to(tmp_path / FILES, 1, "session", sent.chunks, file)
+
+
 @pytest.mark.parametrize("askew", [0, 1, 8])
 def test_a_file_in_which_numbers_do_not_lie_as_in_memory_is_not_taken(tmp_path: Path, askew: int) -> None:
     data = bytes(encode({"a": torch.randn(1000)}))
     start = -largest_at(data) % ALIGNED + askew
     (tmp_path / "payload").write_bytes(bytes(start) + data)
 
-    def whole(names: Sequence[str]) -> Filed:
-        return Filed(os.open(tmp_path / "payload", os.O_RDONLY), len(data), start)
+    def whole(names: Sequence[str]) -> Lent:
+        return Filed(os.open(tmp_path / "payload", os.O_RDONLY), len(data), start), lambda: None
 
-    giver = Giver(server._inside_socket(tmp_path / FILES), whole, lambda number: None)
-    found = file_from(tmp_path / FILES, ["a part"])
+    giver = Giver(server._inside_socket(tmp_path / FILES), whole, lambda number: None, lambda *_: False)
+    found = payload_from(tmp_path / FILES, ["a part"])
     giver.close()
     assert (found is None) == (askew > 0)
 
@@ -409,12 +497,12 @@ def test_a_party_tells_a_run_that_is_over_from_a_key_that_is_refused() -> None:
     answer = httpx.Response(OVER, request=httpx.Request("POST", "https://server"))
     party._client, party._signing = None, SimpleNamespace(call=lambda *_: answer)  # type: ignore[assignment]
     with pytest.raises(ObjectPullError, match="its run is over"):
-        party._part(Part(1, "", "0" * 64), b"")
+        party._part(Part(1, "", "0" * 64))
     with pytest.raises(httpx.HTTPStatusError):
-        party._part(Part(1, "session", "0" * 64), b"a reply")
+        party._part(Part(1, "session", "0" * 64), [b"a reply"])
     answer.headers[REFUSAL] = "the key of node-1 was revoked on Monday"
     with pytest.raises(httpx.HTTPStatusError):
-        party._part(Part(1, "", "0" * 64), b"")
+        party._part(Part(1, "", "0" * 64))
 
 
 # A party whose connection breaks
@@ -438,8 +526,8 @@ class Shaky(Fleet):
         self.wanted = [name for name in names if name not in self.there]
         return SimpleNamespace(objects_to_push=self.wanted, session_id="session")
 
-    def call(self, _: Any, part: Part, content: bytes) -> httpx.Response:
-        assert get_object_id(content) == part.name
+    def call(self, part: Part, content: Sequence[bytes]) -> httpx.Response:
+        assert get_object_id(b"".join(content)) == part.name
         self.calls += 1
         self.moved[part.name] = self.moved.get(part.name, 0) + 1
         if self.breaks("before", self.calls):

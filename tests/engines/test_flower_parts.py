@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import h11
 import pytest
@@ -34,12 +35,15 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_messa
 
 from visard.crypto.signatures import ORDER, Signer, fingerprint
 from visard.deployment.flower import (
+    CALL_KEY,
     FLEET,
+    MAC,
     PROCESS,
     REFUSAL,
     SIGNED,
     driver,
     link,
+    mac,
     objects,
     server,
     simulation,
@@ -52,7 +56,7 @@ from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, T
 from visard.deployment.flower.server import FleetOnly, serve
 from visard.deployment.flower.store import Store
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
-from visard.deployment.listener import Limits
+from visard.deployment.listener import Body, Limits
 from visard.deployment.party_ledger import PartyLedger
 from visard.deployment.remote import Link, Parts
 from visard.engines.ledger import Received
@@ -75,8 +79,8 @@ class Caller:
     """One request to the door: what it sends, what it hears, and what came through."""
 
     def __init__(self, path: str, headers: dict[str, str], parts: list[bytes]) -> None:
-        pairs = [(k.encode(), v.encode()) for k, v in headers.items()]
-        self.connection = SimpleNamespace(due=None, taking=False, held=[])
+        pairs = [(k.encode(), v.encode("latin-1")) for k, v in headers.items()]
+        self.connection = SimpleNamespace(due=None, body=None)
         self.scope = {"type": "http", "path": path, "headers": pairs, "state": {"connection": self.connection}}
         self.parts, self.taken = parts, 0
         self.heard: list[Any] = []
@@ -246,6 +250,81 @@ def test_a_call_for_a_part_counts_once() -> None:
     assert [Caller(PART.path(FLEET), headers, [CONTENT]).call(door) for _ in range(2)] == [204, 401]
 
 
+ACTIVATE = "/v1/fleet/activate-node"
+CALL_KEY_OF_PARTY = "5a" * 32
+
+
+def connected(process: str = "process", key: str = CALL_KEY_OF_PARTY, door: FleetOnly | None = None) -> FleetOnly:
+    """A server with a party that has connected and handed over its key for MACs."""
+    door = door or FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
+    door.parts = Kept()  # type: ignore[assignment]
+    given = headers(OWN, OWN, process, len(door._seen))
+    said = statement(ACTIVATE, given["flwr-timestamp"], f"{process} {key}".strip(), b"hello")
+    given |= {SIGNED: Signer(OWN)(said).hex()} | ({CALL_KEY: key} if key else {})
+    assert Caller(ACTIVATE, given, [b"hello"]).call(door) == 200
+    return door
+
+
+def with_mac(part: Part, key: str = CALL_KEY_OF_PARTY, process: str = "process", **change: str) -> dict[str, str]:
+    """Headers of a call for a part with a MAC."""
+    signed = {k: v for k, v in of_part(part).items() if k != SIGNED}
+    said = statement(
+        change.get("path") or part.path(FLEET),
+        signed["flwr-timestamp"],
+        process,
+        b"",
+        change.get("digest") or part.digest,
+    )
+    return signed | {PROCESS: process, MAC: mac(key, said)}
+
+
+def test_a_mac_stands_for_the_signature_of_a_part() -> None:
+    door, call = connected(), with_mac(PART)
+    assert [Caller(PART.path(FLEET), call, [CONTENT]).call(door) for _ in range(2)] == [204, 401], "it counts once"
+    wanted = PART._replace(session="")
+    assert Caller(wanted.path(FLEET), with_mac(wanted), [b""]).call(door) == 204
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        with_mac(PART, key="00" * 32),
+        with_mac(PART, key=""),
+        with_mac(PART._replace(name="0" * 64)),  # of another part
+        with_mac(PART, digest="0" * 64),
+        with_mac(PART, path=PART._replace(run=18).path(FLEET)),
+        with_mac(PART) | {"flwr-timestamp": datetime.now(UTC).isoformat()},
+        with_mac(PART) | {MAC: "not a mac, \u00e9"},
+        with_mac(PART) | {MAC: ""},
+        with_mac(PART) | {CALL_KEY: CALL_KEY_OF_PARTY},  # a key for MACs comes with a signature
+    ],
+)
+def test_a_mac_of_anything_else_is_turned_away_before_the_part_is_read(headers: dict[str, str]) -> None:
+    caller = Caller(PART.path(FLEET), headers, [CONTENT])
+    assert (caller.call(connected()), caller.taken, caller.proven) == (401, 0, [])
+
+
+def test_a_mac_counts_only_with_a_key_that_was_handed_over() -> None:
+    assert Caller(PART.path(FLEET), with_mac(PART, key=""), [CONTENT]).call(connected(key="")) == 401
+    door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
+    door.parts = Kept()  # type: ignore[assignment]
+    assert Caller(PART.path(FLEET), with_mac(PART), [CONTENT]).call(door) == 401, "it has not connected"
+    assert Caller(PUSH, with_mac(PART) | headers(), [b"body"]).call(connected()) == 401, "other calls are signed"
+
+
+def test_of_two_processes_with_one_key_the_first_one_hears_of_the_second() -> None:
+    """It ends then; if it were refused like a stranger it would connect again, and the two would take turns."""
+    door = connected("second", "11" * 32, connected("first"))
+    assert Caller(PART.path(FLEET), with_mac(PART, process="first"), [CONTENT]).call(door) == 409
+    assert Caller(PART.path(FLEET), with_mac(PART, "11" * 32, "second"), [CONTENT]).call(door) == 204
+
+
+def test_the_key_for_macs_is_signed_with_the_call_that_brings_it() -> None:
+    door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
+    call = signed(ACTIVATE, b"hello", "process") | {CALL_KEY: CALL_KEY_OF_PARTY}
+    assert Caller(ACTIVATE, call, [b"hello"]).call(door) == 401
+
+
 class Linked:
     """As much of Flower's state as parts need."""
 
@@ -295,24 +374,75 @@ def test_parts_are_taken_under_their_own_name_alone(tmp_path: Path, monkeypatch:
     assert answer(wanted, [b"a body"]) == (REFUSED, b"")
 
 
+class Bodied:
+    """HTTP of which a request with ten bytes has begun; two of them came with its header, and memory for the rest."""
+
+    def __init__(self) -> None:
+        self.http: Any = object.__new__(server.Http)
+        self.http.connection = SimpleNamespace(due=1.0, body=Body(bytearray(b"what is left of another one")))
+        self.http.cycle, self.http.conn = SimpleNamespace(body=bytearray()), h11.Connection(h11.SERVER)
+        self.http.conn.receive_data(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n01")
+        assert isinstance(self.http.conn.next_event(), h11.Request)
+        assert self.http.conn.next_event().data == b"01"
+        self.protocols: list[Any] = []
+        self.aborted = Mock()
+        self.http.transport = SimpleNamespace(set_protocol=self.protocols.append, abort=self.aborted)
+
+    def past(self, data: bytes) -> bytes:
+        """What is left of data for the parser."""
+        return bytes(self.http._past(data, self.http.connection.body))
+
+    def ends(self, rest: bytes) -> None:
+        self.http.conn.receive_data(rest)
+        assert self.http.conn.next_event().data == b"9"
+        assert isinstance(self.http.conn.next_event(), h11.EndOfMessage)
+
+
 def test_a_long_body_goes_past_the_parser_and_comes_whole() -> None:
-    http: Any = object.__new__(server.Http)
-    http.connection = SimpleNamespace(due=1.0, taking=False, held=[])
-    http.cycle, http.conn = SimpleNamespace(body=bytearray()), h11.Connection(h11.SERVER)
-    http.conn.receive_data(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n01")
-    assert isinstance(http.conn.next_event(), h11.Request)
-    assert http.conn.next_event().data == b"01"
-    assert http._past(b"234") == b"", "the application has what came before"
-    http.cycle.body = bytearray(b"x")
-    assert http._past(b"5") == b"5", "it has not: the parser reads on"
-    http.cycle.body = bytearray()
-    http.conn.receive_data(b"5")
-    assert http.conn.next_event().data == b"5"
-    rest = http._past(b"6789 and the next request")
-    assert (http.connection.held, rest) == ([b"234", b"678"], b"9 and the next request")
-    http.conn.receive_data(rest)
-    assert http.conn.next_event().data == b"9"
-    assert isinstance(http.conn.next_event(), h11.EndOfMessage)
+    call = Bodied()
+    body = call.http.connection.body
+    call.http.cycle.body = bytearray(b"01")
+    assert call.past(b"2") == b"2", "the application does not have what came before: the parser reads on"
+    call.http.conn.receive_data(b"2")
+    assert call.http.conn.next_event().data == b"2"
+    call.http.cycle.body = bytearray()
+    assert call.past(b"34") == b""
+    (rest,) = call.protocols
+    rest.get_buffer(100)[:2] = b"56"
+    rest.buffer_updated(2)
+    memory = rest.get_buffer(100)
+    assert len(memory) == 2, "all but the last byte"
+    memory[:] = b"78"
+    rest.buffer_updated(2)
+    assert call.protocols == [rest, call.http], "HTTP goes on"
+    assert bytes(body.held) == b"345678"
+    call.ends(b"9")
+
+
+def test_a_body_that_is_there_at_once_comes_whole() -> None:
+    call = Bodied()
+    assert call.past(b"23456789 and the next request") == b"9 and the next request"
+    assert (bytes(call.http.connection.body.held), call.protocols) == (b"2345678", [])
+    call.ends(b"9")
+
+
+def test_a_body_longer_than_its_memory_is_left_to_the_parser() -> None:
+    call = Bodied()
+    call.http.connection.body = Body(bytearray(6))
+    assert call.past(b"2345") == b"2345"
+    assert call.http.connection.body.count == 0
+
+
+def test_what_comes_for_a_call_that_is_over_ends_its_connection() -> None:
+    """Its memory may serve another call by now."""
+    call = Bodied()
+    call.past(b"2")
+    (rest,) = call.protocols
+    body, call.http.connection.body = call.http.connection.body, None
+    rest.get_buffer(100)[:1] = b"!"
+    rest.buffer_updated(1)
+    call.aborted.assert_called_once()
+    assert bytes(body.free).startswith(b"hat is left")
 
 
 def test_a_call_of_another_connection_takes_no_partys_place() -> None:

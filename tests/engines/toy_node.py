@@ -51,7 +51,7 @@ def upload_one(mark: Path, objects: dict[str, Any], names: set[str], put: Any) -
     """Upload one of the parts of a reply, and die."""
     assert len(names) > 1
     name = min(names)
-    put(name, objects[name].deflate())
+    put(name, [objects[name].deflate()])
     mark.touch()
     os.kill(os.getpid(), signal.SIGKILL)
 

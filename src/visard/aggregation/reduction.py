@@ -9,6 +9,7 @@ import tempfile
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ LARGE = 2**22  # bytes of a value that stays in the file that it came in
 BEYOND = 2**62  # places of such values
 PIECE = 2**22  # bytes of all replies together that a rule has in memory at once
 SLICE = 2**26  # numbers of all replies together that are read, in the files that they came in, before memory is freed
+THREADS = 2  # that average blocks: meanwhile all parties wait
 BLOCK = 2**18  # numbers of each of them that are averaged at once: their sum stays in the cache
 
 Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
@@ -235,17 +237,27 @@ class Reduction:
         """The rule's result for one entry, of which never more than a slice of each value is in memory."""
         assert self._store is not None
         found = torch.empty(shape, dtype=dtype)
-        flat, step = found.view(-1), max(LARGE // dtype.itemsize, SLICE // len(places)) // BLOCK * BLOCK
+        store, flat = self._store, found.view(-1)
+        step = max(LARGE // dtype.itemsize, SLICE // len(places)) // BLOCK * BLOCK
+
+        def block(start: int) -> None:
+            stop, gathered = min(start + BLOCK, len(flat)), self.rule.begin(None)
+            for place, weight in zip(places, weights, strict=True):
+                value = store.read(place + start * dtype.itemsize, stop - start, dtype)
+                gathered.add({"": value}, weight)
+            flat[start:stop] = gathered.result()[""]
+
         for first in range(0, len(flat), step):
             last = min(first + step, len(flat))
-            for start in range(first, last, BLOCK):
-                stop, gathered = min(start + BLOCK, last), self.rule.begin(None)
-                for place, weight in zip(places, weights, strict=True):
-                    value = self._store.read(place + start * dtype.itemsize, stop - start, dtype)
-                    gathered.add({"": value}, weight)
-                flat[start:stop] = gathered.result()[""]
+            blocks = range(first, last, BLOCK)
+            if min(places) >= BEYOND and len(blocks) > 1:  # memory, which several threads can read at once
+                with ThreadPoolExecutor(THREADS) as threads:
+                    list(threads.map(block, blocks))
+            else:
+                for start in blocks:
+                    block(start)
             for place in places:
-                self._store.let_go(place + first * dtype.itemsize, last - first)
+                store.let_go(place + first * dtype.itemsize, last - first)
         return found
 
     def _shorten(self, name: str, entries: list[_Entry], store: _Store) -> None:

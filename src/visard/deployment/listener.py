@@ -48,10 +48,37 @@ class Limits:
     body_bytes: int = 2**23  # Flower cuts payloads into parts of 5 MB
 
 
+class Body:
+    """The part of a body that is in memory of the server."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self._memory, self.count = memoryview(memory), 0
+
+    @property
+    def room(self) -> int:
+        """For so many bytes."""
+        return len(self._memory) - self.count
+
+    @property
+    def free(self) -> memoryview:
+        """Where the next bytes go."""
+        return self._memory[self.count :]
+
+    @property
+    def held(self) -> memoryview:
+        """The bytes that are there."""
+        return self._memory[: self.count]
+
+    def add(self, data: bytes) -> None:
+        """The next bytes."""
+        self.free[: len(data)] = data
+        self.count += len(data)
+
+
 class Connection:
     """One connection and how far it has got."""
 
-    __slots__ = ("address", "due", "gone", "held", "needs", "party", "since", "sock", "taking", "task", "transport")
+    __slots__ = ("address", "body", "due", "gone", "needs", "party", "since", "sock", "task", "transport")
 
     def __init__(self, sock: socket.socket, address: str, since: float) -> None:
         self.sock, self.address, self.since = sock, address, since
@@ -61,8 +88,7 @@ class Connection:
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.gone = False
-        self.taking = False  # whether pieces of the body of its request are put into `held`
-        self.held: list[bytes] = []
+        self.body: Body | None = None  # where the body of its request goes, where that is not left to HTTP
 
 
 Queue = dict[Connection, None]  # in the order of arrival

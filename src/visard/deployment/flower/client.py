@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -47,7 +47,7 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
@@ -56,11 +56,12 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from visard.crypto.signatures import Signer
 from visard.deployment.client_hello import party_context
-from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower import CALL_KEY, FLEET, MAC, PROCESS, REFUSAL, SIGNED, VERSION, mac, statement
 from visard.deployment.flower.answers import BadAnswer, bound
+from visard.deployment.flower.calls import Calls, content_of, outside
 from visard.deployment.flower.link import confirm, parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
-from visard.deployment.flower.part import GONE, NOT_YET, OVER, Part
+from visard.deployment.flower.part import OVER, Part
 from visard.deployment.health import own_version
 from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
@@ -68,6 +69,7 @@ from visard.errors import PublicError, VisardError
 from visard.processes import Data, Filed, settle, share_memory_of_threads
 from visard.text import line
 
+ANSWER_SECONDS = 60.0  # without a byte of an answer
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
 UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
 KEY_LOOK = 2.0  # seconds between looks for a new key
@@ -75,6 +77,7 @@ PATIENCE = 120.0  # seconds without a connection in the middle of a message; aft
 AGAIN = 0.2, 5.0  # seconds between attempts to go on with a message: at first, and at most
 TELL_EVERY = 10.0  # seconds between lines about that
 KEEP = 60.0  # seconds that the payload of the last message is kept: the next one often has the same, for another role
+ACTIVATE = f"{FLEET}activate-node"
 T = TypeVar("T")
 Do = Callable[[bytes, Data | Filed], tuple[bytes, Data | Filed]]
 Say = Callable[[str], None]
@@ -85,28 +88,39 @@ class Refused(VisardError):
 
 
 class SigningInterceptor:
-    """Says in each call which process of the party it comes from, and signs its path, time and body."""
+    """Says in each call which process of the party it comes from, and signs its path, time and body.
 
-    def __init__(self, key: ec.EllipticCurvePrivateKey, process: str) -> None:
-        self._sign, self._process = Signer(key), process
+    Calls for parts of messages carry a MAC instead, whose key the call with which the party connects hands over.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey, process: str, calls: Calls) -> None:
+        self._sign, self._process, self._calls = Signer(key), process, calls
         self._public = b64encode(public_key_to_bytes(key.public_key())).decode("ascii")
+        self._call_key = secrets.token_hex(32)
         self.heard = -1e9  # when the server last took a call
 
     def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
-        request = context.request
-        said = statement(request.url.path, request.headers[TIMESTAMP_HEADER], self._process, request.read())
+        request, process = context.request, self._process
+        if request.url.path == ACTIVATE:
+            request.headers[CALL_KEY] = self._call_key
+            process = f"{process} {self._call_key}"
+        said = statement(request.url.path, request.headers[TIMESTAMP_HEADER], process, request.read())
         request.headers[PROCESS] = self._process
         request.headers[VERSION] = own_version()
         request.headers[SIGNED] = self._sign(said).hex()
         return self._noted(call_next(context))
 
-    def call(self, client: FleetHttpClient, part: Part, content: bytes) -> httpx.Response:
+    def call(self, part: Part, content: Sequence[Data]) -> httpx.Response:
         """Send or fetch a part of a message: its name is the digest of the body, so nothing is hashed for this."""
         path, said = part.path(FLEET), now().isoformat()
-        signed = self._sign(statement(path, said, self._process, b"", part.digest))
-        headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: self._public, TIMESTAMP_HEADER: said, SIGNED: signed.hex()}
-        headers |= {PROCESS: self._process, VERSION: own_version(), "accept-encoding": "identity"}
-        return self._noted(client._client.post(f"{client._base_url}{path}", content=content, headers=headers))
+        code = mac(self._call_key, statement(path, said, self._process, b"", part.digest))
+        headers = {FLEET_HTTP_PUBLIC_KEY_HEADER: self._public, TIMESTAMP_HEADER: said, MAC: code}
+        headers |= {PROCESS: self._process, VERSION: own_version()}
+        return self._noted(self._calls.post(path, content, headers))
+
+    def close(self) -> None:
+        """Let go of the connections for parts."""
+        self._calls.close()
 
     def _noted(self, answer: httpx.Response) -> httpx.Response:
         if answer.is_success:
@@ -143,7 +157,8 @@ class Fleet:
         self._stop = threading.Event()
 
     def _open(self, key: ec.EllipticCurvePrivateKey) -> FleetHttpClient:
-        self._signing = SigningInterceptor(key, self._process)
+        calls = outside(self.server, partial(party_context, self._ca, key), ANSWER_SECONDS)
+        self._signing = SigningInterceptor(key, self._process, calls)
         client = FleetHttpClient(
             f"https://{self.server}",
             interceptors=[
@@ -152,7 +167,7 @@ class Fleet:
                 self._signing,
             ],
             verify=party_context(self._ca, key),
-            timeout=60.0,
+            timeout=ANSWER_SECONDS,
         )
         bound(client._client)
         return client
@@ -184,7 +199,11 @@ class Fleet:
             with suppress(httpx.HTTPError):
                 self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
         finally:
-            self._client.close()
+            self._close()
+
+    def _close(self) -> None:
+        self._client.close()
+        self._signing.close()
 
     def _serve(self, do: Do, poll: float) -> None:
         begun, pause = False, 1.0
@@ -249,19 +268,20 @@ class Fleet:
         """Connect with a new key, if there is one and the server takes it; else the old one goes on."""
         if self._coming is None:
             return False
-        before, public = self._client, self._public
+        before = self._client, self._public, self._signing
         self._client, self._public = self._open(self._coming), self._coming.public_key()
         try:
             self._activate(first=False)
         except httpx.HTTPError as error:
-            self._client.close()
-            self._client, self._public = before, public
+            self._close()
+            self._client, self._public, self._signing = before
             self._look = time.monotonic() + 5 * KEY_LOOK
             if isinstance(error, httpx.HTTPStatusError):
                 why = reason(error.response) or error.response.status_code
                 self.say(f"the server does not take this node's new key yet ({why}); going on with the old one")
             return False
-        before.close()
+        before[0].close()
+        before[2].close()
         self._coming = None
         self.say("this node's new key is in use")
         return True
@@ -329,7 +349,7 @@ class Fleet:
         return True
 
     def _pull(self, number: str, tree: ObjectTree, run: int) -> Message:
-        pull = puller(lambda name: self._part(Part(run, "", name), b""), UPLOAD_SECONDS)
+        pull = puller(lambda name: self._part(Part(run, "", name)), UPLOAD_SECONDS)
         message = fetched(number, tree, lambda name: self._patiently(lambda: pull(name)), self._shelf)
         message.metadata.__dict__["_message_id"] = number
         self._used = time.monotonic()
@@ -356,22 +376,15 @@ class Fleet:
 
             self._patiently(upload)
 
-    def _send(self, run: int, session: str, name: str, content: bytes) -> None:
+    def _send(self, run: int, session: str, name: str, content: Sequence[Data]) -> None:
         self._part(Part(run, session, name), content)
 
-    def _part(self, part: Part, content: bytes) -> bytes:
+    def _part(self, part: Part, content: Sequence[Data] = ()) -> bytes:
         """Send a part of a message, or fetch one."""
-        answer = self._signing.call(self._client, part, content)
-        if answer.status_code == GONE and part.session:
-            raise ObjectPushError(part.name, part.run, part.session)
-        if answer.status_code == GONE:
-            raise ObjectPullError(part.name, "the server does not have it any more")
+        answer = self._signing.call(part, content)
         if answer.status_code == OVER and not part.session and not reason(answer):
             raise ObjectPullError(part.name, "its run is over")
-        if answer.status_code == NOT_YET:
-            raise ObjectUnavailableError(part.name)
-        answer.raise_for_status()
-        return answer.content
+        return content_of(answer, part)
 
     def _announce(self, reply: Message, tree: ObjectTree, seconds: float) -> PushMessagesResponse:
         """Say that there is a reply; one that the server does not want stays here."""

@@ -49,17 +49,17 @@ from flwr.superlink.grid import HttpGrid
 
 from visard.core import ClientId
 from visard.deployment.certificates import NAME
-from visard.deployment.flower.handover import FILES, file_from, stay
-from visard.deployment.flower.inside import PartsInside
+from visard.deployment.flower.calls import PartsInside
+from visard.deployment.flower.handover import FILES, given_to, payload_from, stay
 from visard.deployment.flower.link import TYPE, GridLink, confirm, record
-from visard.deployment.flower.objects import InFile, Shelf, array, fetched, puller, push
+from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
 from visard.deployment.flower.server import SOCKET
 from visard.deployment.keys import read_gone, read_parties
 from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
 from visard.engines.asking import plain
 from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
-from visard.processes import Filed, share_memory_of_threads
+from visard.processes import SHORT, Filed, share_memory_of_threads
 
 HELLO_SECONDS = 600.0  # a party may have to load its data first
 HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
@@ -82,10 +82,10 @@ class Fetcher:
         run: int,
         part: Callable[[str], bytes],
         news: Callable[[], int] | None = None,
-        given: Callable[[list[str]], Filed | None] = lambda _: None,
+        given: Callable[[list[str]], memoryview | None] = lambda _: None,
     ) -> None:
-        """`part` gives a part of a message by its name, `given` the file of a payload by the names of its parts, where
-        there is one. Where `news` is the same as before, none has come whole."""
+        """`part` gives a part of a message by its name, `given` a payload by the names of its parts, where it is in a
+        file. Where `news` is the same as before, none has come whole."""
         self._runtime, self._run, self._part, self._given = runtime, run, part, given
         self._news = news or itertools.count().__next__
         self._heard, self._look = -1, 0.0  # the last news, and when to look anyway
@@ -128,14 +128,10 @@ class Fetcher:
             with self._turns:
                 return self._part(name)
 
-        shelf = Shelf(lambda: InFile(self.folder), given=self._file)
+        shelf = Shelf(lambda: InFile(self.folder), given=self._given)
         message = fetched(number, tree, puller(in_turn, limit, over.is_set), shelf)
         self.confirm(number)
         return message
-
-    def _file(self, names: list[str]) -> memoryview | None:
-        found = self._given(names)
-        return None if found is None else found.map()
 
     def confirm(self, number: str) -> None:
         """Let the server drop a message that was fetched, or one that is not wanted any more."""
@@ -221,7 +217,7 @@ class DeploymentLink(GridLink, PartyLink):
         self._here = stay(self.where / FILES, run)
         self._fetcher = Fetcher(
             self._runtime, run, lambda name: self._parts.get(run, name), self._parts.news,
-            partial(file_from, self.where / FILES),
+            partial(payload_from, self.where / FILES),
         )  # fmt: skip
         self._beat = HeartbeatSender(self._heartbeat)
         self._beat.start()
@@ -381,9 +377,22 @@ class DeploymentLink(GridLink, PartyLink):
             return None
         run = self.grid.run.run_id
         session = answer.session_id
-        push(objects, answer.objects_to_push, lambda name, content: self._parts.put(run, session, name, content))
+        wanted = self._given(run, session, payload, answer.objects_to_push)
+        push(objects, wanted, lambda name, content: self._parts.put(run, session, name, content))
         self._asked[number] = node
         return str(number)
+
+    def _given(self, run: int, session: str, payload: bytes, wanted: Collection[str]) -> Collection[str]:
+        """Hand the server a long payload in a file, if it has none of it; returns the parts that it still wants."""
+        assert self._last is not None
+        names = names_in(self._last[1])
+        if len(payload) <= SHORT or len(set(names)) < len(names) or not set(names) <= set(wanted):
+            return wanted
+        written = InFile(self.folder, mapped=False)
+        written.add(memoryview(payload))
+        file = written.done()
+        taken = isinstance(file, Filed) and given_to(self.where / FILES, run, session, names, file)
+        return set(wanted) - set(names) if taken else wanted
 
     def all_sent(self) -> None:
         self._last = None

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +38,7 @@ from visard.processes import SHORT, Data, Filed
 
 AT_ONCE = 2  # parts of one message on their way
 SOON, LATER = 0.05, 1.0  # seconds before a part that is not there yet is asked for again: at first, and at most
+Put = Callable[[str, Sequence[Data]], None]  # sends a part: its name, and its content in pieces
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -57,8 +58,12 @@ class Piece(ArrayChunk):
         return payload.read(start, stop) if isinstance(payload, Filed) else payload[start:stop]
 
     def deflate(self) -> bytes:
+        return b"".join(self.content())
+
+    def content(self) -> tuple[bytes, Data]:
+        """The head of the part and its bytes, of which nothing is copied."""
         data = self._bytes()
-        return b"".join((head_of(len(data)), data))
+        return head_of(len(data)), data
 
     @property
     def object_id(self) -> str:
@@ -301,8 +306,12 @@ def puller(
     return pull
 
 
-def push(objects: dict[str, InflatableObject], names: Collection[str], put: Callable[[str, bytes], None]) -> None:
+def push(objects: dict[str, InflatableObject], names: Collection[str], put: Put) -> None:
     """Send those of the objects that are asked for."""
     wanted = set(names)
-    for _ in in_order(lambda name: put(name, objects[name].deflate()), [n for n in objects if n in wanted]):
+    for _ in in_order(lambda name: put(name, _pieces(objects[name])), [n for n in objects if n in wanted]):
         pass
+
+
+def _pieces(part: InflatableObject) -> Sequence[Data]:
+    return part.content() if isinstance(part, Piece) else (part.deflate(),)

@@ -14,6 +14,8 @@ from flwr.server.superlink.utils import check_abort
 
 from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NEWS, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.store import Store
+from visard.deployment.listener import Body
+from visard.processes import Data, Filed
 
 AT_ONCE = 2  # threads that hash: while they do, others can work
 
@@ -31,13 +33,13 @@ class Parts:
         self._threads = ThreadPoolExecutor(AT_ONCE)
         self.news = 0  # messages that have come whole
 
-    async def answer(self, part: Part, body: Sequence[bytes], send: Send, counted: bool) -> None:
+    async def answer(self, part: Part, body: Sequence[Data], send: Send, counted: bool) -> None:
         """Do what a call asks for, and answer it."""
         act = self._take if part.session else self._give
         status, content = await asyncio.get_running_loop().run_in_executor(self._threads, act, part, body, counted)
         await say(send, status, content)
 
-    def _take(self, part: Part, body: Sequence[bytes], counted: bool) -> tuple[int, Sequence[bytes]]:
+    def _take(self, part: Part, body: Sequence[Data], counted: bool) -> tuple[int, Sequence[Data]]:
         digest = hashlib.sha256()
         for piece in body:
             digest.update(piece)
@@ -55,7 +57,16 @@ class Parts:
             self._link.store_traffic(part.run, bytes_sent=0, bytes_recv=sum(map(len, body)))
         return TAKEN, ()
 
-    def _give(self, part: Part, body: Sequence[bytes], counted: bool) -> tuple[int, Sequence[bytes]]:
+    def adopt(self, run: int, session: str, names: Sequence[str], file: Filed) -> bool:
+        """Take the parts of a payload in the file that a run on this machine has written; it has hashed them."""
+        if not self._store.adopt(names, file):
+            return False
+        for name in names:
+            with self._store.adopted(name):
+                self._link.store_object(run, session, name, b"")
+        return True
+
+    def _give(self, part: Part, body: Sequence[Data], counted: bool) -> tuple[int, Sequence[Data]]:
         if any(body):
             return REFUSED, ()
         if counted and self._over(part):
@@ -89,7 +100,7 @@ class Inside:
         return None
 
 
-async def say(send: Send, status: int, content: Sequence[bytes]) -> None:
+async def say(send: Send, status: int, content: Sequence[Data]) -> None:
     """Answer a call."""
     headers = [] if status == TAKEN else [(b"content-length", b"%d" % sum(map(len, content)))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -98,17 +109,17 @@ async def say(send: Send, status: int, content: Sequence[bytes]) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def whole(receive: Receive, most: int, held: Sequence[bytes] = ()) -> list[bytes] | None:
+async def whole(receive: Receive, most: int, past: Body | None = None) -> list[Data] | None:
     """The body of a request in pieces; None if it is too long or the caller went away.
 
-    What is `held` when it ends came before its last piece.
+    What went `past` HTTP came before its last piece.
     """
-    body, size = list[bytes](), 0
+    body, size = list[Data](), 0
     while (event := await receive())["type"] == "http.request":
         body.append(bytes(event.get("body", b"")))
         size += len(body[-1])
         if size > most:
             return None
         if not event.get("more_body", False):
-            return [*body[:-1], *held, body[-1]]
+            return [*body[:-1], *([past.held] if past is not None and past.count else ()), body[-1]]
     return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import hmac
 import os
 import signal
 import socket
@@ -22,7 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
@@ -36,12 +36,12 @@ from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkStat
 from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
 from flwr.superlink.main import create_app
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.client_hello import Proofs
-from visard.deployment.flower import FLEET, PROCESS, REFUSAL, SIGNED, VERSION, statement
+from visard.deployment.flower import CALL_KEY, FLEET, MAC, PROCESS, REFUSAL, SIGNED, VERSION, mac, statement
 from visard.deployment.flower.handover import FILES, Giver
+from visard.deployment.flower.http import Bodies, Http
 from visard.deployment.flower.part import Part
 from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, whole
 from visard.deployment.flower.register import Register, tls_context
@@ -69,8 +69,9 @@ class FleetOnly:
 
     Flower reads a call whole before it looks at the signature, so callers that bring no signature of a registered key,
     or send more than any part of a message can be long, are turned away here. Flower's signature is of the time alone;
-    a second one is of path, time, process and body, and counts once. Of two processes with the same key, the one that
-    connected last speaks for it.
+    a second one is of path, time, process and body, and counts once. Calls for parts of messages have a MAC in place of
+    it, with a key that came in the signed call with which the party connected. Of two processes with the same key, the
+    one that connected last speaks for it.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class FleetOnly:
     ) -> None:
         self.app, self.limits, self._say = app, limits, say
         self.parts: Parts | None = None
+        self._bodies = Bodies(limits.body_bytes)
         self.prove: Callable[[Connection, str], None] = lambda connection, party: (
             None
         )  # called for whoever brings a signature
         self._processes: dict[str, bytes] = {}  # party -> its process
+        self._call_keys: dict[str, str] = {}  # fingerprint of a party's key -> its key for MACs
         self._refusals: dict[str, str] = {}  # fingerprint of a known key -> why it is not taken
         self._seen: dict[bytes, None] = {}  # digests of what calls say, each of which counts once
         self._ages: deque[tuple[float, bytes]] = deque()  # until when, in order
@@ -98,7 +101,7 @@ class FleetOnly:
     ) -> None:
         """From now on these keys of parties are taken. The `refused` (fingerprint -> why) among them hear why not."""
         found = [(public_key_to_bytes(key), party, key) for party, key in keys]
-        self._keys = {b64encode(data): (party, key) for data, party, key in found}
+        self._keys = {b64encode(data): (party, key, fingerprint(key)) for data, party, key in found}
         self._refusals = dict(refused or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,6 +119,9 @@ class FleetOnly:
         if not path.startswith(FLEET) or path in CLOSED:
             return await _turn_away(send, 404)
         part = Part.at(path, FLEET) if self.parts is not None else None
+        process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
+        if part is not None and self._superseded(self._keys.get(headers.get(KEY, b""), ("",))[0], process):
+            return await _turn_away(send, 409)  # its MAC cannot be checked any more
         if (signer := self._signer(headers) if part is None else self._signer_of(path, headers, part)) is None:
             return await _turn_away(send, 401)
         party, own = signer
@@ -123,14 +129,17 @@ class FleetOnly:
             self._tell(f"refused: {why}")
             return await _turn_away(send, 403 if " was revoked " in why else 401, why)
         self.prove(connection, party)
-        process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
-        if not activates and self._processes.get(party, process) != process:
+        if not activates and self._superseded(party, process):
             return await _turn_away(send, 409)
         if part is not None and self.parts is not None:
-            if (content := await self._content(headers, receive, connection)) is None:
+            length = headers.get(b"content-length", b"")
+            if not length.isdigit() or int(length) > self.limits.body_bytes:
                 return await _turn_away(send, 413)
-            self._heard(party, headers)
-            return await self.parts.answer(part, content, send, counted=True)
+            with self._bodies.taking(connection):
+                if (content := await whole(receive, self.limits.body_bytes, connection.body)) is None:
+                    return await _turn_away(send, 413)
+                self._heard(party, headers)
+                return await self.parts.answer(part, content, send, counted=True)
         if (pieces := await whole(receive, self.limits.body_bytes)) is None:
             return await _turn_away(send, 413)
         body = b"".join(pieces)
@@ -139,43 +148,41 @@ class FleetOnly:
             return await _turn_away(send, 401, f"the call {wrong}")
         if activates:
             self._processes[party] = process
+            self._call_keys[own] = headers.get(CALL_KEY.encode(), b"").decode("latin-1")
         self._heard(party, headers)
         await self.app(scope, _handed(body, receive), send)
 
-    async def _content(
-        self, headers: Mapping[bytes, bytes], receive: Receive, connection: Connection
-    ) -> list[bytes] | None:
-        """The content of a part whose signature is known to be right, in the pieces in which it comes."""
-        length = headers.get(b"content-length", b"")
-        if not length.isdigit() or int(length) > self.limits.body_bytes:
-            return None
-        connection.held, connection.taking = [], True
-        try:
-            return await whole(receive, self.limits.body_bytes, connection.held)
-        finally:
-            connection.held, connection.taking = [], False
+    def _superseded(self, party: str, process: bytes) -> bool:
+        """Whether another process of a party has connected since."""
+        return self._processes.get(party, process) != process
 
     def _heard(self, party: str, headers: Mapping[bytes, bytes]) -> None:
         self.heard[party] = time.time(), line(headers.get(VERSION.encode(), b"").decode("latin-1"), 40)
 
     def _signer_of(self, path: str, headers: Mapping[bytes, bytes], part: Part) -> tuple[str, str] | None:
         """As `_signer`, of a call for a part: its path says what its body is, so the whole call can be checked here."""
-        party, key = self._keys.get(headers.get(KEY, b""), ("", None))
+        party, key, own = self._keys.get(headers.get(KEY, b""), ("", None, ""))
         if key is None or not _lately(headers.get(TIME, b"")):
             return None
-        if wrong := self._wrong(path, headers, b"", own := fingerprint(key), part.digest):
+        if wrong := self._wrong(path, headers, b"", own, part.digest):
             self._tell(f"refused: a call with the key of {party} to {FLEET}part {wrong}")
             return None
         return party, own
 
     def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str, digest: str = "") -> str:
-        """What is wrong with the signature of a whole call; empty if it is the party's, and new."""
-        said, process = (headers.get(name, b"").decode("latin-1") for name in (TIME, PROCESS.encode()))
-        signed = statement(path, said, process, body, digest)
+        """What is wrong with the signature or MAC of a whole call; empty if it is the party's, and new."""
+        said, process, call_key, code, signature = (
+            headers.get(name, b"").decode("latin-1")
+            for name in (TIME, PROCESS.encode(), CALL_KEY.encode(), MAC.encode(), SIGNED.encode())
+        )
+        signed = statement(path, said, f"{process} {call_key}".strip(), body, digest)
         try:
-            if signed_by(signed, bytes.fromhex(headers.get(SIGNED.encode(), b"").decode("ascii"))) != own:
+            if digest and code:
+                if not (known := self._call_keys.get(own)) or not hmac.compare_digest(mac(known, signed), code):
+                    return "has no MAC with the key of its last connection"
+            elif signed_by(signed, bytes.fromhex(signature)) != own:
                 return "is signed by another key"
-        except (ValueError, PublicError):
+        except (ValueError, TypeError, PublicError):  # TypeError: a MAC that is not ASCII
             return "is not signed with its path and body (another version, or changed on the way)"
         now = time.monotonic()
         while self._ages and self._ages[0][0] < now:
@@ -197,14 +204,14 @@ class FleetOnly:
 
     def _signer(self, headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
         """The party that signed a call, and the fingerprint of its key. Flower also checks the age of the signature."""
-        party, key = self._keys.get(headers.get(KEY, b""), ("", None))
+        party, key, own = self._keys.get(headers.get(KEY, b""), ("", None, ""))
         try:
             signature = b64decode(headers.get(SIGNATURE, b""), validate=True)
         except ValueError:
             return None
         if key is None or not verify_signature(key, headers.get(TIME, b""), signature):
             return None
-        return party, fingerprint(key)
+        return party, own
 
 
 def _lately(said: bytes) -> bool:
@@ -232,49 +239,6 @@ async def _turn_away(send: Send, status: int, why: str = "") -> None:
         headers.append((REFUSAL.encode(), why.encode("ascii", "replace")[:1000]))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b""})
-
-
-class Http(H11Protocol):
-    """HTTP over an admitted connection. h11 bounds the bytes of a header, the listener its time."""
-
-    def __init__(self, server: uvicorn.Server, listener: Listener, connection: Connection) -> None:
-        super().__init__(server.config, server.server_state, {"connection": connection}, asyncio.get_running_loop())
-        self.listener, self.connection = listener, connection
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self.listener.entered(self.connection, transport)
-
-    def data_received(self, data: bytes) -> None:
-        if self.connection.due is None:  # the next request begins
-            self.connection.due = time.monotonic() + self.listener.limits.header_seconds
-        if self.connection.taking:
-            data = self._past(data)
-        if data:
-            super().data_received(data)
-
-    def _past(self, data: bytes) -> bytes:
-        """Of the body of a part all but the last byte goes past h11, which would copy it four times, in small pieces.
-
-        Only once the application has what came before; from the last byte h11 learns that the body is whole.
-        """
-        reader: Any = self.conn._reader
-        left = getattr(reader, "_remaining", 0) - 1
-        if self.cycle is None or self.cycle.body or left <= 0:
-            return data
-        self.connection.held.append(data if len(data) <= left else data[:left])
-        reader._remaining -= len(self.connection.held[-1])
-        return data[left:]
-
-    def send_400_response(self, msg: str) -> None:
-        try:
-            super().send_400_response(msg)
-        except h11.LocalProtocolError:  # an answer had begun
-            self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.listener.drop(self.connection)
 
 
 def serve(
@@ -308,7 +272,7 @@ def serve(
     guarded.prove = listener.prove
     register = Register(keys, state, link, guarded.admit, listener, say, guarded.heard)
     watched = Health(health, register.health) if health else None
-    giver = Giver(_inside_socket(state / FILES), store.whole, partial(_end_run, link))
+    giver = Giver(_inside_socket(state / FILES), store.whole, partial(_end_run, link, store), parts.adopt)
     settle()
     try:
         with asyncio.Runner(loop_factory=_loop) as runner:
@@ -370,7 +334,7 @@ def _outlive_kills(link: InMemoryLinkState) -> None:
     link.get_message_res = whole  # type: ignore[method-assign]
 
 
-def _end_run(link: InMemoryLinkState, number: int) -> None:
+def _end_run(link: InMemoryLinkState, store: Store, number: int) -> None:
     """A run has ended. If it did not say so it was killed, and parties must not wait for the rest of a request.
 
     Flower would let them wait until the run has missed its signs of life, which takes a minute.
@@ -378,6 +342,7 @@ def _end_run(link: InMemoryLinkState, number: int) -> None:
     run = link.run_ids.get(number)
     if run is not None and link.finish_task(int(run.run.primary_task_id or 0), SubStatus.FAILED, "its process ended"):
         link.cleanup_run(number)
+    store.shrink()
 
 
 async def _serve(

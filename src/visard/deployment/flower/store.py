@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,8 +23,8 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 
 from visard.deployment.flower.part import MOST_PARTS
 from visard.engines.frame import ALIGNED, largest_at
-from visard.engines.records import PART, head_of
-from visard.processes import Filed
+from visard.engines.records import PART, cuts, head_of
+from visard.processes import Data, Filed
 
 IN_MEMORY = 2**29  # bytes
 SMALL = 2**16  # bytes of a part that always stays in memory
@@ -34,12 +35,17 @@ LONGEST_LIST = 2**18  # bytes of the list of tensors that is looked at
 AT_ONCE = 512  # pieces that the system writes at once
 
 
+Lent = tuple[Filed, Callable[[], None]]  # the file of a payload, and what is called when it is read
+
+
 @dataclass
 class Payload:
     """A file, and which part of it is where."""
 
     file: Filed
     parts: dict[int, tuple[str, int]] = field(default_factory=dict)  # number -> name, and bytes that are written
+    users: int = 0  # of the file: runs that read it, and threads that write to it
+    over: bool = False  # no part of it is needed any more
 
     def free_for(self, number: int, name: str) -> bool:
         """Whether a part may be written at the place of that number: it is free, or has this part already."""
@@ -62,8 +68,9 @@ class Payloads:
     """Long payloads that come from parties, each in a file of its own that has no name.
 
     A party uploads a payload in parts. Here they are written one after the other, without what Flower puts before each,
-    so that the file is the payload: a run on this machine gets the file and not the bytes. `lock` is held by who calls
-    anything but `write`, which does without it while it writes.
+    so that the file is the payload: a run on this machine gets the file and not the bytes. When the run has read it
+    the file serves the next payload, which is written over it: a new file would cost more than the bytes in it. `lock`
+    is held by who calls anything but `write`, which does without it while it writes.
     """
 
     def __init__(self, folder: Path, lock: AbstractContextManager[Any]) -> None:
@@ -71,6 +78,7 @@ class Payloads:
         self._turns: dict[str, tuple[str, int]] = {}  # part -> the payload that it belongs to, and its number there
         self._files: dict[str, Payload] = {}  # by the name of the payload
         self._left: Counter[str] = Counter()  # how many parts of a payload are known
+        self._spare: list[Filed] = []  # files that have served
 
     def announced(self, tree: ObjectTree) -> None:
         """A message is going to come: note which parts its payloads have, in which order."""
@@ -81,7 +89,7 @@ class Payloads:
                         self._turns[child.object_id] = node.object_id, number
                         self._left[node.object_id] += 1
 
-    def write(self, name: str, pieces: Sequence[bytes]) -> bool:
+    def write(self, name: str, pieces: Sequence[Data]) -> bool:
         """Write a part, whose content has been checked, where it belongs; False if it is to be kept elsewhere."""
         data = _bare(pieces)
         size = sum(map(len, data))
@@ -92,13 +100,45 @@ class Payloads:
                 payload = self._files[of] = self._new(b"".join(data))
             if payload is None or size > PART or not payload.free_for(number, name):
                 return False
-        payload.write(number, data)
+            payload.users += 1
+        try:
+            payload.write(number, data)
+        finally:
+            self.free(payload)
         return True
 
     def _new(self, first: bytes) -> Payload:
         """A file in which the largest tensor of a message lies as torch wants it, by the first part."""
+        start = -largest_at(first, LONGEST_LIST) % ALIGNED
+        if self._spare:
+            return Payload(Filed(os.dup(self._spare.pop().handle), 0, start))
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as made:
-            return Payload(Filed(os.dup(made.fileno()), 0, -largest_at(first, LONGEST_LIST) % ALIGNED))
+            return Payload(Filed(os.dup(made.fileno()), 0, start))
+
+    def free(self, payload: Payload) -> None:
+        """One of those that use the file of a payload has ended."""
+        with self._lock:
+            payload.users -= 1
+            self._keep(payload)
+
+    def _keep(self, payload: Payload) -> None:
+        if payload.over and not payload.users:
+            self._spare.append(payload.file)
+
+    def shrink(self) -> None:
+        """Give the room of files that have served back to the disk."""
+        self._spare.clear()
+
+    def adopt(self, names: Sequence[str], file: Filed) -> bool:
+        """A file that a run has written is the payload with these parts; False where it cannot be."""
+        of = self._turns.get(names[0], ("", 0))[0]
+        places = [self._turns.get(name) for name in names]
+        if of in self._files or places != [(of, number) for number in range(len(names))]:
+            return False
+        sizes = [stop - start for start, stop in cuts(len(file))]
+        # the run is a user of it for ever: another payload is not written over its file
+        self._files[of] = Payload(file, dict(enumerate(zip(names, sizes, strict=True))), users=1)
+        return True
 
     def has(self, name: str) -> bool:
         """Whether a part is written in the file of its payload."""
@@ -112,7 +152,7 @@ class Payloads:
         file, length = self._files[of].file, self._files[of].parts[number][1]
         return [head_of(length), os.pread(file.handle, length, file.start + number * PART)]
 
-    def whole(self, names: Sequence[str], get: Callable[[str], Sequence[bytes]]) -> Filed | None:
+    def whole(self, names: Sequence[str], get: Callable[[str], Sequence[bytes]]) -> Lent | None:
         """The file of a payload with these parts, all of which are here; None if it has none.
 
         Parts that lie elsewhere, as those that another payload has too, come from `get` and are written to it.
@@ -125,7 +165,10 @@ class Payloads:
             if not payload.parts[number][1]:
                 payload.write(number, _bare(get(name)))
             size += payload.parts[number][1]
-        return None if payload is None else Filed(os.dup(payload.file.handle), size, payload.file.start)
+        if payload is None:
+            return None
+        payload.users += 1
+        return Filed(os.dup(payload.file.handle), size, payload.file.start), partial(self.free, payload)
 
     def dropped(self, name: str) -> None:
         """A part is not needed any more; a file goes with the last part of its payload."""
@@ -133,7 +176,9 @@ class Payloads:
         self._left[of] -= 1
         if self._left[of] <= 0:
             del self._left[of]
-            self._files.pop(of, None)
+            if (payload := self._files.pop(of, None)) is not None:
+                payload.over = True
+                self._keep(payload)
 
 
 class Store(InMemoryObjectStore):
@@ -186,17 +231,32 @@ class Store(InMemoryObjectStore):
         return sum(length for _, length in self._places.values())
 
     @contextmanager
-    def coming(self, object_id: str, pieces: Sequence[bytes], filed: bool = False) -> Iterator[None]:
+    def coming(self, object_id: str, given: Sequence[Data], filed: bool = False) -> Iterator[None]:
         """Within this, what this thread puts in under a name are these pieces, which the caller has hashed.
 
-        `filed`: parts of a long payload go into its file, which is not written under the locks of Flower.
+        `filed`: parts of a long payload go into its file, which is not written under the locks of Flower. The memory
+        of other parts is used again by the caller, so that they are copied.
         """
-        pieces = pieces if pieces and len(pieces[0]) >= HEAD else [b"".join(pieces)]
+        pieces = _headed(given)
         written, length = False, sum(map(len, pieces))
         if filed and length >= SMALL and _is_chunk(pieces, length):
             with suppress(OSError):  # then it is put where there is room
                 written = self._payloads.write(object_id, pieces)
-        self._coming.part = object_id, pieces, written
+        self._coming.part = object_id, pieces if written else [bytes(piece) for piece in pieces], written
+        try:
+            yield
+        finally:
+            del self._coming.part
+
+    def adopt(self, names: Sequence[str], file: Filed) -> bool:
+        """Take the payload with these parts in the file that a run has written; False where that cannot be."""
+        with self.lock_store:
+            return self._payloads.adopt(names, file)
+
+    @contextmanager
+    def adopted(self, object_id: str) -> Iterator[None]:
+        """Within this, this thread puts in a part of a file that was adopted."""
+        self._coming.part = object_id, (), True
         try:
             yield
         finally:
@@ -212,7 +272,7 @@ class Store(InMemoryObjectStore):
 
     def _put(self, object_id: str, pieces: Sequence[bytes], filed: bool = False) -> None:
         length = sum(map(len, pieces))
-        if not _is_chunk(pieces, length):
+        if not filed and not _is_chunk(pieces, length):
             validate_object_content(b"".join(pieces))
         with self.lock_store:
             entry = self.store.get(object_id)
@@ -264,7 +324,12 @@ class Store(InMemoryObjectStore):
                 return [os.pread(self._file.fileno(), length, place)]
             return self._pieces.get(object_id)
 
-    def whole(self, names: Sequence[str]) -> Filed | None:
+    def shrink(self) -> None:
+        """A run has ended: what its payloads needed on the disk is given back."""
+        with self.lock_store:
+            self._payloads.shrink()
+
+    def whole(self, names: Sequence[str]) -> Lent | None:
         """The file of the payload that has these parts; None if it is not in one, or not all of it is here."""
         with self.lock_store, suppress(OSError):
             if all((entry := self.store.get(name)) is not None and entry.is_available for name in names):
@@ -292,13 +357,28 @@ class Store(InMemoryObjectStore):
                 self._free, self._end = {}, 0
 
 
-def _is_chunk(pieces: Sequence[bytes], length: int) -> bool:
+def _headed(pieces: Sequence[Data]) -> list[Data]:
+    """The same bytes, so that the first piece has all of the head."""
+    first, rest = b"", [memoryview(piece) for piece in pieces]
+    while rest and len(first) < HEAD:
+        lacking = HEAD - len(first)
+        first, rest[0] = first + bytes(rest[0][:lacking]), rest[0][lacking:]
+        rest = rest if rest[0] else rest[1:]
+    return [first, *rest]
+
+
+def _head(pieces: Sequence[Data]) -> bytes:
+    """What stands before the bytes of a part."""
+    first = bytes(pieces[0][:HEAD]) if pieces else b""
+    return first[: first.find(HEAD_BODY_DIVIDER) + 1]
+
+
+def _is_chunk(pieces: Sequence[Data], length: int) -> bool:
     """Whether this is a chunk of an array, as nearly all long parts of messages are: its head says it."""
-    head = pieces[0][: pieces[0].find(HEAD_BODY_DIVIDER, 0, HEAD) + 1] if pieces else b""
+    head = _head(pieces)
     return head == head_of(length - len(head))
 
 
-def _bare(pieces: Sequence[bytes]) -> list[memoryview]:
+def _bare(pieces: Sequence[Data]) -> list[memoryview]:
     """The bytes of a part without its head."""
-    head = pieces[0].find(HEAD_BODY_DIVIDER, 0, HEAD) + 1
-    return [memoryview(pieces[0])[head:], *(memoryview(piece) for piece in pieces[1:])]
+    return [memoryview(pieces[0])[len(_head(pieces)) :], *(memoryview(piece) for piece in pieces[1:])]
