@@ -364,6 +364,14 @@ def test_a_file_serves_the_next_payload_when_the_run_has_read_it(tmp_path: Path)
     giver.close()
 
 
+def test_a_file_that_has_served_is_still_open(tmp_path: Path) -> None:
+    store, path = Store(tmp_path), tmp_path / "served"
+    path.write_bytes(b"an earlier payload")
+    store._payloads._spare.append(Filed(os.open(path, os.O_RDWR), 18))
+    filed_at(store, sent := Sent(RANDOM))
+    assert inode_of(store.whole(sent.chunks)) == path.stat().st_ino
+
+
 def test_a_file_serves_no_other_payload_while_a_part_is_written_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

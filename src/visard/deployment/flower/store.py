@@ -111,7 +111,8 @@ class Payloads:
         """A file in which the largest tensor of a message lies as torch wants it, by the first part."""
         start = -largest_at(first, LONGEST_LIST) % ALIGNED
         if self._spare:
-            return Payload(Filed(os.dup(self._spare.pop().handle), 0, start))
+            served = self._spare.pop()
+            return Payload(Filed(os.dup(served.handle), 0, start))
         with tempfile.TemporaryFile(dir=self.folder, buffering=0) as made:
             return Payload(Filed(os.dup(made.fileno()), 0, start))
 
