@@ -87,6 +87,13 @@ def test_what_a_run_starts_from_is_said_before_its_rounds(capsys: pytest.Capture
     assert capsys.readouterr().out == ""
 
 
+def test_a_test_of_a_resumed_run_is_not_of_what_it_started_from(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = RunWatcher()
+    watcher.resumed(10)
+    watcher.evaluation({"generic": {"test": {"accuracy": 0.9}}})
+    assert capsys.readouterr().out == ""
+
+
 def test_a_test_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     """Rounds without a test between them do not repeat the last one as if it were theirs."""
     watcher = RunWatcher()
