@@ -205,6 +205,7 @@ def _sets(given: Sequence[str]) -> list[str]:
 def show(result: Run) -> None:
     """The table at the end of a run: metrics of its models, what left the clients, how long it took."""
     from visard.report.disclosure import add_up, judge
+    from visard.report.run_folder import absences
 
     metrics = result.metrics
     how = metrics.get("trained", {})
@@ -244,7 +245,7 @@ def show(result: Run) -> None:
         mark(verdict.level, f"{verdict.title}. {verdict.text}")
     if traffic["bytes_pooled"]:
         mark("pooled", f"{size(traffic['bytes_pooled'])} of the clients' data in one place")
-    for warning in metrics.get("warnings", ()):
+    for warning in (*metrics.get("warnings", ()), *absences(result.events)):
         mark("warning", warning)
     say(f"report: {result.report}")
 
