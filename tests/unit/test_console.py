@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import visard
 from visard.cli import api
 from visard.cli.console import RunWatcher, console, mark, table
 from visard.cli.groups import show_groups
-from visard.cli.run import methods
+from visard.cli.run import methods, presets
+from visard.config import load, parse
 from visard.errors import UsageError
 from visard.runs import run as runs
 
@@ -67,6 +69,13 @@ def test_errors_by_group_fit_a_terminal_and_their_marks_are_explained(
 def test_a_listing_has_no_empty_column(capsys: pytest.CaptureFixture[str]) -> None:
     methods()
     assert "comes from" not in capsys.readouterr().out
+
+
+def test_all_settings_of_a_preset_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    presets("fedavg")
+    assert parse(tomllib.loads(capsys.readouterr().out)) == load("fedavg")
+    with pytest.raises(UsageError, match="no preset 'fedvag' \\(did you mean 'fedavg'"):
+        presets("fedvag")
 
 
 def test_the_first_round_is_said_at_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,7 +41,10 @@ COMMANDS = {
         "Follow runs in progress: time left, curves, clients in trouble, bytes, privacy budget, sites of a deployment.",
     ),
     "methods": ("run:methods", "List the methods, their papers, and what leaves a client in each."),
-    "presets": ("run:presets", "List the presets that `visard run` knows."),
+    "presets": (
+        "run:presets",
+        "List the presets that `visard run` knows, or show all settings of one, to be changed with --set.",
+    ),
     "plugins": ("run:plugins", "List the plug-ins that settings can name, and where each comes from."),
     "data": ("data:app", "Make, import and look at face sets."),
     "models": ("model_files:app", "Keep recognisers under names, list where networks can be cut, fetch files."),
