@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -383,6 +383,9 @@ def parse(tree: dict[str, Any], where: str = "settings") -> Settings:
     """Typed settings from plain values; one clear line for the first mistake."""
     tree = {**tree, "plugins": plugins.load(_plugins(tree, where))}
     method = _chosen(METHODS, tree, "method", "name", None, where)
+    for odd in [key for key in tree if key not in _known(Settings)]:
+        if places := [*_places(type(method), odd, "method."), *_places(Settings, odd)]:
+            raise UsageError(f"{where}: unknown setting {odd} (did you mean {places[0]!r}?)")
     _check_keys(Settings, {k: v for k, v in tree.items() if k not in CHOSEN}, "", where)
     rule = _aggregation(tree.get("aggregation", {}), where)
     outgoing = _outgoing(tree.get("outgoing", []), where)
@@ -490,10 +493,7 @@ def _override(tree: dict[str, Any], text: str) -> None:
 
 def _check_keys(kind: Any, values: dict[str, Any], path: str, where: str) -> None:
     """Refuse unknown keys, at every depth, naming the nearest known one."""
-    if dataclasses.is_dataclass(kind):
-        known = {f.name: getattr(f.default, "__class__", None) for f in dataclasses.fields(kind)}
-    else:
-        known = {name: field.annotation for name, field in kind.model_fields.items()}
+    known = _known(kind)
     for key, value in values.items():
         if key not in known:
             full = f"{path}.{key}".lstrip(".")
@@ -507,6 +507,22 @@ def _check_keys(kind: Any, values: dict[str, Any], path: str, where: str) -> Non
             for place, entry in listed if _has_settings(part) else ():
                 if isinstance(entry, dict):
                     _check_keys(part, entry, place, where)
+
+
+def _known(kind: Any) -> dict[str, Any]:
+    """Name -> type of each setting of a kind."""
+    if dataclasses.is_dataclass(kind):
+        return {f.name: getattr(f.default, "__class__", None) for f in dataclasses.fields(kind)}
+    return {name: field.annotation for name, field in kind.model_fields.items()}
+
+
+def _places(kind: Any, key: str, path: str = "") -> Iterator[str]:
+    """Where a kind has a setting of this name, at any depth."""
+    for name, inner in _known(kind).items():
+        if name == key:
+            yield path + name
+        elif _has_settings(inner):
+            yield from _places(inner, key, f"{path}{name}.")
 
 
 def _has_settings(kind: Any) -> bool:

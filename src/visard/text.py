@@ -88,6 +88,13 @@ def plural(n: float | None, word: str, words: str | None = None) -> str:
     return f"{count(n)} {word if n == 1 else words or word + 's'}"
 
 
+def at_round(stage: Any, round: Any) -> str:
+    """A place in a run, whose records count rounds from 0: federate round 1."""
+    if stage in ("start", "final"):
+        return f"{stage} test"
+    return f"{stage} round {round + 1}" if isinstance(round, int) else f"{stage}"
+
+
 def ranges(numbers: Iterable[int]) -> str:
     """rounds 1 to 4 and 7."""
     found: list[list[int]] = []

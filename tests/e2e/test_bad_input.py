@@ -183,8 +183,16 @@ CASES: dict[str, tuple[Callable[[Path], list[str]], int, str]] = {
         lambda h: [*other_size_model(h), "--far", "often"], 2, "--far often",
     ),
     "report of no run": (args("report", "gone"), 2, "gone"),
+    "report of a folder of runs": (
+        written("events.jsonl", "", ["report", ".."]), 2, "there are runs inside",
+    ),
+    "a run's folder as a model": (
+        written("model.safetensors", "", ["eval", ".", "--data", "synthetic"]), 2, "is a folder: give ./model",
+    ),
     "unknown command": (args("trian"), 2, "trian"),
     "unknown option": (args("run", "fedavg", "--speed", "9"), 2, "--speed"),
+    "a setting as an option": (args("run", "fedavg", "--rounds", "9"), 2, "with --set, for example --set method"),
+    "an option that is nearly right": (args("run", "fedavg", "--resum"), 2, "--resume"),
 }  # fmt: skip
 
 

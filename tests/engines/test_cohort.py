@@ -151,7 +151,7 @@ def test_one_bad_client_of_a_cohort_loses_only_itself(tmp_path: Path) -> None:
     assert_close(a, b)
     assert bad not in a.W
     (problem,) = together.traffic.problems
-    assert problem == {"event": "missing", "client": bad, "reason": "has no training pictures"}
+    assert problem == {"event": "missing", "client": bad, "reason": "has no training pictures", "again": True}
 
 
 @pytest.mark.usefixtures("small_cohorts")

@@ -147,7 +147,7 @@ def test_absurd_weights_are_refused_on_any_run_and_named_to_the_end(limits: tupl
         visard.run("fedavg", out="run", overrides=[*SMOKE, *limits, "evaluation.every=0"], watcher=heard)
     assert any("client-001: reply refused (theta): has an absurd value of" in text for text in heard.problems)
     (line,) = json.loads(Path("run/metrics.json").read_text())["warnings"]
-    assert line.startswith("client-001: theta refused 2 times; federate round 0: it has an absurd value of")
+    assert line.startswith("client-001: theta refused 2 times; federate round 1: it has an absurd value of")
     assert "client-001: theta refused 2 times" in Path("run/report.html").read_text()
 
 
@@ -162,9 +162,9 @@ def test_a_simulation_without_limits_names_who_spoilt_it_and_says_so_at_its_end(
     output = "".join(capfd.readouterr())
     assert not ended.value.code, output
     text = " ".join(output.split())
-    said = "client-001: an update of theta far from the others' in 1 round; federate round 0: it is"
+    said = "client-001: an update of theta far from the others' in 1 round; federate round 1: it is"
     assert text.count(said) == 1, "in the closing lines"
-    assert text.index("federate round 0: client-001: the update of theta is") < text.index(said)
+    assert text.index("federate round 1: client-001: the update of theta is") < text.index(said)
     events = [json.loads(line) for line in Path("run/events.jsonl").read_text().splitlines()]
     (event, *_) = [e for e in events if e["event"] == "far" and e["field"] == "theta"]
     assert (event["client"], event["stage"], event["round"]) == ("client-001", "federate", 0)

@@ -221,7 +221,7 @@ def test_keys_and_signatures_of_another_sum_do_not_count(go: Go) -> None:
             message = replace(message, keys=before.keys, signatures=before.signatures)
         return request, message
 
-    with pytest.raises(VisardError, match=r"round 1: .*are not the ones that it signed"):
+    with pytest.raises(VisardError, match=r"round 2: .*are not the ones that it signed"):
         go("engine.min_replies=1.0", policy=counting(KNOWN), change=old)
 
 
@@ -336,7 +336,7 @@ def test_a_run_that_is_killed_in_any_phase_ends_with_the_same_weights(
 def test_after_an_opening_the_same_clients_must_come_back(go: Go, said: list[Any]) -> None:
     with pytest.raises(Killed):
         go(dies=("secure_open", HOUSES[1]), after=True)
-    with pytest.raises(VisardError, match=r"round 0: house-3 must come back \(its party is not connected\)"):
+    with pytest.raises(VisardError, match=r"round 1: house-3 must come back \(its party is not connected\)"):
         go(there=HOUSES[:2], resume=True)
     go(resume=True)
     check(said)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.toys import Toy, ToyDown, toy_engine, toy_world
 
 from visard.engines.codec import size_of
+from visard.engines.loop import asking
+from visard.engines.watchers import Watcher
 from visard.errors import VisardError
 
 CLIENTS = ("client-000", "client-001", "client-002")
@@ -54,6 +57,30 @@ def test_two_asks_of_a_round_draw_different_numbers(tmp_path: Path) -> None:
     message = {CLIENTS[0]: ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)})}
     first, second = (net.ask(Toy().add, message)[CLIENTS[0]].w for _ in range(2))
     assert not torch.equal(first, second)
+
+
+class Kept(Watcher):
+    """Problems as they are said, and events as they are written."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.written: list[str] = []
+
+    def problem(self, text: str) -> None:
+        self.said.append(text)
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.written.append(event)
+
+
+def test_a_client_that_stays_away_is_said_once(tmp_path: Path) -> None:
+    net, kept, bad = toy_engine(tmp_path, toy_world(tmp_path)), Kept(), Toy(faults={CLIENTS[1]: "raise"})
+    server = bad.start(net.world.setup())
+    for round, method in enumerate((bad, bad, Toy(), bad)):
+        with asking(net, "add", round, kept, kept):
+            server = method.round(server, net)
+    assert [text.split(":")[0] for text in kept.said] == ["add round 1", "add round 4"], "it was back in the third"
+    assert kept.written == ["missing"] * 3, "the log has every one"
 
 
 @pytest.mark.parametrize(

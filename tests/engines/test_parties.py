@@ -129,7 +129,7 @@ def forged(change: Callable[[Scores], Scores]) -> Any:
 def test_who_fails_the_final_test_is_named(go: Callable[..., Any]) -> None:
     out, heard = go("fedavg", forge=forged(lambda s: replace(s, pictures=-1)))
     assert heard.problems == [
-        "final round 0: house-2: reply refused (pictures): holds an integer that is negative or too large"
+        "final test: house-2: reply refused (pictures): holds an integer that is negative or too large"
     ]
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     assert [(e["client"], e["stage"]) for e in events if e["event"] == "refused"] == [("house-2", "final")]

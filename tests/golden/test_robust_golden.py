@@ -291,7 +291,7 @@ def test_too_few_replies_are_one_clear_line(rule: Rule, count: int, says: str) -
 def test_a_round_with_too_few_clients_for_the_rule_is_not_begun(tmp_path: Path) -> None:
     net = toy_engine(tmp_path, toy_world(tmp_path, aggregation=Krum()))
     down = ToyDown(torch.zeros(4), {"a": torch.zeros(2, 2)})
-    with pytest.raises(VisardError, match="round 0: krum .* needs 5 replies to withstand 1, and there are 3"):
+    with pytest.raises(VisardError, match="start test: krum .* needs 5 replies to withstand 1, and there are 3"):
         net.reduce(Numbering().number, dict.fromkeys(net.clients, down), mean="theta", by="n")
     assert not net.traffic.asked
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import visard
 from visard.cli import api
 from visard.cli.console import RunWatcher, console, mark, table
 from visard.cli.groups import show_groups
-from visard.cli.run import methods
+from visard.cli.run import methods, presets
+from visard.config import load, parse
 from visard.errors import UsageError
 from visard.runs import run as runs
 
@@ -69,6 +71,13 @@ def test_a_listing_has_no_empty_column(capsys: pytest.CaptureFixture[str]) -> No
     assert "comes from" not in capsys.readouterr().out
 
 
+def test_all_settings_of_a_preset_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    presets("fedavg")
+    assert parse(tomllib.loads(capsys.readouterr().out)) == load("fedavg")
+    with pytest.raises(UsageError, match="no preset 'fedvag' \\(did you mean 'fedavg'"):
+        presets("fedvag")
+
+
 def test_the_first_round_is_said_at_once_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     watcher = RunWatcher()
     watcher.round("federate", 1, 50, {"loss": 2.0})
@@ -83,6 +92,13 @@ def test_what_a_run_starts_from_is_said_before_its_rounds(capsys: pytest.Capture
     assert "given weights, before the first round: test accuracy 0.900" in capsys.readouterr().out
     watcher.round("federate", 1, 50, {})
     capsys.readouterr()
+    watcher.evaluation({"generic": {"test": {"accuracy": 0.9}}})
+    assert capsys.readouterr().out == ""
+
+
+def test_a_test_of_a_resumed_run_is_not_of_what_it_started_from(capsys: pytest.CaptureFixture[str]) -> None:
+    watcher = RunWatcher()
+    watcher.resumed(10)
     watcher.evaluation({"generic": {"test": {"accuracy": 0.9}}})
     assert capsys.readouterr().out == ""
 

@@ -248,8 +248,11 @@ def test_the_commands(
     assert "there is no terminal to ask at" in capsys.readouterr().err
     assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", "0" * 64) == 1
     assert "is refused: its key is not the one with the fingerprint 000" in capsys.readouterr().err
+    assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", told[:16]) == 2
+    assert "give the whole of it, 64 characters" in capsys.readouterr().err
     assert not list((keys / "server" / "nodes").iterdir())
-    assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", told, "--days", "30") == 0
+    read = " ".join(told[i : i + 4] for i in range(0, 64, 4)).upper()
+    assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", read, "--days", "30") == 0
     for name in ("ca.crt", "node-1.crt"):
         (home / name).write_bytes((Path(out) / name).read_bytes())
     assert run(monkeypatch, "renew", "--keys", str(home), "--node", "1") == 0

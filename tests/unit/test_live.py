@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from tests.unit.chromium import Browser, find
 from tests.unit.fake_run import write_run
 
@@ -36,7 +38,8 @@ def begin(folder: Path, rounds: int = 4, name: str = NAME) -> EventLog:
 def go_on(log: EventLog, step: int, **more: Any) -> None:
     log.write(
         "round", stage="federate", round=step, step=step, seconds=2.0, bytes_up=1000, bytes_down=2000, asked=3,
-        replied=3, figures={"lr": 0.1, "loss": 5.0 - step}, clients={}, slowest={"a": 1.0, "b": 1.1, "c": 9.0}, **more,
+        replied=3, figures={"lr": 0.00012, "loss": 5.0 - step}, clients={},
+        slowest={"a": 1.0, "b": 1.1, "c": 9.0}, **more,
     )  # fmt: skip
 
 
@@ -249,7 +252,7 @@ def test_the_page_follows(view: LiveView, tmp_path: Path, width: int) -> None:
         go_on(log, 2)
         browser.wait("document.querySelectorAll('.plot path').length == 2")
         same = browser.evaluate("document.getElementById('same').textContent")
-        assert same.startswith("The same in every round: Learning rate 0.1, Seconds of a round 2, Megabytes"), same
+        assert same.startswith("The same in every round: Learning rate 0.00012, Seconds of a round 2, Megabytes"), same
         log.write("run_finished", seconds=5.0)
         browser.wait("document.querySelector('.pill.finished')")
         assert browser.errors == []
@@ -290,6 +293,44 @@ def test_in_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     watch.follow([tmp_path / "one"])
     said = " ".join(capsys.readouterr().out.split())
     assert "one: Finished, 1 of 4 rounds. Training loss 5" in said
+
+
+def test_the_tables_of_the_terminal_show_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, state = begin(tmp_path / "run", name="mine"), tmp_path / "state"
+    go_on(log, 0)
+    log.write("missing", stage="federate", round=1, client="b", reason="its machine is gone\x1b[31m")
+    log.write("round", stage="federate", round=1, step=1, seconds=2.0, figures={"epsilon": 1.5})
+    state.mkdir()
+    site = {"roles": ["a"], "connected": True, "seen": time.time(), "version": "0.1.0", "refused": ""}
+    (state / "sites.json").write_text(json.dumps({"node-1": site}))
+    (tmp_path / "run" / "config.toml").write_text(f'[engine]\nserver = "{state}"\n[aggregation.dp]\nepsilon = 8.0\n')
+    shown, found = Console(width=200, record=True, file=io.StringIO()), Followed(tmp_path / "run").state()
+    shown.print(watch._tables([found]))
+    text = shown.export_text()
+    for word in (
+        "2 of 4",
+        "kB up",
+        "kB down",
+        "epsilon 1.5 of 8",
+        "Training loss 5",
+        "its machine is gone",
+        "node-1",
+        "0.1.0",
+    ):
+        assert word in text.replace("\N{NO-BREAK SPACE}", " "), word
+    assert "\x1b" not in text
+    assert "privacy spent: epsilon 1.5 of 8" in watch._words(found)
+    monkeypatch.setattr(watch, "MOST", 0)
+    shown.print(watch._tables([found]))
+    assert "node-1" not in shown.export_text(), "as many rows as there is room for"
+
+
+def test_clients_without_a_reply_are_one_line_each(tmp_path: Path) -> None:
+    log, run = begin(tmp_path), Followed(tmp_path)
+    for step in range(3):
+        log.write("missing", stage="federate", round=step, client="b", reason="its party is not connected")
+        go_on(log, step)
+    assert run.state()["messages"] == ["b: no reply 3 times, last in federate round 3: its party is not connected"]
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:

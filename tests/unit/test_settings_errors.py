@@ -13,6 +13,9 @@ from visard.errors import UsageError
     [
         ("fedavg", "partition.split=[0.5,0.1,0.1]", "preset fedavg: partition: split (0.5, 0.1, 0.1) must sum to 1"),
         ("fedavg", 'data={sets=[{path="a",rol="x"}]}', "unknown setting data.sets.rol (did you mean 'role'?)"),
+        ("fedavg", "rounds=5", "unknown setting rounds (did you mean 'method.rounds'?)"),
+        ("fedavg", "lr=0.1", "unknown setting lr (did you mean 'method.training.lr'?)"),
+        ("fedavg", "clients=5", "unknown setting clients (did you mean 'partition.clients'?)"),
         ("fedavg", "parties.a.foo=1", "unknown setting parties.a.foo"),
         ("fedfr-da", "method.clustering.d=-1", "method.clustering.d = -1.0: must be positive, auto or stable"),
         (

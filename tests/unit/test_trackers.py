@@ -20,6 +20,7 @@ from visard.report.live import LiveView
 from visard.report.run_folder import Run
 from visard.report.table import COLUMNS, write_table
 from visard.runs.run import resume
+from visard.runs.trackers.tensorboard import TensorBoard
 
 WATCHED = ("method.rounds=3", "evaluation.every=1")
 
@@ -54,6 +55,26 @@ def test_tensorboard_reads_each_round_once(tmp_path: Path) -> None:
     tests = found.Scalars("test/accuracy")
     assert tests[-1].value == pytest.approx(run.results["test"].verification.accuracy)  # type: ignore[union-attr]
     assert [event.step for event in tests] == [1, 2, 3]
+    resume(run.folder)  # which has ended: nothing is lost, and the last test is of the last round
+    found = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    assert [event.step for event in found.Scalars("federate/loss")] == [1, 2, 3]
+    assert [event.step for event in found.Scalars("test/accuracy")] == [1, 2, 3, 3]
+
+
+def test_tensorboard_keeps_what_was_before_a_problem_of_a_resumed_run(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first, second = TensorBoard(tmp_path), TensorBoard(tmp_path)
+    for step in (1, 2):
+        first.round("federate", step, 3, {"loss": 1.0})
+    first.ended(False)  # round 2 was not committed
+    second.resumed(1)
+    second.problem("waiting for 3 parties")
+    for step in (2, 3):
+        second.round("federate", step, 3, {"loss": 0.5})
+    second.ended(True)
+    loss = EventAccumulator(str(tmp_path / "tensorboard")).Reload().Scalars("federate/loss")
+    assert [(event.step, event.value) for event in loss] == [(1, 1.0), (2, 0.5), (3, 0.5)]
 
 
 def test_mlflow_reads_settings_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,6 +90,9 @@ def test_mlflow_reads_settings_and_curves(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.data.params["method.rounds"] == "3"
     history = {m.step: m.value for m in client.get_metric_history(found.info.run_id, "federate/loss")}
     assert history == pytest.approx({r.step + 1: r.figures["loss"] for r in run.rounds})
+    resume(run.folder)
+    history = client.get_metric_history(found.info.run_id, "test/accuracy")
+    assert [m.step for m in history] == [1, 2, 3, 3]  # the end was tested again
     assert found.data.metrics["test/accuracy"] == pytest.approx(run.results["test"].verification.accuracy)  # type: ignore[union-attr]
 
 

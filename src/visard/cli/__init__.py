@@ -5,6 +5,7 @@ So `visard --help` is quick, and a command loads torch only if it computes somet
 
 from __future__ import annotations
 
+import difflib
 import errno
 import inspect
 import os
@@ -19,7 +20,7 @@ import click
 import typer
 from typer.main import get_command
 
-from visard.errors import VisardError, one_line
+from visard.errors import UsageError, VisardError, one_line
 from visard.processes import LARGE_PAGES
 from visard.text import line
 
@@ -35,9 +36,15 @@ COMMANDS = {
         "Reproduce a paper's tables: make the missing runs, then write results.json, .md and .tex, and report.html.",
     ),
     "report": ("run:report", "Write one HTML page about a run, or about several side by side. It opens offline."),
-    "watch": ("watch:watch", "Follow runs in progress: time left, curves, slow or missing clients, bytes."),
+    "watch": (
+        "watch:watch",
+        "Follow runs in progress: time left, curves, clients in trouble, bytes, privacy budget, sites of a deployment.",
+    ),
     "methods": ("run:methods", "List the methods, their papers, and what leaves a client in each."),
-    "presets": ("run:presets", "List the presets that `visard run` knows."),
+    "presets": (
+        "run:presets",
+        "List the presets that `visard run` knows, or show all settings of one, to be changed with --set.",
+    ),
     "plugins": ("run:plugins", "List the plug-ins that settings can name, and where each comes from."),
     "data": ("data:app", "Make, import and look at face sets."),
     "models": ("model_files:app", "Keep recognisers under names, list where networks can be cut, fetch files."),
@@ -92,7 +99,17 @@ class Late(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        return load_command(str(self.name)).make_context(info_name, args, parent, **extra)
+        command = load_command(str(self.name))
+        try:
+            return command.make_context(info_name, args, parent, **extra)
+        except click.NoSuchOption as error:
+            known = [name for option in command.params for name in option.opts]
+            if "--set" not in known or difflib.get_close_matches(error.option_name, known, cutoff=0.75):
+                raise
+            raise UsageError(
+                f"visard {self.name} has no option {error.option_name}; settings are changed with --set, "
+                f"for example --set method.rounds=5 (visard {self.name} --help)"
+            ) from None
 
 
 def load_command(name: str) -> click.Command:

@@ -112,9 +112,13 @@ class RunWatcher:
         self._bar: Bar | None = None
         self._note = ""  # the last test, until a line has shown it
         self._begun = False  # whether a round is done
+        self._resumed = False  # whether rounds were done before
 
     def begun(self, folder: Path) -> None:
         return
+
+    def resumed(self, rounds: int) -> None:
+        self._resumed = True
 
     def rendering(self, done: int, total: int) -> None:
         self.show("drawing synthetic faces", done, total)
@@ -132,7 +136,7 @@ class RunWatcher:
     def evaluation(self, metrics: dict[str, Any]) -> None:
         tests = {k: v["accuracy"] for k, v in metrics.get("generic", {}).items() if v.get("accuracy") is not None}
         self._note = "  ".join(f"{name} accuracy {value:.3f}" for name, value in tests.items())
-        if not self._begun and self._note:
+        if not self._begun and not self._resumed and self._note:
             say(f"given weights, before the first round: {self._note}")
             self._note = ""
 

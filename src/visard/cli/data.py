@@ -212,6 +212,8 @@ def show(
     if as_json:
         print(json.dumps(about, indent=1))
     else:
+        least, median, most = about.pop("pictures_per_identity")
+        about |= {"pictures of a person": f"{least} to {most}, median {median:g}", "domains": ", ".join(faces.domains)}
         table(str(name), ("what", "value"), list(about.items()))
     if sheet is not None:
         step = max(1, len(faces) // 60)

@@ -121,6 +121,8 @@ def take_part(
 
     States are encrypted if a key is named.
     """
+    tell = teller(log)
+    tell(f"connecting to {server}")  # at once: what follows takes seconds to import
     from visard.at_rest import Key
     from visard.deployment.consent import Consent
     from visard.deployment.flower.client import Fleet
@@ -132,7 +134,7 @@ def take_part(
     host, _, port = server.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"--server {server}: must look like HOST:PORT")
-    own, tell = PartyKeys.load(keys, node), teller(log)
+    own = PartyKeys.load(keys, node)
     key = Key.load(encrypt_with)  # fails at once if it is wrong
     if own.ends - time.time() < SOON:
         tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -157,7 +158,10 @@ def sign(
     renewal = key_lifecycle.check_request(asked, held)
     clients = asked.clients if role is None else tuple(role)
     say(f"{asked.party} asks for {', '.join(clients) or 'no role'} with the key {asked.fingerprint}")
-    if fingerprint is not None and fingerprint.replace(":", "").lower() != asked.fingerprint:
+    given = asked.fingerprint if fingerprint is None else re.sub("[: ]", "", fingerprint).lower()
+    if given != asked.fingerprint:
+        if given and asked.fingerprint.startswith(given):
+            raise UsageError(f"--fingerprint {fingerprint}: give the whole of it, {len(asked.fingerprint)} characters")
         raise VisardError(f"{request} is refused: its key is not the one with the fingerprint {fingerprint}")
     same = set(clients) <= set(held.assignment.of.get(asked.party, ()))
     if fingerprint is None and not (renewal and same):

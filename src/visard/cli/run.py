@@ -14,7 +14,7 @@ import typer
 from visard.cli import options
 from visard.cli.console import RunWatcher, mark, say, share, table
 from visard.cli.watch import PageWatcher
-from visard.errors import UsageError, VisardError
+from visard.errors import UsageError, VisardError, did_you_mean
 from visard.methods import METHODS
 from visard.plugins import BUILT_IN, KINDS, Registry
 from visard.presets import about
@@ -46,7 +46,12 @@ def run(
     source: Annotated[
         str | None, typer.Argument(metavar="PRESET_OR_TOML", help="a preset's name, a TOML file, or a plug-in's method")
     ] = None,
-    sets: Annotated[list[str] | None, typer.Option("--set", help="change a setting: --set method.rounds=5")] = None,
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="change a setting: --set method.rounds=5 (may repeat; visard presets PRESET lists them)"
+        ),
+    ] = None,
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="ROLE=SET", help="a face set and its role: clients, public, source or test (may repeat)"),
@@ -174,7 +179,7 @@ def _run_without(
     table(kept.title(record), ("", "with", "without", "change"), rows)
     for note in kept.notes(result, record):
         mark("note", note)
-    say("what was made of the other run before, such as copies of its model, is as it was")
+    say(f"{origin} is as it was: delete it, and what was made from it, once the new model is in use")
 
 
 def _show_part(part: Part) -> None:
@@ -205,6 +210,7 @@ def _sets(given: Sequence[str]) -> list[str]:
 def show(result: Run) -> None:
     """The table at the end of a run: metrics of its models, what left the clients, how long it took."""
     from visard.report.disclosure import add_up, judge
+    from visard.report.run_folder import absences
 
     metrics = result.metrics
     how = metrics.get("trained", {})
@@ -244,7 +250,7 @@ def show(result: Run) -> None:
         mark(verdict.level, f"{verdict.title}. {verdict.text}")
     if traffic["bytes_pooled"]:
         mark("pooled", f"{size(traffic['bytes_pooled'])} of the clients' data in one place")
-    for warning in metrics.get("warnings", ()):
+    for warning in (*metrics.get("warnings", ()), *absences(result.events)):
         mark("warning", warning)
     say(f"report: {result.report}")
 
@@ -366,11 +372,24 @@ def plugins(
         say("no plug-ins; visard plugins --all lists what comes with visard")
 
 
-def presets() -> None:
-    """List the presets that `visard run` knows.
+def presets(
+    preset: Annotated[str | None, typer.Argument(metavar="[PRESET]", help="one of them: show all its settings")] = None,
+) -> None:
+    """List the presets that `visard run` knows, or show all settings of one, to be changed with --set.
 
-    Example: visard presets
+    Examples:
+
+      visard presets
+
+      visard presets fedavg
     """
+    if preset is not None:
+        from visard.config import load
+
+        if preset not in all_presets():
+            raise UsageError(f"no preset {preset!r}{did_you_mean(preset, all_presets())}")
+        print(load(preset).to_toml(), end="")
+        return
     rows = []
     for name, text in all_presets().items():
         command = text.splitlines()[0].lstrip("# ")

@@ -20,10 +20,14 @@ from visard.text import line, percent, plain
 if TYPE_CHECKING:
     import socket
 
+    from rich.console import RenderableType
+
     from visard.processes import Child
 
 TOKEN = re.compile(r"[\w-]{16,200}", re.ASCII)
 EVERY = 2.0  # seconds between two looks
+MOST = 12  # rows of a table in the terminal, below that of the runs
+SPENT = "Privacy spent"
 
 
 def watch(
@@ -36,7 +40,7 @@ def watch(
         Path | None, typer.Option(metavar="FILE", help="a file with the token of the address (default: a new token)")
     ] = None,
 ) -> None:
-    """Follow runs in progress: time left, curves, slow or missing clients, bytes.
+    """Follow runs in progress: time left, curves, clients in trouble, bytes, privacy budget, sites of a deployment.
 
     The page can be opened on this machine only, at an address with a random token, and loads nothing from elsewhere.
 
@@ -51,11 +55,11 @@ def watch(
       visard watch runs/short --port 9464 --token token.txt    (Prometheus reads /TOKEN/metrics)
     """
     from visard.report.live import LiveView
-    from visard.report.run_folder import PARTS
+    from visard.report.run_folder import PARTS, runs_inside
 
     for folder in runs:
         if not wait and not any((folder / part).is_file() for part in PARTS):
-            raise UsageError(f"{folder}: no run is there (--wait waits for one)")
+            raise UsageError(f"{folder}: no run is there (--wait waits for one){runs_inside(folder)}")
     if text:
         follow(runs)
         return
@@ -75,7 +79,7 @@ def _token(path: Path | None) -> str:
     try:
         found = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--token {path}: {error}") from None
+        raise UsageError(f"--token {path}: {getattr(error, 'strerror', None) or error}") from None
     if not TOKEN.fullmatch(found):
         raise UsageError(f"--token {path}: must hold 16 to 200 letters, digits, - or _")
     return found
@@ -96,7 +100,7 @@ def follow(runs: Sequence[Path]) -> None:
         while True:
             states = named([run.state() for run in followed])
             if table is not None:
-                table.update(_table(states), refresh=True)
+                table.update(_tables(states), refresh=True)
             for number, state in enumerate(states if table is None else ()):
                 said = _words(state)
                 if shown.get(number) != said:
@@ -114,40 +118,69 @@ def follow(runs: Sequence[Path]) -> None:
 
 def _words(state: dict[str, Any]) -> str:
     of = f" of {state['planned']}" if state["planned"] else ""
+    facts = dict(state["facts"])
+    left = f", {facts['Time left']} left" if "Time left" in facts else ""
     lost = [c["name"] for c in state["clients"] if c["state"] in ("missing", "refused")]
     away = f"; without {', '.join(lost[:5])}" if lost else ""
     if gone := [s["name"] for s in state["sites"] if s["state"] != "connected"]:
         away += f"; not connected: {', '.join(gone[:5])}"
-    return f"{state['name']}: {state['words']}, {state['done']}{of} rounds{away}. {_latest(state)}".strip()
+    spent = [f"privacy spent: {facts[SPENT]}"] if SPENT in facts else []
+    values = ", ".join(spent + _latest(state))
+    return f"{state['name']}: {state['words']}, {state['done']}{of} rounds{left}{away}. {values}".strip()
 
 
-def _latest(state: dict[str, Any]) -> str:
+def _latest(state: dict[str, Any]) -> list[str]:
     """The last value of each curve but those of time and bytes."""
     found = []
     for curve in state["curves"]:
         if curve["points"] and not curve["label"].startswith(("Seconds", "Megabytes")):
             value = curve["points"][-1][1]
             found.append(f"{curve['label']} {percent(value) if curve['percent'] else plain(value)}")
-    return ", ".join(found[:6])
+    return found[:6]
 
 
-def _table(states: Sequence[dict[str, Any]]) -> Any:
+def _tables(states: Sequence[dict[str, Any]]) -> RenderableType:
+    """The runs, and below them clients in trouble and the sites of deployments, where there are any."""
+    from rich.console import Group
+
+    runs = []
+    for state in states:
+        facts = dict(state["facts"])
+        rounds = f"{state['done']} of {state['planned']}" if state["planned"] else str(state["done"])
+        times = [facts.get("Time", ""), *([f"{facts['Time left']} left"] if "Time left" in facts else [])]
+        sent = f"{facts['Sent up']} up\n{facts['Sent down']} down"
+        values = "\n".join(_latest(state)[: 6 if len(states) < 4 else 2])
+        runs.append((state["name"], state["words"], rounds, "\n".join(times), sent, facts.get(SPENT, ""), values))
+    lost = [
+        (s["name"], c["name"], c["state"], c["seconds"], str(c["problems"]), c["reason"])
+        for s in states
+        for c in s["clients"]
+        if c["state"] != "there"
+    ][:MOST]
+    sites = [
+        (s["name"], p["name"], p["state"], p["roles"], p["seen"], str(p["round"] or ""), p["version"], p["reason"])
+        for s in states
+        for p in s["sites"]
+    ][:MOST]
+    several = len(states) > 1
+    shown = [_table(("run", "state", "rounds", "time", "sent", "privacy spent", "last values"), runs, True)]
+    if lost:
+        shown.append(_table(("run", "client", "state", "last step", "problems", "last problem"), lost, several))
+    if sites:
+        columns = ("run", "site", "state", "roles", "last seen", "last round", "version", "why")
+        shown.append(_table(columns, sites, several))
+    return Group(*shown)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], named: bool) -> RenderableType:
+    """Columns in which there is something; that of the run only if `named`."""
     from rich.table import Table
     from rich.text import Text
 
-    found = Table(title="runs", title_justify="left")
-    for name in ("run", "state", "rounds", "time", "left", "clients in trouble", "last values"):
-        found.add_column(name)
-    for state in states:
-        facts = dict(state["facts"])
-        lost = [f"{c['name']} ({c['state']})" for c in state["clients"] if c["state"] != "there"]
-        lost += [f"{s['name']} ({s['state']}, {s['seen']})" for s in state["sites"] if s["state"] != "connected"]
-        rounds = f"{state['done']} of {state['planned']}" if state["planned"] else str(state["done"])
-        cells = (
-            state["name"], state["words"], rounds, facts.get("Time", ""), facts.get("Time left", ""),
-            ", ".join(lost[:5]), _latest(state),
-        )  # fmt: skip
-        found.add_row(*(Text(line(cell)) for cell in cells))
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows) and (i or named)]
+    found = Table(*(columns[i] for i in kept))
+    for row in rows:
+        found.add_row(*(Text("\n".join(line(part) for part in row[i].split("\n"))) for i in kept))
     return found
 
 

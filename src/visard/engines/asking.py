@@ -26,6 +26,7 @@ from visard.engines.request import Reply, Request
 from visard.engines.world import POOL, World, generator
 from visard.errors import VisardError
 from visard.methods.scoring import TEST
+from visard.text import at_round
 
 LONGEST_TRACEBACK = 20_000
 SERVER = "\0server"  # a name that no client has, for the server's own secret
@@ -66,6 +67,7 @@ class Asking(ABC):
         self.remembered: State = {}  # state of the aggregation from round to round; part of checkpoints
         self._streaming = False
         self._far: dict[ClientId, None] = {}  # clients whose update was far from the others', in order
+        self._absent: dict[ClientId, str] = {}  # clients whose last reply is missing, and why
         self.begin("start", 0)
 
     @abstractmethod
@@ -210,6 +212,9 @@ class Asking(ABC):
                 if failure is not None:
                     missing[client] = plain(failure)
                     self._problem("missing", client, reason=failure, traceback=reply.traceback)
+                    if self._absent.get(client) == failure:  # the screen has it already
+                        self.traffic.problems[-1]["again"] = True
+                    self._absent[client] = failure
                     continue
                 opened, wrong = self._opened(messages[client], value)
                 checked = reduction.known(opened) if reduction else ()
@@ -229,6 +234,7 @@ class Asking(ABC):
                 if reply.state is not None:
                     self.states.adopt(client, reply.state)
                 self.traffic.replied += 1
+                self._absent.pop(client, None)
                 self.traffic.seconds[client] = self.traffic.seconds.get(client, 0.0) + reply.seconds
                 good += 1
                 yield client, self._stated(client, opened)
@@ -261,7 +267,7 @@ class Asking(ABC):
             why = "".join(f"; {c}: {reason}" for c, reason in list(missing.items())[:1])
             why += f"; updates far from the others' came from {', '.join(self._far)}" if self._far else ""
             raise VisardError(
-                f"{self.stage} round {self.round}: {good} good replies of {len(messages)}, {needed} needed{why}"
+                f"{at_round(self.stage, self.round)}: {good} good replies of {len(messages)}, {needed} needed{why}"
             )
 
     def _stated(self, client: ClientId, value: Any) -> Any:

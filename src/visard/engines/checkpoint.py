@@ -32,9 +32,11 @@ from visard.files import (
     PRIVATE,
     PRIVATE_FOLDER,
     flush_to_disk,
+    mapping,
     private,
     read_json,
     safe_name,
+    whole,
     write_atomically,
     write_durably,
 )
@@ -445,6 +447,13 @@ class Chain:
 
     def _digest(self, before: str, content: str) -> str:
         return digest_of(f"{before}\n{content}".encode(), self._key)
+
+
+def rounds_done(folder: Path) -> int:
+    """How many rounds are committed in a checkpoint folder; 0 where it is unreadable, which `resume` refuses."""
+    with suppress(OSError, VisardError):
+        return whole(mapping(read_json(folder / "manifest.json")).get("step")) or 0
+    return 0
 
 
 def read_start(path: Path, stop: int, start: int = 0) -> bytes:

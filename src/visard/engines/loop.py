@@ -18,7 +18,7 @@ from visard.engines.checkpoint import Checkpoint
 from visard.engines.ledger import Ledger
 from visard.engines.network import EngineNetwork
 from visard.engines.watchers import Watcher
-from visard.text import plural
+from visard.text import at_round, plural
 
 S = TypeVar("S")
 START = "start"  # the stage before the first round
@@ -116,7 +116,7 @@ def run_rounds(
             if not step:
                 raise
             events.write("warning", text=f"after {plural(step, 'round')}: {spent}")
-            watcher.problem(f"{stage.name} round {round}: {spent}; the run ends here")
+            watcher.problem(f"{at_round(stage.name, round)}: {spent}; the run ends here")
             break
         traffic = network.traffic
         events.write(
@@ -152,7 +152,7 @@ def asking(network: EngineNetwork, stage: str, round: int, events: Events, watch
             fields = {k: v for k, v in problem.items() if k not in ("event", "again")}
             events.write(problem["event"], stage=stage, round=round, **fields)
             if not problem.get("again"):
-                watcher.problem(f"{stage} round {round}: {problem['client']}: {_in_words(problem)}")
+                watcher.problem(f"{at_round(stage, round)}: {problem['client']}: {_in_words(problem)}")
 
 
 def _in_words(problem: dict[str, Any]) -> str:

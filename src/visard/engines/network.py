@@ -22,6 +22,7 @@ from visard.engines.asking import Asking
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.errors import VisardError
 from visard.files import PRIVATE, write_atomically
+from visard.text import at_round
 
 HERE = "0" * 32  # the run's id where clients are simulated: messages are as long as between parties
 SUM = "sum.bin"  # in the checkpoint folder: the secure sum that may have been opened (`Begun`)
@@ -49,7 +50,7 @@ class EngineNetwork(Asking):
             return self._reduce_privately(self._dp, step, messages, fields, timeout, min_replies)
         first = next(iter(messages.values()), None)
         if messages and (reason := self.world.aggregation.too_few(len(messages))):
-            raise VisardError(f"{self.stage} round {self.round}: {reason}")
+            raise VisardError(f"{at_round(self.stage, self.round)}: {reason}")
         with closing(Reduction(self.world.aggregation, fields, by, first, self.states.folder)) as reduction:
             replies = self._replies(step, messages, timeout, min_replies, missing, reduction)
             rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
@@ -203,8 +204,8 @@ class EngineNetwork(Asking):
             rest = {client: reduction.take(client, messages[client], reply) for client, reply in replies}
             if lost := [client for client in begun.arrived if client not in rest]:
                 raise VisardError(
-                    f"{self.stage} round {self.round}: {', '.join(lost)} must come back ({missing[lost[0]]}): the sum "
-                    "with what it sent was being opened when the run ended, and no client opens another one"
+                    f"{at_round(self.stage, self.round)}: {', '.join(lost)} must come back ({missing[lost[0]]}): the "
+                    "sum with what it sent was being opened when the run ended, and no client opens another one"
                 )
             lists = reduction.lists()
             if self.place and not begun.arrived:

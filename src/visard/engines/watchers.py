@@ -22,6 +22,10 @@ class Watcher(Protocol):
         """The run has its folder."""
         return
 
+    def resumed(self, rounds: int) -> None:
+        """The run goes on after this many rounds, over all stages."""
+        return
+
     def rendering(self, done: int, total: int) -> None:
         """This many of the synthetic faces are drawn."""
         return
@@ -60,6 +64,9 @@ class Watchers:
 
     def begun(self, folder: Path) -> None:
         self.tell("begun", folder)
+
+    def resumed(self, rounds: int) -> None:
+        self.tell("resumed", rounds)
 
     def rendering(self, done: int, total: int) -> None:
         self.tell("rendering", done, total)

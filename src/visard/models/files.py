@@ -79,7 +79,7 @@ def open_model(
         preset(name)
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}{_kept()}")
+        raise _no_model(path)
     if not path.is_file():
         raise UsageError(f"no model file at {path}")
     if entry is not None:
@@ -103,9 +103,12 @@ def open_model(
     return made.eval(), spec | choose(own, name, order=order, mean=mean, std=std).to_spec()
 
 
-def _kept() -> str:
+def _no_model(path: Path) -> UsageError:
+    if (path / "model.safetensors").is_file():
+        return UsageError(f"{path} is a folder: give {path}/model.safetensors")
     names = [entry.name for entry in entries()]
-    return f", or is the name of one that is kept: {', '.join(names)}" if names else ""
+    kept = f", or is the name of one that is kept: {', '.join(names)}" if names else ""
+    return UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}{kept}")
 
 
 def published(
@@ -358,7 +361,7 @@ def start(
     path, entry = locate(located(path))
     ending = path.suffix.lower()
     if ending not in ENDINGS:
-        raise UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}{_kept()}")
+        raise _no_model(path)
     if not path.is_file():
         raise UsageError(f"no model file at {path}")
     known = None if entry is None else int(entry.size)

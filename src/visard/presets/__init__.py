@@ -5,8 +5,8 @@ from importlib import resources
 
 def presets() -> dict[str, str]:
     """Name -> text of the presets."""
-    found = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".toml"))
-    return {f.name.removesuffix(".toml"): f.read_text() for f in sorted(found, key=lambda f: f.name)}
+    files = (f for f in resources.files(__name__).iterdir() if f.name.endswith(".toml"))
+    return dict(sorted((f.name.removesuffix(".toml"), f.read_text()) for f in files))
 
 
 def about(text: str) -> str:

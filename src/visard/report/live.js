@@ -48,7 +48,7 @@
     return found;
   }
   const shown = (value, percent) =>
-    percent ? `${(100 * value).toFixed(1)} %` : Number(value.toPrecision(4)).toLocaleString("en");
+    percent ? `${(100 * value).toFixed(1)} %` : value.toLocaleString("en", { maximumSignificantDigits: 4 });
 
   function plot(label, percent, lines, panelWidth) {
     const W = Math.max(260, panelWidth), H = 220, left = 56, right = 10, top = 10, bottom = 24;
@@ -80,21 +80,22 @@
   }
 
   function curves(runs) {
-    const found = new Map();
-    runs.forEach((run, i) => run.curves.forEach((curve) => {
-      if (!curve.points.length) return;
+    const drawn = runs.map((run) => run.curves.filter((curve) => curve.points.length));
+    const found = new Map(); // in the order of the run with the most curves: one that was not tested yet has fewer
+    for (const curve of [...drawn].sort((a, b) => b.length - a.length).flat())
       if (!found.has(curve.label)) found.set(curve.label, { percent: curve.percent, lines: [] });
-      found.get(curve.label).lines.push({ name: run.name, points: curve.points, colour: colour(i) });
-    }));
+    drawn.forEach((list, i) => list.forEach((curve) =>
+      found.get(curve.label).lines.push({ name: runs[i].name, points: curve.points, colour: colour(i) })));
     const place = find("plots");
     width = place.clientWidth;
     // What does not change needs no chart.
-    const values = (one) => one.lines.flatMap((line) => line.points.map((p) => p[1]));
-    const same = [...found].filter(([, one]) => values(one).length > 2 && new Set(values(one).map((v) => shown(v, one.percent))).size === 1);
+    const texts = (one, line) => [...new Set(line.points.map((p) => shown(p[1], one.percent)))];
+    const same = [...found].filter(([, one]) => one.lines.every((line) => texts(one, line).length === 1) &&
+      one.lines.some((line) => line.points.length > 2));
     same.forEach(([label]) => found.delete(label));
     find("same").hidden = same.length === 0;
     find("same").textContent = "The same in every round: " +
-      same.map(([label, one]) => `${label} ${shown(values(one)[0], one.percent)}`).join(", ") + ".";
+      same.map(([label, one]) => `${label} ${[...new Set(one.lines.flatMap((line) => texts(one, line)))].join(" and ")}`).join(", ") + ".";
     const panel = (i) => (width > 820 && (i % 2 || i + 1 < found.size) ? (width - 15) / 2 : width) - 34; // a last one alone is wide
     find("nocurves").hidden = found.size + same.length > 0;
     place.replaceChildren(...[...found].map(([label, one], i) => plot(label, one.percent, one.lines, panel(i))));

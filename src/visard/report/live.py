@@ -27,7 +27,17 @@ from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
 from visard.files import mapping, number, parse_toml, read_json
 from visard.report.html import esc, filled, page_file, policy, version
-from visard.report.run_folder import Event, Round, Run, latest, parse_event, read_run, round_of, warnings_of
+from visard.report.run_folder import (
+    Event,
+    Round,
+    Run,
+    absences,
+    latest,
+    parse_event,
+    read_run,
+    round_of,
+    warnings_of,
+)
 from visard.text import count, duration, line, size
 
 POINTS = 400  # of a curve that are sent
@@ -293,13 +303,9 @@ def _clients(run: Run) -> list[Json]:
 
 
 def _messages(run: Run) -> list[str]:
-    """Warnings, newest first, and refused replies."""
+    """Refused replies, clients without a reply, and warnings, newest first."""
     said = [line(e.get("text", ""), 300) for e in run.of("warning")]
-    lost = [
-        line(f"{e.get('stage')} round {e.get('round')}: {e.get('client')}: no reply: {e.get('reason')}", 300)
-        for e in run.of("missing")[-ROWS:]
-    ]
-    return [*(line(text, 300) for text in warnings_of(run.events)), *reversed(said + lost)][:ROWS]
+    return [line(text, 300) for text in (*warnings_of(run.events), *absences(run.events), *reversed(said))][:ROWS]
 
 
 class LiveView:

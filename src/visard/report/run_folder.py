@@ -19,7 +19,7 @@ from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import structured
 from visard.evaluation.metrics import brief, describe
 from visard.files import mapping, number, parse_toml, plain, whole
-from visard.text import NBSP, plural
+from visard.text import NBSP, at_round, plural
 
 if TYPE_CHECKING:
     from visard.evaluation.groups import GroupErrors
@@ -209,9 +209,22 @@ def warnings_of(events: Sequence[Event]) -> list[str]:
         worst = max(named, key=lambda e: number(e.get("norm")) or 0.0)
         times = f"in {plural(len(named), 'round')}" if kind == "far" else plural(len(named), "time")
         what = f"an update of {name} far from the others'" if kind == "far" else f"{name} refused"
-        where = f"{worst.get('stage')} round {worst.get('round')}"
+        where = at_round(worst.get("stage"), worst.get("round"))
         lines.append(f"{client}: {what} {times}; {where}: it {worst.get('reason')}")
     return lines
+
+
+def absences(events: Sequence[Event]) -> list[str]:
+    """A line for each client that sent no reply: how often, when last, and why then."""
+    found: dict[str, list[Event]] = {}
+    for event in events:
+        if event["event"] == "missing":
+            found.setdefault(str(event.get("client")), []).append(event)
+    return [
+        f"{client}: no reply {plural(len(lost), 'time')}, last in "
+        f"{at_round(lost[-1].get('stage'), lost[-1].get('round'))}: {lost[-1].get('reason')}"
+        for client, lost in found.items()
+    ]
 
 
 def _step(event: Event) -> int:
@@ -421,6 +434,12 @@ def digest_of_tests(faces: str, unseen: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps([faces, unseen], sort_keys=True).encode()).hexdigest()[:16]
 
 
+def runs_inside(folder: Path) -> str:
+    """Names a run in a folder that is none itself, for a message; empty if there is none."""
+    found = sorted(file.parent for part in PARTS for file in folder.glob(f"*/{part}"))
+    return f"; there are runs inside: {found[0]}, or all of them: {folder}/*" if found else ""
+
+
 def read_run(folder: Path | str) -> Run:
     """Read a run folder; anything else, or a broken file, is an error of one line."""
     folder = Path(folder)
@@ -429,7 +448,7 @@ def read_run(folder: Path | str) -> Run:
     if not folder.is_dir():
         raise UsageError(f"{folder}: not a run folder but a file")
     if not any((folder / part).is_file() for part in PARTS):
-        raise UsageError(f"{folder}: not a run folder (it has neither {' nor '.join(PARTS)})")
+        raise UsageError(f"{folder}: not a run folder (it has neither {' nor '.join(PARTS)}){runs_inside(folder)}")
     log, config = folder / "events.jsonl", folder / "config.toml"
     return Run(
         folder=folder,

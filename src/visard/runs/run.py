@@ -29,7 +29,7 @@ from visard.data.joined import Joined
 from visard.data.partition import Manifest, partition
 from visard.data.sources.catalog import open_faces
 from visard.deployment.remote import PartyLink, RemoteNetwork
-from visard.engines.checkpoint import Checkpoint
+from visard.engines.checkpoint import Checkpoint, rounds_done
 from visard.engines.ledger import Ledger
 from visard.engines.local import LocalNetwork
 from visard.engines.loop import asking, run_rounds, stop_on_interrupt
@@ -107,6 +107,8 @@ def run(
 def _watched(watchers: Watchers, folder: Path) -> Iterator[None]:
     """Tell watchers of the beginning and the end."""
     watchers.begun(folder)
+    if done := rounds_done(folder / "checkpoint"):
+        watchers.resumed(done)
     finished = False
     try:
         yield

@@ -18,6 +18,9 @@ class ScalarTracker(Watcher):
     def write(self, values: dict[str, float]) -> None:
         """Write these numbers at `step`."""
 
+    def resumed(self, rounds: int) -> None:
+        self.step = rounds
+
     def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
         self.step = step
         self.write({f"{stage}/{name}": value for name, value in metrics.items()})

@@ -25,6 +25,11 @@ class TensorBoard(ScalarTracker):
             raise UsageError("engine.watchers = tensorboard: pip install 'visard[tensorboard]'") from None
         self._make, self._folder = SummaryWriter, folder / "tensorboard"
         self._writer: Any = None
+        self._first = 0  # the step from which on nothing is kept of what a killed attempt wrote
+
+    def resumed(self, rounds: int) -> None:
+        super().resumed(rounds)
+        self._first = rounds + 1
 
     def problem(self, text: str) -> None:
         self._open().add_text("problems", text, self.step)
@@ -34,8 +39,8 @@ class TensorBoard(ScalarTracker):
             self._writer.close()
 
     def _open(self) -> Any:
-        if self._writer is None:  # discard what a killed attempt wrote of this and later rounds
-            self._writer = self._make(str(self._folder), purge_step=self.step)
+        if self._writer is None:
+            self._writer = self._make(str(self._folder), purge_step=self._first)
         return self._writer
 
     def write(self, values: dict[str, float]) -> None:
