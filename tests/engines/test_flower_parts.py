@@ -199,22 +199,41 @@ CONTENT = b"ArrayChunk  7\0content"
 PART = Part(17, "0f" * 18, sha256(CONTENT).hexdigest())
 
 
-def of_part(part: Part, signer: Any = OWN, age: float = 0.0, path: str = "", digest: str = "") -> dict[str, str]:
-    """Headers of a call for a part, whose path alone is signed."""
-    path, said = path or part.path(FLEET), (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
+ACTIVATE = "/v1/fleet/activate-node"
+KEY_FOR_MACS = "5a" * 32
+
+
+def connected(
+    process: str = "process", key: str = KEY_FOR_MACS, door: FleetOnly | None = None, **limits: int
+) -> FleetOnly:
+    """A server with a party that has connected and handed over its key for MACs."""
+    door = door or FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits(**limits))  # type: ignore[arg-type, return-value]
+    door.parts = Kept()  # type: ignore[assignment]
+    given = headers(OWN, OWN, process, len(door._seen))
+    said = statement(ACTIVATE, given["flwr-timestamp"], f"{process} {key}".strip(), b"hello")
+    given |= {SIGNED: Signer(OWN)(said).hex()} | ({CALL_KEY: key} if key else {})
+    assert Caller(ACTIVATE, given, [b"hello"]).call(door) == 200
+    return door
+
+
+def of_part(
+    part: Part, key: str = KEY_FOR_MACS, process: str = "process", age: float = 0.0, path: str = "", digest: str = ""
+) -> dict[str, str]:
+    """Headers of a call for a part, with the MAC of its path."""
+    said = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
     public = b64encode(public_key_to_bytes(OWN.public_key())).decode()
-    signed = Signer(signer)(statement(path, said, "", b"", digest or part.digest)).hex()
-    return {"flwr-public-key": public, "flwr-timestamp": said, SIGNED: signed, "content-length": str(len(CONTENT))}
+    of = mac(key, statement(path or part.path(FLEET), said, process, b"", digest or part.digest))
+    given = {"flwr-public-key": public, "flwr-timestamp": said, PROCESS: process, MAC: of}
+    return given | {"content-length": str(len(CONTENT))}
 
 
-def call_for(part: Part, headers: dict[str, str], body: list[bytes], limits: Limits | None = None) -> tuple[Any, ...]:
-    door, kept = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], limits or Limits()), Kept()  # type: ignore[arg-type, return-value]
-    door.parts = kept  # type: ignore[assignment]
+def call_for(part: Part, headers: dict[str, str], body: list[bytes], door: FleetOnly | None = None) -> tuple[Any, ...]:
+    door = door or connected()
     caller = Caller(part.path(FLEET), headers, body)
-    return caller.call(door), caller.taken, kept.taken
+    return caller.call(door), caller.taken, door.parts.taken  # type: ignore[union-attr]
 
 
-def test_a_part_comes_through_with_one_signature_of_its_name() -> None:
+def test_a_part_comes_through_with_one_mac_of_its_name() -> None:
     assert call_for(PART, of_part(PART), [CONTENT[:5], CONTENT[5:]]) == (204, 2, [(PART, CONTENT)])
     wanted = PART._replace(session="")
     assert call_for(wanted, of_part(wanted), [b""])[2] == [(wanted, b"")]
@@ -224,104 +243,53 @@ def test_a_part_comes_through_with_one_signature_of_its_name() -> None:
     "headers",
     [
         {},
-        of_part(PART, signer=OTHER),  # names a registered key, which is no secret
-        of_part(PART._replace(name="0" * 64)),  # the signature of another part
+        of_part(PART, key="00" * 32),  # the key that it names is registered, which is no secret
+        of_part(PART, key=""),
+        of_part(PART._replace(name="0" * 64)),  # the MAC of another part
         of_part(PART, digest="0" * 64),
         of_part(PART, path=PART._replace(run=18).path(FLEET)),  # of another run
         of_part(PART, age=400.0),
         of_part(PART, age=-60.0),
         of_part(PART) | {"flwr-timestamp": "yesterday"},
-        {k: v for k, v in of_part(PART).items() if k != SIGNED},
+        of_part(PART) | {"flwr-timestamp": datetime.now(UTC).isoformat()},
+        of_part(PART) | {CALL_KEY: KEY_FOR_MACS},  # a key for MACs comes with a signature
+        of_part(PART) | {MAC: "not a mac, \u00e9"},
+        of_part(PART) | {MAC: ""},
+        {k: v for k, v in of_part(PART).items() if k != MAC},
     ],
 )
-def test_a_part_without_its_signature_is_turned_away_before_it_is_read(headers: dict[str, str]) -> None:
+def test_a_part_without_its_mac_is_turned_away_before_it_is_read(headers: dict[str, str]) -> None:
     assert call_for(PART, headers, [CONTENT]) == (401, 0, [])
 
 
 def test_a_part_that_is_too_long_is_not_read() -> None:
-    short = Limits(body_bytes=len(CONTENT) - 1)
-    assert call_for(PART, of_part(PART), [CONTENT], short) == (413, 0, [])
+    assert call_for(PART, of_part(PART), [CONTENT], connected(body_bytes=len(CONTENT) - 1)) == (413, 0, [])
     assert call_for(PART, of_part(PART) | {"content-length": "many"}, [CONTENT]) == (413, 0, [])
 
 
 def test_a_call_for_a_part_counts_once() -> None:
-    door, headers = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits()), of_part(PART)  # type: ignore[arg-type, return-value]
-    door.parts = Kept()  # type: ignore[assignment]
-    assert [Caller(PART.path(FLEET), headers, [CONTENT]).call(door) for _ in range(2)] == [204, 401]
-
-
-ACTIVATE = "/v1/fleet/activate-node"
-CALL_KEY_OF_PARTY = "5a" * 32
-
-
-def connected(process: str = "process", key: str = CALL_KEY_OF_PARTY, door: FleetOnly | None = None) -> FleetOnly:
-    """A server with a party that has connected and handed over its key for MACs."""
-    door = door or FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
-    door.parts = Kept()  # type: ignore[assignment]
-    given = headers(OWN, OWN, process, len(door._seen))
-    said = statement(ACTIVATE, given["flwr-timestamp"], f"{process} {key}".strip(), b"hello")
-    given |= {SIGNED: Signer(OWN)(said).hex()} | ({CALL_KEY: key} if key else {})
-    assert Caller(ACTIVATE, given, [b"hello"]).call(door) == 200
-    return door
-
-
-def with_mac(part: Part, key: str = CALL_KEY_OF_PARTY, process: str = "process", **change: str) -> dict[str, str]:
-    """Headers of a call for a part with a MAC."""
-    signed = {k: v for k, v in of_part(part).items() if k != SIGNED}
-    said = statement(
-        change.get("path") or part.path(FLEET),
-        signed["flwr-timestamp"],
-        process,
-        b"",
-        change.get("digest") or part.digest,
-    )
-    return signed | {PROCESS: process, MAC: mac(key, said)}
-
-
-def test_a_mac_stands_for_the_signature_of_a_part() -> None:
-    door, call = connected(), with_mac(PART)
-    assert [Caller(PART.path(FLEET), call, [CONTENT]).call(door) for _ in range(2)] == [204, 401], "it counts once"
-    wanted = PART._replace(session="")
-    assert Caller(wanted.path(FLEET), with_mac(wanted), [b""]).call(door) == 204
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        with_mac(PART, key="00" * 32),
-        with_mac(PART, key=""),
-        with_mac(PART._replace(name="0" * 64)),  # of another part
-        with_mac(PART, digest="0" * 64),
-        with_mac(PART, path=PART._replace(run=18).path(FLEET)),
-        with_mac(PART) | {"flwr-timestamp": datetime.now(UTC).isoformat()},
-        with_mac(PART) | {MAC: "not a mac, \u00e9"},
-        with_mac(PART) | {MAC: ""},
-        with_mac(PART) | {CALL_KEY: CALL_KEY_OF_PARTY},  # a key for MACs comes with a signature
-    ],
-)
-def test_a_mac_of_anything_else_is_turned_away_before_the_part_is_read(headers: dict[str, str]) -> None:
-    caller = Caller(PART.path(FLEET), headers, [CONTENT])
-    assert (caller.call(connected()), caller.taken, caller.proven) == (401, 0, [])
+    door, call = connected(), of_part(PART)
+    assert [call_for(PART, call, [CONTENT], door)[0] for _ in range(2)] == [204, 401]
 
 
 def test_a_mac_counts_only_with_a_key_that_was_handed_over() -> None:
-    assert Caller(PART.path(FLEET), with_mac(PART, key=""), [CONTENT]).call(connected(key="")) == 401
+    assert call_for(PART, of_part(PART, key=""), [CONTENT], connected(key=""))[0] == 401
     door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
     door.parts = Kept()  # type: ignore[assignment]
-    assert Caller(PART.path(FLEET), with_mac(PART), [CONTENT]).call(door) == 401, "it has not connected"
-    assert Caller(PUSH, with_mac(PART) | headers(), [b"body"]).call(connected()) == 401, "other calls are signed"
+    assert call_for(PART, of_part(PART), [CONTENT], door)[0] == 401, "it has not connected"
+    assert Caller(PUSH, of_part(PART) | headers(), [b"body"]).call(connected()) == 401, "other calls are signed"
 
 
 def test_of_two_processes_with_one_key_the_first_one_hears_of_the_second() -> None:
     """It ends then; if it were refused like a stranger it would connect again, and the two would take turns."""
     door = connected("second", "11" * 32, connected("first"))
-    assert Caller(PART.path(FLEET), with_mac(PART, process="first"), [CONTENT]).call(door) == 409
-    assert Caller(PART.path(FLEET), with_mac(PART, "11" * 32, "second"), [CONTENT]).call(door) == 204
+    assert call_for(PART, of_part(PART, process="first"), [CONTENT], door)[0] == 409
+    assert call_for(PART, of_part(PART, "11" * 32, "second"), [CONTENT], door)[0] == 204
 
 
 def test_the_key_for_macs_is_signed_with_the_call_that_brings_it() -> None:
     door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
-    call = signed(ACTIVATE, b"hello", "process") | {CALL_KEY: CALL_KEY_OF_PARTY}
+    call = signed(ACTIVATE, b"hello", "process") | {CALL_KEY: KEY_FOR_MACS}
     assert Caller(ACTIVATE, call, [b"hello"]).call(door) == 401
 
 

@@ -271,7 +271,8 @@ class DeploymentLink(GridLink, PartyLink):
         self._wait_for(lambda: len(self._placed()) >= count, lambda: f"{count} parties")
         found = {client: counts for clients in self._clients.values() for client, counts in clients.items()}
         if len(found) != count:
-            raise VisardError(f"{len(found)} parties are connected ({', '.join(sorted(found))}), expected {count}")
+            names = f" ({', '.join(sorted(found))})" if found else ""
+            raise VisardError(f"{len(found)} parties are connected{names}, expected {count}")
         return dict(sorted(found.items()))
 
     def _enough(self, clients: Collection[ClientId], needed: int) -> bool:

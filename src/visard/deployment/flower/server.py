@@ -170,14 +170,17 @@ class FleetOnly:
         return party, own
 
     def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str, digest: str = "") -> str:
-        """What is wrong with the signature or MAC of a whole call; empty if it is the party's, and new."""
+        """What is wrong with the signature of a whole call; empty if it is the party's, and new.
+
+        Of a call for a part, the `digest` of whose body is known, with its MAC.
+        """
         said, process, call_key, code, signature = (
             headers.get(name, b"").decode("latin-1")
             for name in (TIME, PROCESS.encode(), CALL_KEY.encode(), MAC.encode(), SIGNED.encode())
         )
         signed = statement(path, said, f"{process} {call_key}".strip(), body, digest)
         try:
-            if digest and code:
+            if digest:
                 if not (known := self._call_keys.get(own)) or not hmac.compare_digest(mac(known, signed), code):
                     return "has no MAC with the key of its last connection"
             elif signed_by(signed, bytes.fromhex(signature)) != own:
