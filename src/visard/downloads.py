@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from visard.errors import UsageError, VisardError, did_you_mean, one_line
-from visard.files import cache_folder, replacing
+from visard.files import cache_folder, open_file, replacing
 
 TIMEOUT = 30.0  # seconds without an answer
 CHUNK = 1 << 16
@@ -84,7 +84,7 @@ def _known(name: str) -> Download:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -101,7 +101,7 @@ def _in_folder(name: str, source: Path) -> Path:
 def _copy(found: Path, target: Path, known: Download) -> None:
     if not found.is_file():
         raise UsageError(f"no such file: {found}")
-    with found.open("rb") as file:
+    with open_file(found) as file:
         _take(file, target, known, str(found))
 
 

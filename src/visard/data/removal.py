@@ -29,7 +29,7 @@ from visard.data.faces import SKIPPED, FaceSet, FaceSetWriter
 from visard.data.pairs import ARRAY as PAIRS
 from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import mapping, read_json, whole, write_json
+from visard.files import mapping, open_file, read_json, whole, write_json
 
 CHUNK = 256  # pictures that are written at a time
 LEFT = (  # what a removal does not reach
@@ -91,7 +91,7 @@ def receipt_path(of: Path) -> Path:
 
 def file_digest(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -25,7 +25,7 @@ from visard.data.removal import Receipt, file_digest
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.roc import allowed
-from visard.files import replacing, unfinished
+from visard.files import open_file, replacing, unfinished
 from visard.inference.model import FaceModel, load_model
 from visard.inference.photos import ALIGNMENTS, Photos
 from visard.inference.search import Exact, Floats, Index, Ints
@@ -288,7 +288,7 @@ class _Decrypted:
 def _reading(path: Path, key: Key | None) -> Iterator[Any]:
     """The tensors of a gallery file: from the disk, or decrypted in memory."""
     if key is not None:
-        with path.open("rb") as encrypted:
+        with open_file(path) as encrypted:
             content = key.decrypt(encrypted, _what(path), path)
         yield _Decrypted(content)
         return

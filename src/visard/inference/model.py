@@ -25,6 +25,7 @@ from visard.evaluation.groups import DOMAIN, errors_by
 from visard.evaluation.ijb import Switches
 from visard.evaluation.protocols import search_set, verify_set
 from visard.evaluation.results import Evaluated, left_out
+from visard.files import open_file
 from visard.inference.photos import Photos, framing
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
@@ -163,7 +164,7 @@ class FaceModel:
             state = sorted(self.network.state_dict().items())
             content = digest(*(part for k, v in state for part in (k.encode(), v.cpu().contiguous().numpy().tobytes())))
         else:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
         return digest(content.encode(), repr(sorted(self.inputs.to_spec().items())).encode())[:16]
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import PRIVATE_FOLDER, cache_folder, mapping, read_json, replacing, write_json
+from visard.files import PRIVATE_FOLDER, cache_folder, mapping, open_file, read_json, replacing, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 FILE = re.compile(r"model\.\w{1,16}")
@@ -111,5 +111,5 @@ def remove(name: str) -> None:
 
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
