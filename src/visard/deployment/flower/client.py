@@ -61,6 +61,7 @@ from visard.deployment.flower.answers import BadAnswer, bound
 from visard.deployment.flower.link import confirm, parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
 from visard.deployment.flower.part import GONE, NOT_YET, OVER, Part
+from visard.deployment.flower.room import FULL
 from visard.deployment.health import own_version
 from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
@@ -112,6 +113,10 @@ class SigningInterceptor:
         if answer.is_success:
             self.heard = time.monotonic()
         return answer
+
+
+class NoRoom(ObjectPushError):
+    """The server does not take a part now."""
 
 
 class Fleet:
@@ -362,8 +367,8 @@ class Fleet:
     def _part(self, part: Part, content: bytes) -> bytes:
         """Send a part of a message, or fetch one."""
         answer = self._signing.call(self._client, part, content)
-        if answer.status_code == GONE and part.session:
-            raise ObjectPushError(part.name, part.run, part.session)
+        if answer.status_code in (GONE, FULL) and part.session:
+            raise (NoRoom if answer.status_code == FULL else ObjectPushError)(part.name, part.run, part.session)
         if answer.status_code == GONE:
             raise ObjectPullError(part.name, "the server does not have it any more")
         if answer.status_code == OVER and not part.session and not reason(answer):
@@ -401,7 +406,9 @@ class Fleet:
                     raise
                 if time.monotonic() > self._told + TELL_EVERY:
                     self._told = time.monotonic()
-                    self.say(f"the connection broke in a message ({type(error).__name__}); going on with the rest")
+                    why = f"the connection broke in a message ({type(error).__name__})"
+                    why = "the server has no room for a reply now" if isinstance(error, NoRoom) else why
+                    self.say(f"{why}; going on with the rest")
                 wait = min(2 * wait, most)
 
 

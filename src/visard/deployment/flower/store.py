@@ -264,6 +264,10 @@ class Store(InMemoryObjectStore):
                 return [os.pread(self._file.fileno(), length, place)]
             return self._pieces.get(object_id)
 
+    def is_here(self, object_id: str) -> bool:
+        """Whether a part has come and is still held."""
+        return (entry := self.store.get(object_id)) is not None and entry.is_available
+
     def whole(self, names: Sequence[str]) -> Filed | None:
         """The file of the payload that has these parts; None if it is not in one, or not all of it is here."""
         with self.lock_store, suppress(OSError):
