@@ -21,8 +21,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from visard.errors import UsageError, VisardError, one_line
@@ -63,7 +64,7 @@ def private(path: str | os.PathLike[str], flags: int) -> int:
     return open_handle(path, flags)
 
 
-def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     """A file to read."""
     return open(path, "rb", opener=private)
 
