@@ -95,6 +95,12 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_durably(path: Path, data: bytes, mode: int = PRIVATE, new: bool = False) -> None:
     """Write and fsync, without atomicity: for files that nothing refers to yet, or that must be `new`.
 

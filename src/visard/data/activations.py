@@ -35,7 +35,7 @@ from visard.data.faces import ClientData, FaceSet, FaceView, Skipped
 from visard.data.joined import Joined, Resized
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, cache_folder, open_file, open_handle, read_json, write_atomically
+from visard.files import PRIVATE, cache_folder, file_digest, open_handle, read_json, write_atomically
 from visard.numerics import device
 from visard.processes import cores
 
@@ -439,8 +439,7 @@ def pictures_digest(faces: FaceSet, root: Path) -> str:
         known = read_json(memo)
         if known["stamp"] == now and known["path"] == str(path):
             return str(known["digest"])
-    with open_file(path) as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_digest(path)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(memo, json.dumps({"path": str(path), "stamp": now, "digest": digest}), PRIVATE)
     return digest

@@ -21,11 +21,11 @@ from safetensors.numpy import save, save_file
 
 from visard.at_rest import Key, refuse_encrypted
 from visard.data.listing import printable
-from visard.data.removal import Receipt, file_digest
+from visard.data.removal import Receipt
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.roc import allowed
-from visard.files import open_file, replacing, unfinished
+from visard.files import file_digest, open_file, replacing, unfinished
 from visard.inference.model import FaceModel, load_model
 from visard.inference.photos import ALIGNMENTS, Photos
 from visard.inference.search import Exact, Floats, Index, Ints
