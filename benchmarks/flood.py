@@ -42,7 +42,7 @@ from visard.deployment.keys import PartyKeys, make_keys  # noqa: E402
 
 KINDS = tuple(itertools.product((False, True), ("idle", "slow", "endless")))  # after TLS or before it, and how
 DESCRIPTORS = 1024
-HEAD = b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: server\r\n"
+HEAD = b"POST /v1/fleet/push-messages HTTP/1.1\r\nhost: server\r\n"
 HEADER = b"x-more: " + b"a" * 8000 + b"\r\n"
 NO_PORT_YET = getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24)  # Linux
 

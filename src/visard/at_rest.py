@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, write_durably
+from visard.files import PRIVATE, open_file, write_durably
 
 MAGIC = b"visard encrypted 1\n"
 ID, SALT, TAG = 8, 32, 16  # bytes
@@ -62,7 +62,7 @@ class Key:
             return None
         path = Path(path).absolute()
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 about = os.fstat(file.fileno())
                 secret = file.read(KEY + 1)
         except OSError as error:
@@ -127,7 +127,7 @@ def _nonce(number: int, last: bool) -> bytes:
 
 def is_encrypted(path: Path) -> bool:
     """Whether a file begins like an encrypted one."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return file.read(len(MAGIC)) == MAGIC
 
 

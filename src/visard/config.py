@@ -35,7 +35,7 @@ from visard.data.sources.catalog import DataSettings
 from visard.data.sources.scaling import scaled
 from visard.errors import UsageError, did_you_mean
 from visard.evaluation.metrics import FAR
-from visard.files import parse_toml
+from visard.files import parse_toml, read_text
 from visard.methods import METHODS
 from visard.methods.scoring import Tuning
 from visard.models.cut import HOW
@@ -469,7 +469,7 @@ def _read(source: str) -> tuple[str, str]:
     if path.suffix != ".toml" and not path.exists():
         raise UsageError(f"no preset or file {source!r}{did_you_mean(source, [*known, *METHODS])}")
     try:
-        return path.read_text(), str(path)
+        return read_text(path), str(path)
     except IsADirectoryError:
         raise UsageError(f"{path} is a folder: give its config.toml, or --resume with --out {path}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,6 @@ with an unknown digest is never kept.
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import os
 import urllib.error
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from visard.errors import UsageError, VisardError, did_you_mean, one_line
-from visard.files import cache_folder, replacing
+from visard.files import cache_folder, file_digest, open_file, replacing
 
 TIMEOUT = 30.0  # seconds without an answer
 CHUNK = 1 << 16
@@ -58,7 +57,7 @@ def kept(name: str) -> Path | None:
 def is_known(name: str, path: Path) -> bool:
     """Whether a file is the one of that name, by its digest."""
     known = _known(name)
-    return _digest(path) in (known.sha256, *known.also)
+    return file_digest(path) in (known.sha256, *known.also)
 
 
 def get(name: str, source: Path | str | None = None) -> Path:
@@ -73,7 +72,7 @@ def get(name: str, source: Path | str | None = None) -> Path:
         else:
             _copy(_in_folder(name, Path(source)), beside, known)
         if not is_known(name, beside):
-            raise VisardError(f"{source or known.address} is not {known.file}: its sha256 is {_digest(beside)}")
+            raise VisardError(f"{source or known.address} is not {known.file}: its sha256 is {file_digest(beside)}")
     return path
 
 
@@ -81,11 +80,6 @@ def _known(name: str) -> Download:
     if name not in DOWNLOADS:
         raise UsageError(f"no file {name!r} to get{did_you_mean(name, DOWNLOADS)}")
     return DOWNLOADS[name]
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _in_folder(name: str, source: Path) -> Path:
@@ -101,7 +95,7 @@ def _in_folder(name: str, source: Path) -> Path:
 def _copy(found: Path, target: Path, known: Download) -> None:
     if not found.is_file():
         raise UsageError(f"no such file: {found}")
-    with found.open("rb") as file:
+    with open_file(found) as file:
         _take(file, target, known, str(found))
 
 

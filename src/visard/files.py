@@ -1,4 +1,7 @@
-"""Files that are written atomically, safe file names, and JSON and TOML values in and out.
+"""Files that are opened without waiting and written atomically, safe file names, and JSON and TOML values in and out.
+
+What is in the place of a file may be a named pipe, which waits for a writer, or a device, which never ends. So visard
+opens files with the functions below, or calls `check_file` before a library opens one by its path.
 
 What visard writes is private unless the writer says `SHARED`: pictures, features, templates, class vectors and states
 are about people, and by default no other account may read them.
@@ -6,6 +9,7 @@ are about people, and by default no other account may read them.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -17,8 +21,9 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 from urllib.parse import quote
 
 from visard.errors import UsageError, VisardError, one_line
@@ -28,14 +33,57 @@ PRIVATE = 0o600  # mode of files that only their owner may read
 PRIVATE_FOLDER = 0o700
 SHARED = 0o666  # as the umask has it: reports, metrics, settings, generic models
 LONGEST_NAME = 120  # bytes of a file name that is made from text
+NO_FILES = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+APPENDING = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 MAX_TOML = 2**20  # bytes of a file of settings
 MAX_DOTS = 64  # in one line of it: tomllib takes the square of the parts of a key
 MAX_DEPTH = 64  # of lists and tables within each other in a file: what walks or writes a tree later calls itself
 
 
+def check_file(path: str | os.PathLike[str]) -> None:
+    """An OSError with one clear line if something is there that is neither a file nor a folder."""
+    with suppress(FileNotFoundError):
+        what = NO_FILES.get(stat.S_IFMT(os.stat(path).st_mode))
+        if what is not None:
+            raise OSError(errno.EINVAL, f"it is {what}, not a file", os.fspath(path))
+
+
+def open_handle(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = PRIVATE) -> int:
+    """`os.open` of a file: it never waits. A new file has `mode`."""
+    check_file(path)
+    return os.open(path, flags | os.O_NONBLOCK, mode)  # if a pipe took the place of the file in between
+
+
 def private(path: str | os.PathLike[str], flags: int) -> int:
-    """For `open(..., opener=private)`: a new file that only its owner may read."""
-    return os.open(path, flags, PRIVATE)
+    """For `open(..., opener=private)`: a file, never waited for; if it is new, only its owner may read it."""
+    return open_handle(path, flags)
+
+
+def open_file(path: str | os.PathLike[str]) -> BufferedReader:
+    """A file to read."""
+    return open(path, "rb", opener=private)
+
+
+def open_text(path: str | os.PathLike[str], errors: str = "strict", encoding: str = "utf-8") -> TextIO:
+    """A file of text to read, line by line."""
+    return open(path, encoding=encoding, errors=errors, opener=private)
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str], errors: str = "strict") -> str:
+    """The content of a file of text."""
+    with open_text(path, errors) as file:
+        return file.read()
 
 
 def flush_to_disk(path: Path) -> None:
@@ -47,6 +95,12 @@ def flush_to_disk(path: Path) -> None:
         os.close(handle)
 
 
+def file_digest(path: str | os.PathLike[str]) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with open_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def write_durably(path: Path, data: bytes, mode: int = PRIVATE, new: bool = False) -> None:
     """Write and fsync, without atomicity: for files that nothing refers to yet, or that must be `new`.
 
@@ -54,7 +108,7 @@ def write_durably(path: Path, data: bytes, mode: int = PRIVATE, new: bool = Fals
     """
     how = os.O_EXCL if new else os.O_TRUNC
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:
+        with os.fdopen(open_handle(path, os.O_WRONLY | os.O_CREAT | how, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -159,7 +213,7 @@ def write_json(path: Path, value: Any, mode: int = PRIVATE) -> None:
 def read_json(path: Path) -> Any:
     """The JSON value in `path`; one clear line if it is missing or corrupt."""
     try:
-        tree = json.loads(path.read_bytes())
+        tree = json.loads(read_bytes(path))
     except FileNotFoundError:
         raise VisardError(f"{path} is missing") from None
     except OSError as error:

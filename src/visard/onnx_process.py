@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visard.errors import UsageError, VisardError
+from visard.files import read_bytes, read_text
 from visard.processes import Child, ChildError, receive, send
 
 SECONDS = 8.0  # of processor time to open a graph and to run it for the first time
@@ -159,7 +160,7 @@ def serve(channel: socket.socket, path: str, threads: int, seconds: float) -> No
     size = os.stat(path).st_size
     room.allow(seconds, MEMORY + 4 * size)
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(path)
         model = onnx.load_model_from_string(data)
         check(model, path)
         first = {node.op_type for node in model.graph.node[:LOOK]}
@@ -268,7 +269,7 @@ class _Room:
     """What this process may use from here on."""
 
     def __init__(self) -> None:
-        self.before = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() if _LINUX else 0
+        self.before = int(read_text("/proc/self/statm").split()[0]) * resource.getpagesize() if _LINUX else 0
 
     def allow(self, seconds: float, memory: int) -> None:
         _limit(resource.RLIMIT_CPU, math.ceil(_used() + seconds))

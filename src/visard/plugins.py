@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from visard.errors import PublicError, UsageError, VisardError, did_you_mean
+from visard.files import read_bytes
 from visard.text import line
 
 T = TypeVar("T")
@@ -180,7 +181,7 @@ def _load(plugin: str) -> str:
     path = Path(name).absolute()
     _check_allowed("", path.name)
     try:
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        digest = hashlib.sha256(read_bytes(path)).hexdigest()[:16]
     except OSError as error:
         raise UsageError(f"plug-in {path}: {error.strerror}") from None
     if expected and digest != expected:

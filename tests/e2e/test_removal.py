@@ -21,9 +21,10 @@ from visard.config import load
 from visard.data.activations import Store, activations_folder
 from visard.data.faces import FaceSet
 from visard.data.pairs import load_galleries, load_pairs, load_template_pairs, load_templates
-from visard.data.removal import Receipt, digests, file_digest, person_digest, remove_people
+from visard.data.removal import Receipt, digests, person_digest, remove_people
 from visard.data.sources.importing import import_faces
 from visard.errors import UsageError, VisardError
+from visard.files import file_digest
 from visard.inference.gallery import Gallery
 from visard.runs.run import resume
 

@@ -352,7 +352,7 @@ def test_a_stranger_without_a_signature_is_not_let_in(deployed: Deployment) -> N
     key = b64encode(public_key_to_bytes(own.public_key())).decode()
     unsigned = {"flwr-public-key": key, "flwr-timestamp": now().isoformat(), "flwr-signature": b64encode(b"x").decode()}
     with httpx.Client(verify=context, timeout=20) as client:
-        for call in ("activate-node", "pull-messages", "push-messages", "pull-object", "push-object", "get-run"):
+        for call in ("activate-node", "pull-messages", "push-messages", "pull-object", "get-run"):
             url = f"https://{deployed.address}/v1/fleet/{call}"
             for also in ({}, unsigned):  # at the door, and where somebody knows a registered public key
                 answer = client.post(url, content=b"", headers=headers | also)
@@ -368,7 +368,7 @@ def test_a_stranger_cannot_fill_the_servers_memory(deployed: Deployment) -> None
     context = ssl.create_default_context(cafile=str(deployed.folder / "keys" / "node-1" / "ca.crt"))
     headers = {"content-type": "application/protobuf", "accept": "application/protobuf"}
     with contextlib.suppress(httpx.HTTPError), httpx.Client(verify=context, timeout=20) as client:
-        url = f"https://{deployed.address}/v1/fleet/push-object"
+        url = f"https://{deployed.address}/v1/fleet/push-messages"
         client.post(url, content=(bytes(1 << 20) for _ in range(100)), headers=headers)
     assert peak() - before < 20_000, "in kB"
 

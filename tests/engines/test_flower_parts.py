@@ -121,7 +121,7 @@ def signed(path: str, body: bytes, process: str = "", second: int = 0) -> dict[s
     return given | {SIGNED: Signer(key)(statement(path, given["flwr-timestamp"], process, body)).hex()}
 
 
-PUSH = "/v1/fleet/push-object"
+PUSH = "/v1/fleet/push-messages"
 
 
 def test_a_registered_key_comes_through_with_its_body() -> None:
@@ -143,7 +143,7 @@ def test_a_registered_key_comes_through_with_its_body() -> None:
 def test_who_brings_no_signature_of_a_registered_key_is_turned_away_before_the_body_is_read(
     sent: dict[str, str],
 ) -> None:
-    caller = Caller("/v1/fleet/push-object", sent, [b"x"] * 1000)
+    caller = Caller(PUSH, sent, [b"x"] * 1000)
     assert (caller.call(), caller.taken, caller.through, caller.proven) == (401, 0, None, [])
 
 
@@ -151,7 +151,7 @@ def test_who_brings_no_signature_of_a_registered_key_is_turned_away_before_the_b
     ("path", "change", "body"),
     [
         (PUSH, {}, b"changed"),
-        ("/v1/fleet/push-messages", {}, b"body"),  # the signature of another call
+        ("/v1/fleet/pull-messages", {}, b"body"),  # the signature of another call
         (PUSH, {PROCESS: "another"}, b"body"),
         (PUSH, {SIGNED: "00"}, b"body"),
         (PUSH, {SIGNED: Signer(OTHER)(statement(PUSH, "2026-01-01T00:00:00+00:00", "", b"body")).hex()}, b"body"),
@@ -437,7 +437,7 @@ def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
 
 
 def test_a_body_longer_than_any_part_of_a_message_is_not_read_to_its_end() -> None:
-    caller = Caller("/v1/fleet/push-object", headers(), [bytes(1 << 20)] * 1000)
+    caller = Caller(PUSH, headers(), [bytes(1 << 20)] * 1000)
     assert (caller.call(), caller.taken, caller.through) == (413, Limits().body_bytes // 2**20 + 1, None)
 
 

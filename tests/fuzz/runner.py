@@ -43,6 +43,12 @@ RUNS = {"os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.sp
     "socket.connect",
         "socket.bind", "webbrowser.open", "ctypes.dlopen", "os.startfile"}  # fmt: skip
 SOURCE = str(Path(__file__).resolve().parents[2])
+IN_PLACE: dict[str, Callable[[Path], object]] = {  # of a file
+    "nothing": lambda path: None,
+    "folder": Path.mkdir,
+    "named pipe": os.mkfifo,
+    "endless device": lambda path: path.symlink_to("/dev/zero"),
+}
 CHILD = "visard.onnx_process:serve"  # the one process that reading may start
 
 
@@ -75,7 +81,7 @@ class Inputs:
         for name in self.names:
             data = (self.folder / name).read_bytes()
             if not self.format.there:
-                found += [(name, "nothing"), (name, "folder")]
+                found += [(name, what) for what in IN_PLACE]
             found += [(name, content) for content in (b"", data[:1], data[: len(data) // 2])]
             found += [(name, (self.folder / other).read_bytes()) for other in self.names[:8] if other != name]
             with suppress(ValueError):  # not what its ending says
@@ -88,10 +94,10 @@ class Inputs:
             shutil.copytree(self.folder, out)
             name, content = self.every[number]
             (out / name).unlink()
-            if content == "folder":
-                (out / name).mkdir()
-            elif isinstance(content, bytes):
+            if isinstance(content, bytes):
                 (out / name).write_bytes(content)
+            else:
+                IN_PLACE[content](out / name)
             return str(name)
         rng = Random(f"{self.seed} {self.name} {number}")
         shutil.copytree(self.folder, out)
@@ -199,7 +205,7 @@ def serve(channel: socket.socket, folder: str, seed: int, seconds: float) -> Non
     begun = [0.0, 0.0]  # clock and processor time
     signal.signal(signal.SIGALRM, ring)
 
-    def attempt(read: Callable[[Path, Path], object], given: Path, scratch: Path) -> dict[str, Any]:
+    def attempt(read: Callable[[Path, Path], object], given: Path, scratch: Path, timed: bool = True) -> dict[str, Any]:
         Path("/proc/self/clear_refs").write_text("5")
         before, children = status(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         sentinel.seen.clear()
@@ -207,7 +213,7 @@ def serve(channel: socket.socket, folder: str, seed: int, seconds: float) -> Non
         outcome, detail, kept = "read", "", None
         begun[:] = time.monotonic(), time.process_time()
         try:
-            signal.setitimer(signal.ITIMER_REAL, seconds)
+            signal.setitimer(signal.ITIMER_REAL, seconds if timed else 0)
             sentinel.on = True
             read(given, scratch)
         except VisardError as error:
@@ -249,7 +255,7 @@ def serve(channel: socket.socket, folder: str, seed: int, seconds: float) -> Non
             for check in (False, True):  # the first time modules are imported, which is code
                 shutil.copytree(Path(folder) / name, home / "warm" / "in")
                 (home / "warm" / "out").mkdir()
-                result = attempt(FORMATS[name].read, home / "warm" / "in", home / "warm" / "out")
+                result = attempt(FORMATS[name].read, home / "warm" / "in", home / "warm" / "out", timed=check)
                 shutil.rmtree(home / "warm")
                 if check and result["outcome"] != "read":
                     raise VisardError(f"the valid {name} is not read: {result}")
@@ -382,9 +388,12 @@ def plan(files: int, only: list[str] | None = None, first: int = 0) -> list[tupl
     return [(name, k) for _, name, k in sorted(jobs)]
 
 
-def plan_every(folder: Path, only: list[str] | None = None) -> list[tuple[str, int]]:
-    """The inputs that are tried one by one, of the valid files in `folder`."""
+def plan_every(folder: Path, only: list[str] | None = None, place: str | None = None) -> list[tuple[str, int]]:
+    """The inputs that are tried one by one, of the valid files in `folder`; or those with this in a file's place."""
     from tests.fuzz.formats import FORMATS
 
-    names = [name for name in FORMATS if not only or name in only]
-    return [(name, -1 - k) for name in names for k in range(len(Inputs(folder, name, 0).every))]
+    found = []
+    for name in (name for name in FORMATS if not only or name in only):
+        every = Inputs(folder, name, 0).every
+        found += [(name, k - len(every)) for k, (_, what) in enumerate(every) if place in (None, what)]
+    return found

@@ -160,5 +160,35 @@ def test_nothing_unpickles() -> None:
         assert "weights_only=False" not in path.read_text(), path
 
 
+def waits(call: ast.Call) -> bool:
+    """Whether a call opens a file by its path as Python does, which waits where a named pipe is in its place.
+
+    A new file beside another one (`replacing`) and the files of the package are no danger.
+    """
+    text, function = ast.unparse(call), call.func
+    if "beside.open(" in text or "files(" in text or "opener=private" in text or "os.devnull" in text:
+        return False
+    if isinstance(function, ast.Name):
+        return function.id == "open"
+    if not isinstance(function, ast.Attribute):
+        return False
+    first = call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else ""
+    by_mode = first in ("r", "rb", "r+b", "a", "ab") or any(k.arg == "encoding" for k in call.keywords)
+    opens = function.attr == "open" and (text.startswith("os.open(") or by_mode)
+    return opens or function.attr in ("read_bytes", "read_text")
+
+
+def test_files_are_opened_without_waiting() -> None:
+    safe = {SOURCE / "files.py", SOURCE / "presets" / "__init__.py"}  # what the others call, and files of the package
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}: {ast.unparse(node)}"
+        for path in FILES
+        if path not in safe
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and waits(node)
+    ]
+    assert found == []
+
+
 def test_no_file_is_longer_than_can_be_read_in_one_sitting() -> None:
     assert not {str(p): n for p in FILES if (n := len(p.read_text().splitlines())) > 600}

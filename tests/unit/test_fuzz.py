@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.fuzz.formats import FORMATS
-from tests.fuzz.runner import Inputs, fuzz, plan, seeds
+from tests.fuzz.runner import Inputs, fuzz, plan, plan_every, seeds
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("onnx")
@@ -29,6 +29,13 @@ def test_mutated_files_of_every_format_are_read_or_refused_with_one_line(folder:
     assert [failure for tally in found.values() for failure in tally.failures] == []
     assert sum(tally.refused for tally in found.values()) > 150, "most files are damaged"
     assert sum(tally.read for tally in found.values()) > 50, "not all of them so that nothing can be read"
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_read_without_an_end(folder: Path, tmp_path: Path) -> None:
+    jobs = [job for place in ("named pipe", "endless device") for job in plan_every(folder, place=place)]
+    found = fuzz(jobs, folder, seed=0, workers=1, keep=tmp_path / "failed")
+    assert [failure for tally in found.values() for failure in tally.failures] == []
+    assert len(jobs) == sum(tally.files for tally in found.values()) > 300
 
 
 def test_the_fuzzer_notices(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ def server(
     request_seconds: Annotated[float, _limit(1.0, "seconds for the rest of a request and its answer")] = 300.0,
     header_bytes: Annotated[int, _limit(4096, "length of the header of a request")] = 2**14,
     body_bytes: Annotated[int, _limit(6 * 2**20, "length of the body of a request")] = 2**23,
+    party_bytes: Annotated[int, _limit(2**20, "bytes of one party's replies that wait at the server")] = 2**32,
+    free_bytes: Annotated[int, _limit(0, "bytes of the disk of --state that stay free")] = 2**30,
     health: HealthOption = "",
     log: LogOption = Log.text,
 ) -> None:
@@ -86,7 +88,7 @@ def server(
     tell = teller(log)
     limits = Limits(
         connections, address_connections, party_connections, handshake_seconds, header_seconds, request_seconds,
-        header_bytes, body_bytes,
+        header_bytes, body_bytes, party_bytes, free_bytes,
     )  # fmt: skip
 
     def ready() -> None:

@@ -13,6 +13,7 @@ from visard import downloads
 from visard.cli import options
 from visard.cli.console import say, table
 from visard.errors import UsageError, VisardError
+from visard.files import file_digest
 from visard.text import size
 from visard.text import size as size_text
 
@@ -94,7 +95,7 @@ def add(
     )  # fmt: skip
     kept = {key: spec.get(key, "") for key in ("model", "embedding", "size", "order", "mean", "std")}
     entry = catalogue.Entry(
-        name, f"model{file.suffix.lower()}", catalogue.digest(file), **kept,
+        name, f"model{file.suffix.lower()}", file_digest(file), **kept,
         align=align or FaceModel(made, spec).align, licence=licence or spec.get("licence", ""),
     )  # fmt: skip
     catalogue.add(file, entry)

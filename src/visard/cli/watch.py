@@ -15,6 +15,7 @@ import typer
 
 from visard.cli.console import RunWatcher, mark, say
 from visard.errors import UsageError
+from visard.files import read_text
 from visard.text import line, percent, plain
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _token(path: Path | None) -> str:
     if path is None:
         return ""
     try:
-        found = path.read_text().strip()
+        found = read_text(path).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--token {path}: {getattr(error, 'strerror', None) or error}") from None
     if not TOKEN.fullmatch(found):

@@ -30,6 +30,7 @@ import numpy as np
 
 from visard.crypto.paillier import count
 from visard.errors import UsageError, VisardError
+from visard.files import read_bytes
 
 DEGREE = 8192
 SLOTS = DEGREE // 2
@@ -372,8 +373,7 @@ def saved_by_seal(thing: Any) -> bytes:
     """What the library writes, as it is."""
     with _file(b"") as path:
         thing.save(path)
-        with open(path, "rb") as f:
-            return f.read()
+        return read_bytes(path)
 
 
 def load_seal(thing: Any, data: bytes) -> Any:

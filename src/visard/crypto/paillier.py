@@ -29,7 +29,7 @@ from pathlib import Path
 from visard.crypto.gmp import gmp
 from visard.crypto.powers import KEYS, powers_of
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, write_durably
+from visard.files import PRIVATE, read_bytes, write_durably
 
 BITS = 3072  # 128-bit security; 2048 gives 112
 INSECURE_BELOW = 2048
@@ -295,7 +295,7 @@ def load_key(path: Path, bits: int, *, trusted: bool = False) -> PrivateKey:
     """Read a key file; refused if others can read it, if it is damaged or of another size."""
     try:
         mode = path.stat().st_mode
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

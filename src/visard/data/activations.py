@@ -35,7 +35,7 @@ from visard.data.faces import ClientData, FaceSet, FaceView, Skipped
 from visard.data.joined import Joined, Resized
 from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, cache_folder, read_json, write_atomically
+from visard.files import PRIVATE, cache_folder, file_digest, open_handle, read_json, write_atomically
 from visard.numerics import device
 from visard.processes import cores
 
@@ -159,7 +159,7 @@ class Store:
             data = np.ascontiguousarray(values.cpu().numpy().astype(self.dtype, copy=False))
         if self.dtype == np.float16 and not np.isfinite(data).all():
             raise VisardError("activations are too large for fp16: set model.cache = fp32")
-        handle = os.open(self._file(kind), os.O_WRONLY)
+        handle = open_handle(self._file(kind), os.O_WRONLY)
         try:
             os.pwrite(handle, data.tobytes(), int(rows[0]) * self.row_bytes)
         except OSError as error:
@@ -178,7 +178,7 @@ class Store:
     def mark(self, kind: str, chunks: Sequence[int]) -> None:
         """Say that chunks are complete, after their content is durable."""
         if chunks:
-            handle = os.open(self._file(kind), os.O_WRONLY)
+            handle = open_handle(self._file(kind), os.O_WRONLY)
             try:
                 os.fdatasync(handle)
             finally:
@@ -249,7 +249,7 @@ def _sized(path: Path, size: int) -> None:
         if path.stat().st_size == size:
             return
     try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE)
+        handle = open_handle(path, os.O_RDWR | os.O_CREAT)
         try:
             os.ftruncate(handle, size)
         finally:
@@ -260,7 +260,7 @@ def _sized(path: Path, size: int) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, PRIVATE)
+    handle = open_handle(folder / ".lock", os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -439,8 +439,7 @@ def pictures_digest(faces: FaceSet, root: Path) -> str:
         known = read_json(memo)
         if known["stamp"] == now and known["path"] == str(path):
             return str(known["digest"])
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_digest(path)
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_atomically(memo, json.dumps({"path": str(path), "stamp": now, "digest": digest}), PRIVATE)
     return digest

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from visard.data import pictures
 from visard.data.pictures import CENTRE, Crop
 from visard.errors import UsageError
+from visard.files import check_file, open_file, private, read_bytes
 
 Numbers = npt.NDArray[np.int64]
 PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2)  # LZMA allocates whatever a file claims
@@ -80,9 +81,11 @@ class Container:
             raise UsageError(f"no such file or folder: {path}")
         self.path = path
         try:
+            check_file(path)
             self._zip = None if path.is_dir() else zipfile.ZipFile(path)
         except Exception as error:  # a damaged directory of files makes zipfile fail in many ways
-            raise UsageError(f"{path} is neither a folder nor a zip file: {' '.join(str(error).split())}") from None
+            why = getattr(error, "strerror", None) or " ".join(str(error).split())
+            raise UsageError(f"{path} is neither a folder nor a zip file: {why}") from None
 
     def names(self) -> list[str]:
         """Every file inside, with forward slashes, sorted; hidden files and folders are left out."""
@@ -119,7 +122,7 @@ class Container:
             raise ValueError("the file lies outside the folder")
         file = self.path / name
         check_length(file.stat().st_size)
-        return file.read_bytes()
+        return read_bytes(file)
 
     def close(self) -> None:
         """Close the zip file, if it is one."""
@@ -154,7 +157,7 @@ class Slices(Pictures):
         """The bytes of one picture; the file is opened each time, so that thousands of shards need no handles."""
         length = int(self.length[item])
         check_length(length)
-        with self.paths[self.path[item]].open("rb") as file:
+        with open_file(self.paths[self.path[item]]) as file:
             file.seek(int(self.start[item]))
             data: bytes = file.read(length)
         if len(data) != length:
@@ -214,7 +217,7 @@ def csv_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
 @contextmanager
 def _reading(path: Path) -> Iterator[TextIO]:
     try:
-        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="", opener=private) as file:
             yield file
     except (OSError, csv.Error) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

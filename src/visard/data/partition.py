@@ -17,7 +17,7 @@ from visard.data.joined import Joined
 from visard.data.partition_kinds import PARTITIONS, PartitionSettings, pick, pictures_of, rows_of, split_by_identity
 from visard.data.storage import canonical_json, digest, first_problem
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import write_atomically
+from visard.files import read_bytes, write_atomically
 
 PARTS = ("train", "val", "test")
 # streams of random numbers: the test and the public identities stay the same whatever the clients are
@@ -97,7 +97,7 @@ class Manifest:
     def load(cls, path: Path | str) -> Manifest:
         """Read a manifest and check its form, its hash and its rows."""
         try:
-            stored = _Stored.model_validate_json(Path(path).read_bytes())
+            stored = _Stored.model_validate_json(read_bytes(path))
         except FileNotFoundError:
             raise UsageError(f"no partition at {path}") from None
         except OSError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from visard.data.expressions import expressions, matching
 from visard.data.faces import FaceSet
 from visard.data.joined import CLIENTS, Joined
 from visard.errors import UsageError, did_you_mean, one_line
+from visard.files import read_text
 from visard.plugins import Registry
 
 Ints = npt.NDArray[np.int64]
@@ -80,7 +80,7 @@ class PartitionSettings(BaseModel):
         if not isinstance(given, str):
             return given
         try:
-            lines = Path(given).read_text(encoding="utf-8").splitlines()
+            lines = read_text(given).splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"cannot read {given}: {one_line(error)}") from None
         return [line.strip() for line in lines if line.strip()]

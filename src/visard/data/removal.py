@@ -10,7 +10,6 @@ is about this person; from the receipt alone it cannot be found out.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import re
 import secrets
@@ -29,7 +28,7 @@ from visard.data.faces import SKIPPED, FaceSet, FaceSetWriter
 from visard.data.pairs import ARRAY as PAIRS
 from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import mapping, read_json, whole, write_json
+from visard.files import file_digest, mapping, read_json, whole, write_json
 
 CHUNK = 256  # pictures that are written at a time
 LEFT = (  # what a removal does not reach
@@ -87,12 +86,6 @@ def receipt_path(of: Path) -> Path:
     """A new file name beside the data from which people are removed."""
     when = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     return of.with_name(f"{of.name}.removed-{when}.json")
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_people(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from visard.data.faces import FaceSet
 from visard.data.storage import array_path, map_array, read_npz, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, mapping, private, read_json, write_json
+from visard.files import PRIVATE_FOLDER, cache_folder, flush_to_disk, mapping, open_text, private, read_json, write_json
 
 READINGS = "readings.json"
 KINDS: dict[str, npt.DTypeLike] = {"values": np.float32, "identity": np.int32, "domain": np.int16}
@@ -267,9 +267,10 @@ def pamap2(source: Path) -> Found:
     values, identity, domain = [], [], []
     for number, file in enumerate(files):
         try:
-            rows = np.loadtxt(file)
+            with open_text(file) as lines:
+                rows = np.loadtxt(lines)
         except (ValueError, OSError) as error:
-            raise UsageError(f"{file} cannot be read: {error}") from None
+            raise UsageError(f"{file} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if rows.ndim != 2 or rows.shape[1] != 54:
             raise UsageError(f"{file} has not the 54 columns of PAMAP2")
         signal = _filled(rows[:, columns])

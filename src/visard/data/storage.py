@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE_FOLDER, alive, flush_to_disk, private, write_durably
+from visard.files import PRIVATE_FOLDER, alive, flush_to_disk, open_file, private, read_bytes, write_durably
 
 HEADER = "faces.json"
 ARRAYS: dict[str, npt.DTypeLike] = {
@@ -67,7 +67,7 @@ def read_header(folder: Path) -> Header:
     if not path.is_file():
         raise UsageError(f"{folder} is no face set: it has no {HEADER} (visard data import makes one of pictures)")
     try:
-        return Header.model_validate_json(path.read_bytes())
+        return Header.model_validate_json(read_bytes(path))
     except OSError as error:
         raise VisardError(f"cannot read {path}: {error.strerror}") from None
     except ValidationError as error:
@@ -104,7 +104,7 @@ def map_array(folder: Path, name: str, shape: tuple[int, ...] | None) -> np.ndar
 def map_npy(path: Path) -> np.ndarray[Any, Any]:
     """The array in a .npy file from anywhere, mapped read-only; one clear line if it is anything else."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             _npy_header(file)
         # open_memmap reads the .npy format alone: no zip, no pickle, and a short file is a ValueError
         array: np.ndarray[Any, Any] = np.lib.format.open_memmap(path, mode="r")
@@ -135,7 +135,7 @@ def read_npz(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     """The arrays of numbers in a .npz file from anywhere, by name; it takes no more memory than its bytes explain."""
     found = {}
     try:
-        with zipfile.ZipFile(path) as file:
+        with open_file(path) as opened, zipfile.ZipFile(opened) as file:
             for part in file.infolist():
                 if part.filename.endswith(".npy"):
                     found[part.filename.removesuffix(".npy")] = _npz_part(file, part)

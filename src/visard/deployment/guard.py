@@ -35,7 +35,7 @@ from visard.engines.reply_checks import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
 from visard.errors import PublicError, VisardError
-from visard.files import PRIVATE, replacing
+from visard.files import PRIVATE, open_file, open_handle, replacing
 from visard.processes import Data, Filed, mapped_at
 
 PIECE = 2**16  # numbers of a network that are converted to float64 at once
@@ -120,7 +120,7 @@ class Guard:
         path = self._path(request)
         if not serial or not path.exists():
             return {}
-        handle = os.open(path, os.O_RDONLY)
+        handle = open_handle(path)
         held = Filed(handle, os.fstat(handle).st_size)  # held: so long no other file is the same
         if (
             self._measured is None
@@ -366,9 +366,9 @@ class Distance(NamedTuple):
 def _content(path: Path) -> Data:
     """Of a file, so that it is decoded without another copy of all of it; a large one is mapped."""
     if (size := path.stat().st_size) > LARGE:
-        return Filed(os.open(path, os.O_RDONLY), size).map()
+        return Filed(open_handle(path), size).map()
     data = bytearray(size)
-    with path.open("rb") as file:
+    with open_file(path) as file:
         del data[file.readinto(data) :]
     return data
 

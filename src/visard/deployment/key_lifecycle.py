@@ -34,7 +34,7 @@ from visard.deployment.keys import (
     write_key,
 )
 from visard.errors import UsageError
-from visard.files import mapping, read_json, write_atomically, write_json
+from visard.files import mapping, read_bytes, read_json, write_atomically, write_json
 
 
 def request(out: Path, node: str, clients: Iterable[str]) -> Asked:
@@ -55,7 +55,7 @@ def renew_party(folder: Path, node: str) -> Asked:
     entry, key = folder / f"{party}.crt", ec.generate_private_key(CURVE)
     clients: tuple[str, ...] = ()
     if entry.exists():
-        clients = read_entry(bytes_of(entry), entry, read_certificate(own.ca.read_bytes(), own.ca)).clients
+        clients = read_entry(bytes_of(entry), entry, read_certificate(read_bytes(own.ca), own.ca)).clients
     asked = make_request(party, clients, key, own.private)
     write_atomically(folder / f"{party}.next.key", private_pem(key))
     write_atomically(folder / f"{party}.csr", asked, 0o644)
@@ -66,7 +66,7 @@ def load_ca(folder: Path) -> Ca:
     """The CA with its key, to sign."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     check_there(certificate, key, why="it is the folder `ca` that visard keys make wrote")
-    found = Ca(read_certificate(certificate.read_bytes(), certificate), private_key(key))
+    found = Ca(read_certificate(read_bytes(certificate), certificate), private_key(key))
     if found.key.public_key() != found.certificate.public_key():
         raise UsageError(f"{certificate} and {key} are not a certificate and its key")
     return found
@@ -98,7 +98,7 @@ def check_request(asked: Asked, held: ServerKeys) -> bool:
 
 def sign(asked: Asked, ca: Ca, held: ServerKeys, out: Path, clients: Iterable[str] | None, days: float) -> Entry:
     """Sign a request: the entry is written to the server's folder and, with ca.crt, to `out`."""
-    if ca.certificate != read_certificate(held.ca.read_bytes(), held.ca):
+    if ca.certificate != read_certificate(read_bytes(held.ca), held.ca):
         raise UsageError(f"the CA is not that of {held.folder}: it is of another deployment")
     check_request(asked, held)
     roles = tuple(dict.fromkeys(asked.clients if clients is None else clients))
@@ -130,10 +130,10 @@ def revoke(server: Path, party: str, key: str, reason: str) -> list[Entry]:
 def renew_server(server: Path, ca: Ca, hosts: list[str], new_key: bool) -> float:
     """Make a new certificate for the server, for the same names unless others are given; returns when it expires."""
     held = ServerKeys.load(server)
-    if ca.certificate != read_certificate(held.ca.read_bytes(), held.ca):
+    if ca.certificate != read_certificate(read_bytes(held.ca), held.ca):
         raise UsageError(f"the CA is not that of {held.folder}: it is of another deployment")
     key = ec.generate_private_key(CURVE) if new_key else private_key(held.key)
-    before = read_certificate(held.certificate.read_bytes(), held.certificate)
+    before = read_certificate(read_bytes(held.certificate), held.certificate)
     data = ca.server(hosts or hosts_of(before), key.public_key())
     if new_key:
         write_atomically(held.key, private_pem(key))

@@ -25,7 +25,7 @@ from pydantic import TypeAdapter, ValidationError
 from visard.crypto.signatures import CURVE, fingerprint
 from visard.deployment.certificates import NAME, Ca, Entry, read_certificate, read_entry
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, mapping, read_json, write_durably, write_json
+from visard.files import PRIVATE, mapping, read_bytes, read_json, write_durably, write_json
 
 FILE = "roles.json"  # beside the public keys of the parties: party -> its clients
 REVOKED = "revoked.json"  # there too: fingerprint of a key -> whose it was, since when, why
@@ -142,7 +142,7 @@ class ServerKeys:
         ca, certificate, key = (folder / n for n in ("ca.crt", "server.crt", "server.key"))
         check_there(ca, certificate, key, why="make keys with visard keys make")
         revoked = _revoked(folder)
-        authority = read_certificate(ca.read_bytes(), ca)
+        authority = read_certificate(read_bytes(ca), ca)
         assignment, entries, problems = Assignment.load(folder), list[Entry](), list[str]()
         found = []
         for path in sorted([*(folder / "nodes").glob("*.pub"), *(folder / "nodes").glob("*.crt")]):
@@ -230,7 +230,7 @@ class PartyKeys:
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The key of a party."""
     try:
-        private = serialization.load_pem_private_key(path.read_bytes(), None)
+        private = serialization.load_pem_private_key(read_bytes(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm, OSError):
         raise UsageError(f"{path} is not a key in PEM form") from None
     if not isinstance(private, ec.EllipticCurvePrivateKey):
@@ -282,7 +282,7 @@ def add_party(server: Path, out: Path, clients: Iterable[str]) -> dict[Path, str
     added = Assignment.parse([f"{number}={client}" for client in clients], number)
     of = held.assignment.with_(f"node-{number}", added.of.get(f"node-{number}", ())).of
     own = Assignment.load(held.folder)
-    purposes = {out: _make_party(out, held.folder, number, held.ca.read_bytes(), Assignment(of))}
+    purposes = {out: _make_party(out, held.folder, number, read_bytes(held.ca), Assignment(of))}
     Assignment({**own.of, **added.of}).save(held.folder)
     return purposes
 
@@ -324,7 +324,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 def bytes_of(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return read_bytes(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
 
@@ -362,7 +362,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 def _public(path: Path) -> ec.EllipticCurvePublicKey:
     try:
-        key = serialization.load_pem_public_key(path.read_bytes())
+        key = serialization.load_pem_public_key(read_bytes(path))
     except (ValueError, UnsupportedAlgorithm, OSError):
         raise UsageError(f"{path} is not a public key in PEM form") from None
     if not isinstance(key, ec.EllipticCurvePublicKey):

@@ -23,7 +23,7 @@ from visard.deployment.party_ledger import DELIVERED, NAME, NOT_TAKEN, UNKNOWN
 from visard.engines.records import NAME as FILE_NAME
 from visard.engines.records import Line, files_of, read_records
 from visard.errors import UsageError, VisardError
-from visard.files import read_json
+from visard.files import open_text, read_json, read_text
 from visard.text import plural
 
 RECEIVED = "received"
@@ -118,7 +118,7 @@ def compare(run: Path, ledgers: Sequence[Path]) -> Comparison:
         raise UsageError(f"{run} is not a run with parties (there is no {identity})")
     server, found = _Server.read(run), Comparison()
     for path in ledgers:
-        _compare_party(server, path, identity.read_text(errors="replace").strip(), found)
+        _compare_party(server, path, read_text(identity, errors="replace").strip(), found)
     for entries in server.left.values():
         for entry in entries:
             found.unchecked.update([entry.client] if entry.client else entry.clients)
@@ -263,5 +263,5 @@ def _unfounded(run: Path, server: _Server) -> Iterator[str]:
 
 def _rows(path: Path) -> Iterator[list[Any]]:
     if path.is_file():
-        with path.open(errors="replace") as lines:
+        with open_text(path, errors="replace") as lines:
             yield from (json.loads(line) for line in lines if line.endswith("\n"))

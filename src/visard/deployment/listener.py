@@ -36,7 +36,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, and leave nothing i
 
 @dataclass(frozen=True)
 class Limits:
-    """What a server allows the connections to its port."""
+    """What a server allows the connections to its port, and parties."""
 
     connections: int = 4096  # unknown ones; fewer where the system allows fewer descriptors
     address_connections: int = 2048  # unknown ones from one address
@@ -46,6 +46,8 @@ class Limits:
     request_seconds: float = 300.0  # for the rest of a request, and its answer
     header_bytes: int = 2**14
     body_bytes: int = 2**23  # Flower cuts payloads into parts of 5 MB
+    party_bytes: int = 2**32  # of one party that wait at the server: two of the longest messages
+    free_bytes: int = 2**30  # of the disk that stay free
 
 
 class Body:

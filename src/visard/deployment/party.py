@@ -38,6 +38,7 @@ from visard.files import (
     PRIVATE_FOLDER,
     flush_to_disk,
     mapping,
+    read_bytes,
     read_json,
     safe_name,
     write_atomically,
@@ -71,7 +72,7 @@ class OwnStates:
         key = folder / "digest.key"
         if not key.exists():
             write_atomically(key, secrets.token_bytes(32), PRIVATE)
-        self._key = key.read_bytes()
+        self._key = read_bytes(key)
 
     def digest(self, data: bytes) -> str:
         """A keyed digest, so that the server cannot find small states by hashing guesses."""
@@ -82,7 +83,7 @@ class OwnStates:
         if request.state is None:
             return {}
         path = self.folder / request.run / request.state.name
-        data = path.read_bytes()
+        data = read_bytes(path)
         if self._at_rest is not None:
             data = decrypt(self._at_rest, data, _what(request, request.state.name), path)
         else:
@@ -250,7 +251,7 @@ class Party:
         """
         assert self.trunks is not None
         try:
-            held = decode((self.trunks / f"{digest}.bin").read_bytes(), Basis, MAX_HEADER_OF_FILES).theta
+            held = decode(read_bytes(self.trunks / f"{digest}.bin"), Basis, MAX_HEADER_OF_FILES).theta
         except (OSError, CodecError):
             held = None
         if held is None or digest_of(held) != digest:
@@ -294,7 +295,7 @@ class Party:
                 spec["trained"] = world.trunk.trained
             path, earlier = self._new_model(request)
             save_model(path, world.whole(own), spec)
-            if any(path.read_bytes() == other.read_bytes() for other in earlier):  # resumed after its end
+            if any(read_bytes(path) == read_bytes(other) for other in earlier):  # resumed after its end
                 path.unlink()
         return request.reply()
 
@@ -352,7 +353,7 @@ def own_secret(path: Path) -> bytes:
     """The secret of a party: 32 random bytes, made once, that never leave it."""
     if not path.exists():
         write_atomically(path, secrets.token_bytes(SECRET), PRIVATE, parents=True)
-    found = path.read_bytes()
+    found = read_bytes(path)
     if len(found) != SECRET:
         raise VisardError(f"{path} is damaged: it has {len(found)} bytes, not {SECRET}")
     return found

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from visard.disclosure import Disclosure
 from visard.errors import PublicError, UsageError, did_you_mean
-from visard.files import parse_toml
+from visard.files import parse_toml, read_text
 
 WORDS: dict[str, Callable[[Any, Any], bool]] = {
     "at_least": lambda value, bound: isinstance(value, int | float) and value >= bound,
@@ -166,7 +166,7 @@ class Policy(Table):
     def load(cls, path: Path) -> Policy:
         """From a file; one clear line for what is wrong with it."""
         try:
-            text = path.read_text()
+            text = read_text(path)
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--policy {path}: {error}") from None
         tree = parse_toml(text, f"--policy {path}")

@@ -29,12 +29,17 @@ from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.engines.request import PACK_NAME, STATE_NAME, Request, StateFile
 from visard.errors import VisardError
 from visard.files import (
+    APPENDING,
     PRIVATE,
     PRIVATE_FOLDER,
     flush_to_disk,
     mapping,
+    open_file,
+    open_handle,
     private,
+    read_bytes,
     read_json,
+    read_text,
     safe_name,
     whole,
     write_atomically,
@@ -103,7 +108,7 @@ class Packs:
             if file.name not in self._reading:
                 if len(self._reading) >= MOST_PACKS:
                     self.let_go()
-                self._reading[file.name] = os.open(self.folder / file.name, os.O_RDONLY)
+                self._reading[file.name] = open_handle(self.folder / file.name)
             handle = self._reading[file.name]
             # memory for what is really there, whatever a manifest says
             return os.pread(handle, min(file.length, max(0, os.fstat(handle).st_size - file.offset)), file.offset)
@@ -116,7 +121,7 @@ class Packs:
     def _append(self, name: str, data: bytes) -> int:
         if self._writing is None or self._writing[0] != name:
             self.close()
-            handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+            handle = open_handle(self.folder / name, APPENDING)
             self._writing = name, handle, os.fstat(handle).st_size
         name, handle, offset = self._writing
         rest = memoryview(data)
@@ -166,7 +171,7 @@ class Packs:
             return dict(clients)
         moving = sorted((file.name, file.offset, client) for client, file in clients.items() if file.name in going)
         name, moved, at = f"{prefix}-{secrets.token_hex(4)}.pack", dict(clients), 0
-        handle = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
+        handle = open_handle(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with os.fdopen(handle, "wb") as out:
             for _, _, client in moving:
                 file = clients[client]
@@ -308,7 +313,7 @@ class Checkpoint:
         if not path.exists():
             made = secrets.token_bytes(32)
             write_durably(path, made if self.key is None else self.key.encrypt(made, _server_state(path.name)), PRIVATE)
-        data = path.read_bytes()
+        data = read_bytes(path)
         return data if self.key is None else decrypt(self.key, data, _server_state(path.name), path)
 
     def state_file(self, client: ClientId) -> StateFile | None:
@@ -435,12 +440,12 @@ class Chain:
         self._last = self._digest(links[at - 1][1] if at else "", content)
         if self._last != links[at][1]:
             raise VisardError(f"{wrong}: round {step} does not match the digest in {self.path.name}")
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             os.truncate(self.path, sum(len(file.readline()) for _ in range(at + 1)))
 
     def _read(self) -> list[tuple[int, str]]:
         try:
-            *lines, _ = self.path.read_text().split("\n")  # after the last line break is nothing, or half a line
+            *lines, _ = read_text(self.path).split("\n")  # after the last line break is nothing, or half a line
             return [(int(step), str(digest)) for step, digest in map(json.loads, lines)]
         except (OSError, ValueError, TypeError, OverflowError, RecursionError):
             raise VisardError(f"{self.path} is missing or damaged: the checkpoint cannot be checked") from None
@@ -461,7 +466,7 @@ def read_start(path: Path, stop: int, start: int = 0) -> bytes:
     if start == stop:
         return b""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(start)  # memory for what is really there, whatever a manifest says
             data = file.read(min(stop - start, os.fstat(file.fileno()).st_size))
     except OSError as error:
@@ -487,7 +492,7 @@ def _server_state(name: str) -> str:
 def read_checked(path: Path, digest: str, key: Key | None = None) -> bytes:
     """The content of a checkpoint file, decrypted and checked against its digest."""
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
         raise VisardError(f"checkpoint file {path} cannot be read: {error.strerror}") from None
     if key is not None:

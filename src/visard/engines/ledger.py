@@ -14,7 +14,7 @@ from visard.core import ClientId, Disclosure
 from visard.disclosure import pieces
 from visard.engines.codec import size_of
 from visard.engines.records import Records
-from visard.files import PRIVATE, SHARED, replacing
+from visard.files import APPENDING, SHARED, open_handle, open_text, replacing
 
 COLUMNS = ["stage", "round", "client", "message", "field", "kind", "bytes", "encrypted"]
 
@@ -71,8 +71,8 @@ class Ledger:
         self.received = Received(path.parent)
         self._path = path
         self._lines: list[str] = []  # not yet in the file
-        path.touch(PRIVATE)
-        os.truncate(path, committed_bytes)
+        with os.fdopen(open_handle(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+            file.truncate(committed_bytes)
 
     def record(self, stage: str, round: int, client: ClientId, reply: Any, statistics: Collection[str] = ()) -> int:
         """Write a row for each field of a reply, and one for running statistics in it; returns the bytes that left.
@@ -95,7 +95,7 @@ class Ledger:
     def flush(self) -> int:
         """Make the rows durable; returns the length of the file for the checkpoint's manifest."""
         self.received.flush()
-        with self._path.open("ab") as file:
+        with os.fdopen(open_handle(self._path, APPENDING), "ab") as file:
             file.write("".join(f"{line}\n" for line in self._lines).encode())
             file.flush()
             os.fsync(file.fileno())
@@ -106,7 +106,7 @@ class Ledger:
         """Write `ledger.json`: the rows with their column names, totals by kind, and the postprocessors of replies."""
         self.flush()
         totals: dict[str, dict[str, Any]] = {}
-        with self._path.open() as rows:
+        with open_text(self._path) as rows:
             for line in rows:
                 row = json.loads(line)
                 total = totals.setdefault(row[5], {"bytes": 0, "encrypted": row[7]})
@@ -121,7 +121,7 @@ class Ledger:
             head["outgoing"] = list(outgoing)
         text = json.dumps(head, indent=1, ensure_ascii=False).removesuffix("\n}")
         # one row at a time: there may be millions
-        with replacing(path, mode=SHARED) as beside, beside.open("w") as out, self._path.open() as rows:
+        with replacing(path, mode=SHARED) as beside, beside.open("w") as out, open_text(self._path) as rows:
             out.write(f'{text},\n "rows": [')
             for number, line in enumerate(rows):
                 out.write(f"{',' if number else ''}\n  {line.rstrip()}")

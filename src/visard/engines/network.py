@@ -21,7 +21,7 @@ from visard.core import BoundStep, ClientId, M, R, Replies
 from visard.engines.asking import Asking
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode
 from visard.errors import VisardError
-from visard.files import PRIVATE, write_atomically
+from visard.files import PRIVATE, read_bytes, write_atomically
 from visard.text import at_round
 
 HERE = "0" * 32  # the run's id where clients are simulated: messages are as long as between parties
@@ -227,7 +227,7 @@ class EngineNetwork(Asking):
         if not self.place:  # simulated clients are resumed with the run
             return Begun(place, 1)
         path = self.states.folder / SUM
-        last = decode(path.read_bytes(), Begun, MAX_HEADER_OF_FILES) if path.exists() else Begun("", 0)
+        last = decode(read_bytes(path), Begun, MAX_HEADER_OF_FILES) if path.exists() else Begun("", 0)
         if last.place != place:
             last = Begun(place, 0)
         if not last.arrived:

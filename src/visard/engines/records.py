@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from visard.errors import UsageError, VisardError
-from visard.files import PRIVATE, flush_to_disk
+from visard.files import APPENDING, flush_to_disk, open_file, open_handle
 from visard.processes import Data, Filed
 
 SEGMENT = 1 << 26  # bytes of a file; then the chain continues in the next one
@@ -100,7 +100,7 @@ class Records:
                 return
 
     def _open_file(self, number: int) -> int:
-        return os.open(self._path(number), os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        return open_handle(self._path(number), APPENDING)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{self.name}-{number:06d}.jsonl"
@@ -132,7 +132,7 @@ def read_records(files: list[Path]) -> Iterator[Line]:
     number, last = 0, ""
     for position, path in enumerate(files):
         try:
-            with path.open("rb") as lines:
+            with open_file(path) as lines:
                 for place, raw in enumerate(iter(lambda: lines.readline(LONGEST_LINE), b""), 1):
                     if not raw.endswith(b"\n"):
                         if position + 1 == len(files) and not lines.read(1):
@@ -227,7 +227,7 @@ def _parse(line: bytes, path: Path, place: int = 0) -> dict[str, Any]:
 
 def _tail(path: Path) -> tuple[int, bytes | None]:
     """Bytes after the last line break of a file, and its last whole line."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         size = file.seek(0, os.SEEK_END)
         length = 1 << 13
         while True:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from visard.engines.codec import flatten, identity
 from visard.errors import UsageError, VisardError
+from visard.files import open_handle, private
 
 MEMORY = Path("/dev/shm")
 OWN = re.compile(r"visard-[a-z0-9_]{8}")  # as tempfile names the folders of `memory_folder`
@@ -47,7 +48,7 @@ def memory_folder() -> Path:
 
 def _new_folder(where: Path | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix="visard-", dir=where))
-    _held[folder] = lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    _held[folder] = lock = open_handle(folder / "lock", os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     _sweep(folder.parent)
     return folder
@@ -73,7 +74,7 @@ def _sweep(parent: Path) -> None:
         with suppress(OSError):
             if time.time() - path.parent.stat().st_mtime < 60:  # another process may be about to take its lock
                 continue
-            with path.open("r+b") as file:
+            with open(path, "r+b", opener=private) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path.parent, ignore_errors=True)
 
@@ -88,7 +89,7 @@ class Bundle:
     def __init__(self, path: Path, once: bool = True) -> None:
         self.path = path
         self._once = once
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._file = open_handle(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         self._memory: mmap.mmap | None = None
         self._size = self._end = 0
         self._known: dict[
@@ -174,7 +175,7 @@ class Mapped:
         if self._memory is None or offset + count * dtype.itemsize > len(self._memory):
             # where tensors are not copied the map is private: writing to one changes a copy of its page
             access = mmap.ACCESS_WRITE if self._copied else mmap.ACCESS_COPY
-            with self._path.open("r+b") as file:
+            with open(self._path, "r+b", opener=private) as file:
                 self._memory = mmap.mmap(file.fileno(), 0, access=access)
         tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=offset).view(shape)
         return tensor.clone() if self._copied else tensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import math
 import time
@@ -23,7 +22,7 @@ from visard.data.listing import printable
 from visard.data.storage import map_npy
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import unit_rows
-from visard.files import mapping, read_json, replacing, write_atomically, write_json
+from visard.files import file_digest, mapping, read_json, replacing, write_atomically, write_json
 from visard.inference.model import Data, FaceModel, Pictures, Progress, embed, in_parts, open_pictures
 from visard.inference.photos import Photos, framing
 
@@ -129,8 +128,7 @@ def _write(
             file.seek(0)
             _head(file, rows, width)
         manifest_path(path).unlink(missing_ok=True)  # never an old description of a new file
-        with beside.open("rb") as content:
-            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+        sha256 = file_digest(beside)
     return (rows, width), sha256
 
 

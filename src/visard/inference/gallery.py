@@ -21,11 +21,11 @@ from safetensors.numpy import save, save_file
 
 from visard.at_rest import Key, refuse_encrypted
 from visard.data.listing import printable
-from visard.data.removal import Receipt, file_digest
+from visard.data.removal import Receipt
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.roc import allowed
-from visard.files import replacing, unfinished
+from visard.files import file_digest, open_file, replacing, unfinished
 from visard.inference.model import FaceModel, load_model
 from visard.inference.photos import ALIGNMENTS, Photos
 from visard.inference.search import Exact, Floats, Index, Ints
@@ -288,7 +288,7 @@ class _Decrypted:
 def _reading(path: Path, key: Key | None) -> Iterator[Any]:
     """The tensors of a gallery file: from the disk, or decrypted in memory."""
     if key is not None:
-        with path.open("rb") as encrypted:
+        with open_file(path) as encrypted:
             content = key.decrypt(encrypted, _what(path), path)
         yield _Decrypted(content)
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from visard.evaluation.groups import DOMAIN, errors_by
 from visard.evaluation.ijb import Switches
 from visard.evaluation.protocols import search_set, verify_set
 from visard.evaluation.results import Evaluated, left_out
+from visard.files import file_digest
 from visard.inference.photos import Photos, framing
 from visard.learning.features import embed as embed_view
 from visard.learning.features import embed_pictures
@@ -163,8 +163,7 @@ class FaceModel:
             state = sorted(self.network.state_dict().items())
             content = digest(*(part for k, v in state for part in (k.encode(), v.cpu().contiguous().numpy().tobytes())))
         else:
-            with self.path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
+            content = file_digest(self.path)
         return digest(content.encode(), repr(sorted(self.inputs.to_spec().items())).encode())[:16]
 
 

@@ -14,6 +14,7 @@ from visard.data.detection import FiveFraming, open_detector
 from visard.data.listing import Container
 from visard.data.pictures import Framing, Haar, is_picture, why_not
 from visard.errors import UsageError
+from visard.files import read_bytes
 
 Squares = npt.NDArray[np.uint8]  # (n, size, size, 3)
 ALIGNMENTS = ("five", "none", "haar")
@@ -49,7 +50,7 @@ class Photos:
                 where = "" if len(paths) == 1 else f"{path}/"
                 self._files += [(where + name, partial(container.read, name)) for name in inside]
             else:
-                self._files.append((str(path), path.read_bytes))
+                self._files.append((str(path), partial(read_bytes, path)))
         if not self._files:
             raise UsageError("no pictures were named")
 

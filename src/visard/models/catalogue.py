@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import PRIVATE_FOLDER, cache_folder, mapping, read_json, replacing, write_json
+from visard.files import PRIVATE_FOLDER, cache_folder, file_digest, mapping, read_json, replacing, write_json
 
 NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,63}")
 FILE = re.compile(r"model\.\w{1,16}")
@@ -79,7 +78,7 @@ def locate(model: str | Path) -> tuple[Path, Entry | None]:
     if path.exists() or not NAME.fullmatch(text) or not (folder() / text / CONTRACT).is_file():
         return path, None
     entry = read(text)
-    if not entry.path.is_file() or digest(entry.path) != entry.sha256:
+    if not entry.path.is_file() or file_digest(entry.path) != entry.sha256:
         raise VisardError(f"{entry.path} is not the file that was added as {text}: add it again")
     return entry.path, entry
 
@@ -95,7 +94,7 @@ def add(source: Path, entry: Entry) -> None:
     home.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     with replacing(home / entry.file) as beside:
         shutil.copyfile(source, beside)
-        if digest(beside) != entry.sha256:
+        if file_digest(beside) != entry.sha256:
             raise VisardError(f"{source} changed while it was copied")
     write_json(home / CONTRACT, asdict(entry))
     for old in home.iterdir():
@@ -107,9 +106,3 @@ def remove(name: str) -> None:
     """Forget a model and remove its file."""
     read(name)
     shutil.rmtree(folder() / name)
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

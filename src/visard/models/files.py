@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from visard.at_rest import Key, is_encrypted, refuse_encrypted
 from visard.errors import UsageError, VisardError, one_line
-from visard.files import PRIVATE, write_atomically
+from visard.files import PRIVATE, open_file, read_bytes, write_atomically
 from visard.models import BACKBONES, build_spec, default_embedding
 from visard.models.catalogue import entries, locate
 from visard.models.convert import convert
@@ -192,7 +192,7 @@ def _reading(path: Path, key: Key | None) -> Iterator[Any]:
         with safe_open(path, framework="pt", device="cpu") as file:
             yield file
         return
-    with path.open("rb") as encrypted:
+    with open_file(path) as encrypted:
         content = bytes(key.decrypt(encrypted, _what(path), path))
     yield _Decrypted(load_tensors(content), json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]))
 
@@ -316,7 +316,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def _checked(path: Path) -> Path | io.BytesIO:
     """A file of torch whose parts are no larger than it: torch allocates whatever they claim."""
     there = path.stat().st_size
-    with path.open("rb") as opened:
+    with open_file(path) as opened:
         begins = opened.read(len(ZIP))
     if begins == ZIP and zipfile.is_zipfile(path):  # the former alone decides for torch, the latter looks at the end
         with zipfile.ZipFile(path) as file:
@@ -328,7 +328,7 @@ def _checked(path: Path) -> Path | io.BytesIO:
         raise VisardError("a tar file of a very old torch: load and save it with a newer one")
     from torch._subclasses.fake_tensor import FakeTensorMode  # takes seconds, and such files are from before 2020
 
-    data = path.read_bytes()  # from a file, torch would make room for text of any length that a pickle announces
+    data = read_bytes(path)  # from a file, torch would make room for text of any length that a pickle announces
     with FakeTensorMode():  # tensors without memory
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     stores, todo = dict[int, int](), [content]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-import stat
 import statistics
 import threading
 import time
@@ -25,7 +24,7 @@ from urllib.parse import urlsplit
 
 from visard.errors import UsageError, VisardError
 from visard.evaluation.metrics import describe
-from visard.files import mapping, number, parse_toml, read_json
+from visard.files import mapping, number, open_file, parse_toml, read_bytes, read_json, read_text
 from visard.report.html import esc, filled, page_file, policy, version
 from visard.report.run_folder import (
     Event,
@@ -96,12 +95,10 @@ class Followed:
         """Read new events; returns whether there were any. A log that was replaced is read from its beginning."""
         try:
             about = self._log.stat()
-            if stat.S_ISFIFO(about.st_mode):  # it would wait for a writer
-                return False
             if about.st_size < self._place or (self._file and about.st_ino != self._file):
                 self._forget()
             self._file = about.st_ino
-            with self._log.open("rb") as file:
+            with open_file(self._log) as file:
                 file.seek(self._place)
                 data = file.read(MOST)
         except FileNotFoundError:
@@ -118,7 +115,7 @@ class Followed:
     def _settings(self, section: str) -> Json:
         """A section of the run's settings."""
         config = self.folder / "config.toml"
-        text = config.read_text() if config.is_file() else ""
+        text = read_text(config) if config.is_file() else ""
         return mapping(parse_toml(text, "config.toml").get(section))
 
     def _budget(self) -> str:
@@ -391,7 +388,7 @@ def _handler(view: LiveView) -> type[BaseHTTPRequestHandler]:
                 report = view.runs[int(what[7:])].folder / "report.html"
                 with suppress(OSError):
                     if report.is_file():
-                        return self._send(200, report.read_bytes(), "text/html; charset=utf-8", rules=APART)
+                        return self._send(200, read_bytes(report), "text/html; charset=utf-8", rules=APART)
             return self._send(404, b"not found", "text/plain")
 
         def _state(self) -> None:

@@ -18,7 +18,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from visard.errors import UsageError, VisardError, one_line
 from visard.evaluation.arrays import structured
 from visard.evaluation.metrics import brief, describe
-from visard.files import mapping, number, parse_toml, plain, whole
+from visard.files import (
+    APPENDING,
+    SHARED,
+    mapping,
+    number,
+    open_handle,
+    parse_toml,
+    plain,
+    private,
+    read_bytes,
+    read_text,
+    whole,
+)
 from visard.text import NBSP, at_round, plural
 
 if TYPE_CHECKING:
@@ -44,7 +56,7 @@ class EventLog:
         content = plain({"time": now, **fields, "event": event})
         line = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n"
         # One write to a file opened for appending: a line is never interleaved with another one.
-        with self.path.open("ab", buffering=0) as file:
+        with os.fdopen(open_handle(self.path, APPENDING, SHARED), "ab", buffering=0) as file:
             file.write(line.encode())
 
 
@@ -52,7 +64,7 @@ def _mend_last_line(path: Path) -> None:
     """Make the file end in a whole line, so that a resumed run does not write onto an unfinished one."""
     if not path.exists():
         return
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=private) as file:
         data = file.read()
         if not data or data.endswith(b"\n"):
             return
@@ -82,7 +94,7 @@ def read_events(path: Path | str) -> list[Event]:
     """
     path = Path(path)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_bytes(path).split(b"\n")
     except OSError as error:
         raise VisardError(f"{path}: cannot read the events: {error.strerror}") from None
     events = []
@@ -464,7 +476,7 @@ def _read(path: Path, parse: Callable[[str], T]) -> T | None:
     if not path.is_file():
         return None
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        return parse(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise VisardError(f"{path}: cannot be read: {one_line(error)}") from None
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from visard.config import HEADING, Settings, load
 from visard.errors import UsageError
-from visard.files import SHARED, only_user, write_atomically
+from visard.files import SHARED, only_user, read_bytes, write_atomically
 
 # all that a run writes, as patterns relative to its folder
 WRITTEN = (
@@ -113,7 +113,7 @@ def refuse_links(folder: Path) -> None:
 def check_removable(folder: Path, written: Sequence[str] = WRITTEN) -> None:
     """Refuse a folder that is not a run, or that holds a file which no run wrote."""
     config = folder / "config.toml"
-    if not config.is_file() or not config.read_bytes().startswith(HEADING.encode()):
+    if not config.is_file() or not read_bytes(config).startswith(HEADING.encode()):
         raise UsageError(f"{folder} is not empty and is not a run: it is not overwritten")
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or (not path.is_dir() and not _is_written(path.relative_to(folder), written)):

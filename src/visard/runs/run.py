@@ -39,7 +39,7 @@ from visard.engines.shared_memory import in_memory, remove_folder
 from visard.engines.watchers import Watcher, Watchers
 from visard.engines.world import BIASES, CLASS_VECTORS, World, centralised, make_world, refuse_unlabelled, want
 from visard.errors import Interrupted, UsageError, VisardError, did_you_mean
-from visard.files import PRIVATE_FOLDER, SHARED, safe_name, write_atomically, write_json
+from visard.files import PRIVATE_FOLDER, SHARED, read_text, safe_name, write_atomically, write_json
 from visard.models import ONNX, SENSORS
 from visard.models.files import save_model
 from visard.numerics import CPU, computing_on, device, fast_bf16, spread
@@ -356,7 +356,7 @@ def run_id(checkpoint: Path) -> str:
     path = checkpoint / "run.id"
     if not path.exists():
         write_atomically(path, secrets.token_hex(16))
-    return path.read_text()
+    return read_text(path)
 
 
 def connect(settings: Settings, say: Callable[[str], None]) -> PartyLink | None:
@@ -462,7 +462,7 @@ def machine(settings: Settings) -> dict[str, Any]:
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
-        for line in info.read_text().splitlines():
+        for line in read_text(info).splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or "unknown"

@@ -15,7 +15,7 @@ from visard.data.listing import Listing, Numbers, Pictures, number
 from visard.data.pairs import consecutive_folds, pair_extras
 from visard.data.unpickle import Array, load_plain
 from visard.errors import UsageError, VisardError
-from visard.files import replacing
+from visard.files import open_file, replacing
 
 Encoded = bytes | memoryview
 BYTES = 32  # of a file for each picture, at least
@@ -65,7 +65,7 @@ def read_bin(path: Path) -> tuple[list[Encoded], npt.NDArray[np.bool_]]:
 def map_file(path: Path) -> memoryview:
     """The bytes of a file, mapped: parts that are not read take no memory."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         raise UsageError(f"no such file: {path}") from None

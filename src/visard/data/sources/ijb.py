@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from visard.data.listing import Container, Files, Listing, Numbers, coordinates, csv_fields, fields, number, rows_of
 from visard.errors import UsageError
+from visard.files import open_text
 
 BLOCK = 2**24  # characters of the list of pairs that are parsed at a time
 BOX = ("FACE_X", "FACE_Y", "FACE_WIDTH", "FACE_HEIGHT")
@@ -165,7 +166,7 @@ def _pairs(path: Path, template: Numbers) -> npt.NDArray[np.int32]:
     """Pairs (P, 3) of templates and label; parsed in blocks, because IJB-C has 15.7 million of them."""
     blocks = [np.zeros((0, 3), np.int32)]
     rest, line = "", 1
-    with path.open(encoding="ascii", errors="replace") as file:
+    with open_text(path, errors="replace", encoding="ascii") as file:
         while text := file.read(BLOCK):
             cut = text.rfind("\n") + 1
             whole, rest = (rest + text[:cut], text[cut:]) if cut else ("", rest + text)

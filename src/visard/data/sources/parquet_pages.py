@@ -10,6 +10,8 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+from visard.files import open_file
+
 LARGEST = 2**28  # bytes of a page, unpacked, ...
 RATIO = 8  # ... and more only up to so many times its packed ones: pages of a thousand photographs are large too
 PAGES = 100_000  # of one column in one group of rows
@@ -24,7 +26,7 @@ Struct = dict[int, Any]
 
 def check_pages(path: Path, column: str) -> None:
     """Raise ValueError where a page of a column says that it is large and little of it is there, or makes no sense."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    with open_file(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         length = int.from_bytes(data[-END : -END + 4], "little")
         if length > len(data) - END:
             raise ValueError("the footer is cut off")

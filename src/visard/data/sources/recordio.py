@@ -20,7 +20,7 @@ import numpy.typing as npt
 from visard.data.listing import Listing, Names, Numbers, Pictures, fields
 from visard.data.pictures import MAX_BYTES
 from visard.errors import UsageError, VisardError
-from visard.files import replacing
+from visard.files import open_file, replacing
 
 MAGIC = 0xCED7230A
 MAGIC_BYTES = struct.pack("<I", MAGIC)
@@ -175,7 +175,7 @@ class RecordFile:
     def _walk(self) -> npt.NDArray[np.int64]:
         """Where the records begin, from one head to the next."""
         found, at = array("q"), 0
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             while at < self.length:
                 file.seek(at)
                 magic, part, length = _head(file.read(8))
@@ -188,7 +188,7 @@ class RecordFile:
 
     def _parts(self, at: int) -> Iterator[bytes]:
         total, expected = 0, (WHOLE, FIRST)
-        with self.path.open("rb") as file:
+        with open_file(self.path) as file:
             while True:
                 file.seek(at)
                 magic, part, length = _head(file.read(8))

@@ -62,6 +62,7 @@ from visard.deployment.flower.calls import Calls, content_of, outside
 from visard.deployment.flower.link import confirm, parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, names_in, puller, push
 from visard.deployment.flower.part import OVER, Part
+from visard.deployment.flower.room import FULL
 from visard.deployment.health import own_version
 from visard.deployment.party_ledger import PartyLedger
 from visard.engines.request import Reply, pack
@@ -126,6 +127,10 @@ class SigningInterceptor:
         if answer.is_success:
             self.heard = time.monotonic()
         return answer
+
+
+class NoRoom(ObjectPushError):
+    """The server does not take a part now."""
 
 
 class Fleet:
@@ -382,6 +387,8 @@ class Fleet:
     def _part(self, part: Part, content: Sequence[Data] = ()) -> bytes:
         """Send a part of a message, or fetch one."""
         answer = self._signing.call(part, content)
+        if answer.status_code == FULL and part.session:
+            raise NoRoom(part.name, part.run, part.session)
         if answer.status_code == OVER and not part.session and not reason(answer):
             raise ObjectPullError(part.name, "its run is over")
         return content_of(answer, part)
@@ -414,7 +421,9 @@ class Fleet:
                     raise
                 if time.monotonic() > self._told + TELL_EVERY:
                     self._told = time.monotonic()
-                    self.say(f"the connection broke in a message ({type(error).__name__}); going on with the rest")
+                    why = f"the connection broke in a message ({type(error).__name__})"
+                    why = "the server has no room for a reply now" if isinstance(error, NoRoom) else why
+                    self.say(f"{why}; going on with the rest")
                 wait = min(2 * wait, most)
 
 

@@ -18,7 +18,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from visard.deployment.keys import SITES, SOON, ServerKeys, day, read_gone, write_parties
 from visard.deployment.listener import Listener
 from visard.errors import UsageError, VisardError
-from visard.files import write_json
+from visard.files import read_bytes, write_json
 
 LOOK_EVERY = 1.0  # seconds between looks at the key folder
 SITES_EVERY = 4.0  # seconds between writing down who is connected
@@ -46,7 +46,7 @@ class Register:
         """`heard` says when each party last called, and its version."""
         self.keys, self.state, self.link, self.admit, self.listener, self.say = keys, state, link, admit, listener, say
         self._heard, self._looked, self._told_sites = heard, time.monotonic(), 0.0
-        self._stamp, self._applied, self._certificate = keys.stamp(), keys, keys.certificate.read_bytes()
+        self._stamp, self._applied, self._certificate = keys.stamp(), keys, read_bytes(keys.certificate)
         self._numbers: dict[str, int] = {}  # party -> Flower's number of its node
         self._taken: dict[str, tuple[str, bytes]] = {}  # fingerprint -> party and key, as Flower knows it
         self._next = 0.0  # when to look again
@@ -65,7 +65,7 @@ class Register:
                 self.keys = ServerKeys.load(self.keys.folder)
                 self._apply()
                 self.listener.context = tls_context(self.keys)  # for connections from now on
-                self._certificate = self.keys.certificate.read_bytes()
+                self._certificate = read_bytes(self.keys.certificate)
                 if self._certificate != before:
                     self.say("the server's new certificate is in use for new connections")
             except VisardError as error:  # half of a change, or a damaged file: what it is about stays as it was

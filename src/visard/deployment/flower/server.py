@@ -45,6 +45,7 @@ from visard.deployment.flower.http import Bodies, Http
 from visard.deployment.flower.part import Part
 from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, whole
 from visard.deployment.flower.register import Register, tls_context
+from visard.deployment.flower.room import FULL, Room
 from visard.deployment.flower.store import Store
 from visard.deployment.health import Health
 from visard.deployment.keys import ServerKeys
@@ -57,7 +58,8 @@ SOCKET = "control.sock"
 KEY, SIGNATURE, TIME = (
     h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 )
-CLOSED = (f"{FLEET}register-node", f"{FLEET}unregister-node")  # nodes are registered from the key folder alone
+# nodes are registered from the key folder alone, and parts come by the path of parts, where they are counted
+CLOSED = tuple(f"{FLEET}{call}" for call in ("register-node", "unregister-node", "push-object"))
 REMEMBER = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE  # seconds after which the age alone refuses a call
 TELL_EVERY = 60.0  # seconds between lines about the same trouble
 GRACE = 5  # seconds for calls at hand when the server stops
@@ -84,6 +86,7 @@ class FleetOnly:
         self.app, self.limits, self._say = app, limits, say
         self.parts: Parts | None = None
         self._bodies = Bodies(limits.body_bytes)
+        self.room = Room(limits)
         self.prove: Callable[[Connection, str], None] = lambda connection, party: (
             None
         )  # called for whoever brings a signature
@@ -139,7 +142,13 @@ class FleetOnly:
                 if (content := await whole(receive, self.limits.body_bytes, connection.body)) is None:
                     return await _turn_away(send, 413)
                 self._heard(party, headers)
-                return await self.parts.answer(part, content, send, counted=True)
+                if not part.session:
+                    return await self.parts.answer(part, content, send, counted=True)
+                with self.room.taking(party, part.name, sum(map(len, content))) as why:
+                    if not why:
+                        return await self.parts.answer(part, content, send, counted=True)
+            self._tell(why)
+            return await _turn_away(send, FULL, why)
         if (pieces := await whole(receive, self.limits.body_bytes)) is None:
             return await _turn_away(send, 413)
         body = b"".join(pieces)
@@ -267,6 +276,7 @@ def serve(
     quiet["timeout_graceful_shutdown"] = GRACE
     guarded, context = FleetOnly(app, [], limits, say), tls_context(keys)
     guarded.parts, store.say = (parts := Parts(link, store)), guarded._tell
+    guarded.room = Room(limits, state, store.is_here, store.shrink)
     fleet = uvicorn.Server(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )

@@ -325,6 +325,10 @@ class Store(InMemoryObjectStore):
                 return [os.pread(self._file.fileno(), length, place)]
             return self._pieces.get(object_id)
 
+    def is_here(self, object_id: str) -> bool:
+        """Whether a part has come and is still held."""
+        return (entry := self.store.get(object_id)) is not None and entry.is_available
+
     def shrink(self) -> None:
         """A run has ended: what its payloads needed on the disk is given back."""
         with self.lock_store:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from visard.errors import UsageError
-from visard.files import write_json
+from visard.files import read_text, write_json
 from visard.runs.trackers.scalars import ScalarTracker
 
 EXPERIMENT = "visard"
@@ -46,12 +46,12 @@ class MLflow(ScalarTracker):
     def begun(self, folder: Path) -> None:
         known = folder / "mlflow.json"
         if known.is_file():
-            self._run = str(json.loads(known.read_text())["run"])
+            self._run = str(json.loads(read_text(known))["run"])
             self._client.update_run(self._run, status="RUNNING")
             return
         found = self._client.get_experiment_by_name(EXPERIMENT)
         experiment = found.experiment_id if found is not None else self._client.create_experiment(EXPERIMENT)
-        settings = tomllib.loads((folder / "config.toml").read_text())
+        settings = tomllib.loads(read_text(folder / "config.toml"))
         run = self._client.create_run(experiment, run_name=folder.name)
         self._run = run.info.run_id
         parameters = [self._param(ODD.sub("_", name), str(value)[:6000]) for name, value in _flat(settings)]
