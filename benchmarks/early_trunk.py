@@ -1,12 +1,13 @@
 """HF-MAML where there is much left to learn: the early layers of a recogniser, and a small tail without batch norm.
 
-    python -m benchmarks.early_trunk mobilefacenet.pt celeba WORK [--seeds 0 1 2]
+    python -m benchmarks.early_trunk mobilefacenet.pt celeba WORK [--seeds 0 1 2] [--batches 20]
 
 The blocks of a recogniser before block N, means over squares of its map, the projection on 256 principal components
 (each of variance 1) of some pictures, and behind that two layers that train from random weights: 256 -> 256, ReLU,
 256 -> 128. 20 clients of 8 people with 30 pictures each, otherwise the rows of `visard bench hf-maml --scale real`:
 meta-learning with exact h against plain descent with as many steps, and the network as it is before training. Clients
-tune on fifty batches. WORK holds the network and a run folder for each row and seed; what is there is not made again.
+tune on fifty batches, or on as many as --batches says. WORK holds the network and a run folder for each row and seed;
+what is there is not made again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from visard.studies.results import paired
 
 COMPONENTS, EMBEDDING = 256, 128
 FARS = "0.1", "0.01"
+BATCHES = 50  # of tuning
 ROWS = (
     "equal not trained", "equal FedAvg local, plain steps", "equal HF-MAML local, exact, alpha 0.01",
     "equal HF-MAML local, exact, alpha 0.1", "equal HF-MAML local, exact, alpha 0.5",
@@ -99,15 +101,21 @@ def made_from(model: str, faces: str, out: Path, before: int, square: int = 2, c
     save_model(out, made.state_dict(), spec | {"graph": graph, "embedding": str(EMBEDDING)})
 
 
-def measured(row: str, seed: int, network: Path, faces: str, work: Path) -> list[float]:
-    """TAR of a row in per cent: each FAR, before and after tuning, trained clients and later ones."""
+def settings_of(row: str, seed: int, network: Path, faces: str, work: Path, batches: int) -> tuple[str, list[str]]:
+    """Preset and changed settings of a row's run; clients tune on `batches` batches."""
     job = Job(find("hf-maml", "real", network).row(row), seed, work)
-    changed = (f"data.source={faces}", f"model.weights={network}", *CHANGES)
+    tuning = f"evaluation.tuning.batches={batches}"
+    changed = (f"data.source={faces}", f"model.weights={network}", *CHANGES, tuning)
     names = {text.partition("=")[0] for text in changed}
-    kept = [text for text in job.overrides() if text.partition("=")[0] not in names]
-    folder = work / row / f"seed-{seed}"
+    return job.row.preset, [*(text for text in job.overrides() if text.partition("=")[0] not in names), *changed]
+
+
+def measured(row: str, seed: int, network: Path, faces: str, work: Path, batches: int = BATCHES) -> list[float]:
+    """TAR of a row in per cent: each FAR, before and after tuning, trained clients and later ones."""
+    preset, overrides = settings_of(row, seed, network, faces, work, batches)
+    folder = work / (row if batches == BATCHES else f"{row}, {batches} batches") / f"seed-{seed}"
     if not (folder / "metrics.json").exists():
-        run(job.row.preset, overrides=[*kept, *changed], out=folder, overwrite=folder.exists())
+        run(preset, overrides=overrides, out=folder, overwrite=folder.exists())
     found = json.loads((folder / "metrics.json").read_text())
     return [
         100 * found[who]["summary"][f"{state}/tar@far={far}"]["mean"]
@@ -123,12 +131,16 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--before", type=int, default=13, help="the first block that is left out (visard models cuts)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--batches", type=int, default=BATCHES, help="batches that clients tune on")
     given = parser.parse_args()
     network = given.work.resolve() / "early.safetensors"
     if not network.exists():
         network.parent.mkdir(parents=True, exist_ok=True)
         made_from(given.model, given.faces, network, given.before)
-    found = {row: [measured(row, seed, network, given.faces, given.work) for seed in given.seeds] for row in ROWS}
+    found = {
+        row: [measured(row, seed, network, given.faces, given.work, given.batches) for seed in given.seeds]
+        for row in ROWS
+    }
     columns = [
         f"FAR {far}, {who}, {state}" for far in FARS for state in ("untuned", "tuned") for who in ("trained", "later")
     ]

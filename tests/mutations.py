@@ -72,6 +72,8 @@ def _selected(file: str, tests: Sequence[str]) -> Selection:
 # ---- tests that several mutants share ------------------------------------------------------------------------------
 ARCFACE = golden("heads", "arcface_is_equation_3")
 COSFACE = golden("heads", "cosface_is_equation_4")
+ADAFACE = golden("heads", "adaface_is_equations_4_to_8")
+PHOTOGRAPHS = golden("labels", "faces_of_one_photograph_by_loops", "a_chain_does_not_unite_two_faces_of_a_photograph")
 NEGATIVES = golden("negatives")
 SPHERE = golden("heads", "sphereface2_is_equation_8")
 BIAS = golden("heads", "sphereface2_start_of_the_bias", "sphereface2_bias_balances_the_two_pulls")
@@ -134,6 +136,9 @@ MUTANTS = (
            "best = (-cosines).topk(min(each, len(rows)), dim=1).indices", NEGATIVES),
     Mutant("negatives-noise", "negatives, sensitivity of a direction", "rng.normal(0.0, noise * FARTHEST, ",
            "rng.normal(0.0, noise, ", NEGATIVES),
+    Mutant("negatives-corrected", "negatives, FedGC: away from the others",
+           "moved[client] = rows.detach() - step * slope", "moved[client] = rows.detach() + step * slope",
+           golden("negatives", "class_vectors_of_different_clients_move_apart")),
     Mutant("negatives-once", "negatives, noisy rows are shown once", "if \"shown\" not in client.state:",
            "if True:", NEGATIVES),
     # ---- heads: ArcFace Eq. 3, CosFace Eq. 4, SphereFace2 Eq. 8 ----
@@ -149,6 +154,11 @@ MUTANTS = (
            golden("heads", "arcface_detached_margin_has_gradient_s")),
     Mutant("subcentre-nearest", "heads, sub-centre ArcFace Eq. 3", "others], 2).amax(2)", "others], 2).mean(2)",
            golden("heads", "subcentre_arcface_takes_the_nearest_centre_of_each_class")),
+    Mutant("adaface-angle", "heads, AdaFace Eq. 6", "1 - EPS)) - self.margin * z", "1 - EPS)) + self.margin * z",
+           ADAFACE),
+    Mutant("adaface-addition", "heads, AdaFace Eq. 7", "- self.margin * (1 + z)", "- self.margin", ADAFACE),
+    Mutant("adaface-pace", "heads, AdaFace: lengths over batches", "(old + self.pace * (new - old) for",
+           "(new + self.pace * (new - old) for", ADAFACE),
     Mutant("cosface-margin-sign", "002 Eqs. 1 and 3, CosFace Eq. 4", "cos.new_full(rows.shape, -self.margin)",
            "cos.new_full(rows.shape, self.margin)",
            COSFACE + golden("fedfr_joint", "eq_1_and_3_cosface_over_own_and_public_people")),
@@ -262,6 +272,9 @@ MUTANTS = (
            DA_ROUND),
     Mutant("000-alg1-heads", "000 Algorithm 1: heads stay and persist", "    if \"head\" in state:", "    if False:",
            mutant("fedfr_da", "heads_go_on_where_they_stopped")),
+    Mutant("000-participation", "000 a share of the targets",
+           "found = [client for client in labelled if client in chosen]", "found = list(labelled)",
+           golden("fedfr_da", "a_share_of_the_targets_takes_part")),
     Mutant("000-means-head", "000 start of a target's head",
            "client.state.update(labels=pseudo.labels, start={\"weight\": pseudo.means}",
            "client.state.update(labels=pseudo.labels, start={\"weight\": -pseudo.means}",
@@ -292,6 +305,19 @@ MUTANTS = (
            mutant("clusters", "centred_features_have_length_1_again")),
     Mutant("cluster-min-size", "000 singletons", "kept = known[sizes[inverse] >= min_size]",
            "kept = known[sizes[inverse] > min_size]", unit("clusters", "small_clusters_lose_their_label")),
+    Mutant("cluster-origin", "000 neighbours far from the origin", "torch.from_numpy(x if unit else _near_origin(x))",
+           "torch.from_numpy(x)", unit("clusters", "neighbours_far_from_the_origin_are_exact")),
+    Mutant("cluster-photograph", "labels, faces of one photograph", "plain[i] + self.weight * len(mine & others)",
+           "plain[i] + 0 * len(mine & others)", PHOTOGRAPHS),
+    Mutant("cluster-photograph-nearest", "labels, faces of one photograph",
+           "penalised[row.indices] += self.weight * row.data", "penalised[row.indices] += 0 * row.data", PHOTOGRAPHS),
+    Mutant("cluster-unsure", "labels, pictures between two people", ">= settings.min_separation", ">= -1",
+           golden("labels", "unsure_pictures_lose_their_label_by_loops")),
+    Mutant("cluster-poor", "labels, pictures of little quality",
+           "np.flatnonzero(known.quality >= settings.min_quality)", "np.flatnonzero(known.quality >= 0)",
+           golden("labels", "pictures_of_little_quality_are_not_clustered")),
+    Mutant("cluster-stable", "labels, d by stability", "best = int(np.argmax(flat)) if",
+           "best = int(np.argmin(flat)) if", golden("labels", "the_stable_distance_by_loops")),
     Mutant("cluster-separation", "choice of d: silhouette without the picture itself",
            "directions(centroids[own] * sizes[own, None] - x)", "directions(centroids[own])",
            unit("threshold", "separation_by_loops")),
@@ -349,6 +375,8 @@ MUTANTS = (
     Mutant("001-eq3-delta", "001 Eq. 3, delta / |g|", "d = delta / max(length, 1e-12) if scale_delta else delta",
            "d = delta * length if scale_delta else delta",
            mutant("meta", "probes_are_delta_apart_whatever_the_length_of_g")),
+    Mutant("001-momentum", "001 Table IV, momentum of the update", "torch._foreach_mul_(list(velocity), momentum)",
+           "torch._foreach_mul_(list(velocity), 0.0)", golden("hf_maml", "momentum_of_the_update_on_a_quadratic")),
     Mutant("001-exact-sign", "001 Eq. 1, exact h", "torch._foreach_add_(g, list(h), alpha=-alpha)",
            "torch._foreach_add_(g, list(h), alpha=alpha)", HF),
     Mutant("001-exact-place", "001 Eq. 1, h at the old p", "move(g, 0.0)", "move(inner, -alpha)", HF_NETWORK),
@@ -641,6 +669,8 @@ MUTANTS = (
     Mutant("004-pooled-rows", "004 Eq. 16 in one place: S n samples",
            "batch_size=training.batch_size * (len(everyone.data.parts) - 1))", "batch_size=training.batch_size)",
            golden("central_mmd")),
+    Mutant("004-information", "004 information maximisation (ours)", "(mean * mean.clamp_min(1e-12).log()).sum() -",
+           "-(mean * mean.clamp_min(1e-12).log()).sum() -", golden("central_mmd")),
     Mutant("004-monitored", "004 Section 4.2.3: the loss",
            "m, weight, loss, -float(extra[i]) / 2)",
            "m, weight, loss, -float(extra[i]))",
@@ -781,6 +811,9 @@ MUTANTS = (
     Mutant("folds-tar-interpolation", "6. ten folds: TAR at FAR",
            "found[k] = slope * (target - far[i - 1]) + FINE[i - 1]", "found[k] = FINE[i]",
            mutant("evaluation", "the_distance_of_a_rate_lies_between_those_of_the_grid")),
+    Mutant("folds-plateau", "6. ten folds: the last distance of a rate",
+           "np.searchsorted(far, target, side=\"right\")) - 1", "np.searchsorted(far, target, side=\"left\"))",
+           golden("protocols", "a_rate_that_is_hit_exactly_is_that_of_the_released_code")),
     Mutant("folds-roc", "6. ten folds: ROC of all pairs", "roc = roc_of(cosine[truth], cosine[~truth], far=rates)",
            "roc = roc_of(d[truth], d[~truth], far=rates)",
            mutant("evaluation", "the_distance_of_a_rate_lies_between_those_of_the_grid")),

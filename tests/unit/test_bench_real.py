@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks import early_trunk
 from tests.e2e.test_bench import visard
 from tests.toys import noise_faces, toy_world
 
+from visard.config import load
 from visard.errors import UsageError
 from visard.methods.baselines import Pretrain
 from visard.methods.fedfr_da import FedFRDA
@@ -75,6 +77,30 @@ def test_rates_of_class_vectors_and_steps_of_adaptation(network: Path, tmp_path:
         for name, order in ((probed, "hessian-free"), (f"equal HF-MAML local, exact, alpha {alpha:g}", "exact")):
             training: Any = meta[name].training  # type: ignore[attr-defined]
             assert (training.alpha, training.order, training.delta) == (alpha, order, 0.001), name
+
+
+@pytest.mark.parametrize("batches", [5, 20])
+def test_other_lengths_of_tuning_need_no_mirrored_pictures(network: Path, tmp_path: Path, batches: int) -> None:
+    """Of the network that all start from too: mirrored pictures would double what the frozen part costs."""
+    plan = find("hf-maml", "real", network)
+    for job in jobs_of(plan, [0], tmp_path, sets=[f"evaluation.tuning.batches={batches}"]):
+        tuning = job.settings().evaluation.tuning
+        assert (tuning.batches, tuning.flip) == (batches, False), job.row.name
+
+
+@pytest.mark.parametrize("row", early_trunk.ROWS)
+def test_the_early_trunk_tunes_at_other_lengths_and_changes_nothing_else(
+    row: str, network: Path, tmp_path: Path
+) -> None:
+    found = []
+    for batches in (early_trunk.BATCHES, 20):
+        preset, overrides = early_trunk.settings_of(row, 3, network, "celeba", tmp_path, batches)
+        found.append(load(preset, overrides))
+    usual, other = (s.evaluation.tuning for s in found)
+    assert (usual.batches, other.batches) == (50, 20)
+    assert found[0].model_copy(update={"evaluation": found[1].evaluation}) == found[1]
+    assert replace(usual, batches=20) == other
+    assert (found[1].model.weights, found[1].seed) == (str(network), 3)
 
 
 def test_tables_of_the_paper_and_a_grid_of_lambda(network: Path, tmp_path: Path) -> None:
