@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from rich.console import Console
 
 from tests.toys import noise_faces
 from tests.unit.fake_run import write_run
@@ -626,7 +627,7 @@ def read_watched(folder: Path, scratch: Path) -> None:
     json.dumps(states, allow_nan=False)
     for state in states:
         watch._words(state)
-    io.StringIO().write(str(watch._table(states)))
+    Console(file=io.StringIO(), width=100).print(watch._tables(states))
 
 
 def checkpoint(folder: Path) -> None:
