@@ -13,7 +13,10 @@ import pytest
 import torch
 from tests.toys import OtherUp, Toy, ToyDown, ToyServer, party_world, toy_engine, toy_world
 
+from visard.aggregation import limits
 from visard.aggregation.outgoing import Clip
+from visard.aggregation.reduction import Reduction
+from visard.aggregation.rules import Mean
 from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.remote import Link, Parts, RemoteNetwork
 from visard.engines.checkpoint import Checkpoint
@@ -96,6 +99,42 @@ def test_same_bits_and_ledger_as_local_though_answers_come_in_another_order(tmp_
     net = network(tmp_path, DictLink(parties(tmp_path)))
     assert torch.equal(rounds(net, Toy(), 0, 3).w, expected(tmp_path, 3).w)
     assert net.states.ledger.read_bytes() == (tmp_path / "checkpoint" / "ledger.jsonl").read_bytes()
+
+
+def test_replies_before_their_turn_are_checked_and_measured_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one may keep all others waiting: then their norms are known already, and are those of any other way."""
+    early, known, measure, norms = list[str](), list[float](), Reduction.measure, limits.norms
+
+    def measured(reduction: Reduction, client: str, message: Any, reply: Any) -> None:
+        early.append(client)
+        measure(reduction, client, message, reply)
+
+    def counted(*given: Any) -> dict[str, float]:
+        found = norms(*given)
+        known.extend(found.values())
+        return found
+
+    monkeypatch.setattr(Reduction, "measure", measured)
+    monkeypatch.setattr(limits, "norms", counted)
+    bounded = Mean(bound=3.0, max_weight=0.5)
+
+    def means(net: Any) -> dict[str, Any]:
+        net.begin("add", 0)
+        down = ToyDown(torch.ones(4), {"a": torch.zeros(2, 2)})
+        found, ups = net.reduce(Toy().add, dict.fromkeys(CLIENTS, down), mean=("w", "theta"), by="n")
+        assert list(ups) == list(CLIENTS)
+        return dict(found)
+
+    far = means(network(tmp_path, DictLink(parties(tmp_path)), aggregation=bounded))
+    assert early == [CLIENTS[2], CLIENTS[1]], "all but the first, whose turn it is"
+    each = sorted(known)
+    known.clear()
+    near = means(toy_engine(tmp_path, toy_world(tmp_path, aggregation=bounded)))
+    assert torch.equal(far["w"], near["w"])
+    assert torch.equal(far["theta"]["a"], near["theta"]["a"])
+    assert each == sorted(known), "each was measured once"
 
 
 def test_parties_postprocess_their_replies_as_local_clients_do(tmp_path: Path) -> None:

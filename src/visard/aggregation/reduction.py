@@ -97,6 +97,7 @@ class Reduction:
         self._entries: dict[str, list[_Entry]] = {f: [] for f in fields}
         self._last: dict[str, Any] = {}  # the value as it came
         self._sent: dict[int, _Sent] = {}  # most clients are sent the same object
+        self._lengths: dict[tuple[ClientId, str], dict[str, float]] = {}  # of replies that wait for their turn
         self._layouts: dict[Layout, Layout] = {}
         self._tensors: set[str] = set()
         self._store = _Store(folder) if rule.limited else None
@@ -110,6 +111,13 @@ class Reduction:
     def known(self, reply: Any) -> tuple[str, ...]:
         """The fields of a reply that are the same object as in the reply before."""
         return tuple(f for f in self.fields if f in self._last and getattr(reply, f, None) is self._last[f])
+
+    def measure(self, client: ClientId, message: Any, reply: Any) -> None:
+        """Measure a reply that is taken later, in its turn."""
+        for name in self.fields:
+            if (value := _as_weights(getattr(reply, name))) is not None:
+                sent = self._sent_to(getattr(message, name, None))
+                self._lengths[client, name] = limits.norms(value, sent.weights, self._scratch)
 
     def take(self, client: ClientId, message: Any, reply: Any) -> Any:
         """Add a client's reply to a message; returns it without the fields."""
@@ -178,21 +186,27 @@ class Reduction:
     def _entry(self, name: str, client: ClientId, weight: float, value: Any, before: Any) -> _Entry:
         if isinstance(value, Tensor):
             self._tensors.add(name)
-        if id(before) not in self._sent:
-            sent = _as_weights(before)
-            lengths = {} if sent is None else limits.norms(sent, None, self._scratch)
-            self._sent[id(before)] = _Sent(before, sent, lengths)
-        sent_here = self._sent[id(before)]
+        sent_here = self._sent_to(before)
         weights = cast(Weights, _as_weights(value))
         layout = tuple((k, v.dtype, v.shape) for k, v in weights.items())
         layout = self._layouts.setdefault(layout, layout)
-        lengths = limits.norms(weights, sent_here.weights, self._scratch)
+        lengths = self._lengths.pop((client, name), None)
+        if lengths is None:
+            lengths = limits.norms(weights, sent_here.weights, self._scratch)
         entry = _Entry([client], weight, sent_here, lengths, layout)
         if self._store is None:
             entry.value = weights
         else:
             entry.place = self._store.put(weights)
         return entry
+
+    def _sent_to(self, given: Any) -> _Sent:
+        """What a client was sent under the name of a field."""
+        if id(given) not in self._sent:
+            sent = _as_weights(given)
+            lengths = {} if sent is None else limits.norms(sent, None, self._scratch)
+            self._sent[id(given)] = _Sent(given, sent, lengths)
+        return self._sent[id(given)]
 
     def _flush(self, name: str) -> None:
         """Without limits: add the last value, whose group is complete."""
@@ -288,7 +302,8 @@ class Reduction:
             self.remarks.append(Remark(entry.name, label, reason, entry.lengths[part]))
 
     def _check_finite(self, name: str, value: Weights, entries: list[_Entry]) -> None:
-        if all(not v.is_floating_point() or bool(torch.isfinite(v).all()) for v in value.values()):
+        floats = [v for v in value.values() if v.is_floating_point()]
+        if all(math.isfinite(v.sum()) or bool(torch.isfinite(v).all()) for v in floats):
             return
         first = max(entries, key=lambda e: max(e.lengths.values()))
         raise VisardError(

@@ -19,7 +19,7 @@ from visard.core import BoundStep, ClientId, Weights
 from visard.deployment.party import Basis
 from visard.engines.asking import plain
 from visard.engines.checkpoint import Checkpoint
-from visard.engines.codec import CodecError, decode, encode, encoded_size, sizes_of
+from visard.engines.codec import CodecError, decode, encoded, encoded_size, sizes_of
 from visard.engines.ledger import Ledger, Place, Received, parts_of
 from visard.engines.network import EngineNetwork
 from visard.engines.records import digest_of
@@ -27,7 +27,7 @@ from visard.engines.request import LATE, PACK_NAME, Reply, Request, StateFile, W
 from visard.engines.world import World
 from visard.errors import VisardError
 from visard.files import safe_name
-from visard.processes import Data, let_go
+from visard.processes import Data, Filed, let_go
 
 # header and payload, and the names of its parts where they came with names that were checked
 Parts = tuple[bytes, Data] | tuple[bytes, Data, Sequence[str]]
@@ -55,8 +55,12 @@ class Link(ABC):
     def gather(self, clients: Collection[ClientId], needed: int) -> None:
         """Wait until `needed` of the clients can be reached; one clear error if that takes too long."""
 
+    def payload(self, pieces: Sequence[Data]) -> Data | Filed:
+        """The pieces of a payload in the form in which they are sent."""
+        return b"".join(pieces)
+
     @abstractmethod
-    def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+    def send(self, client: ClientId, header: bytes, payload: Data | Filed, timeout: float) -> str | None:
         """Send a request; returns its number, or None if the client cannot be reached now."""
 
     def all_sent(self) -> None:  # noqa: B027 (most links hold nothing)
@@ -181,12 +185,13 @@ class RemoteNetwork(EngineNetwork):
     ) -> Iterator[Reply]:
         finished: dict[int, Reply] = {}
         heard = time.monotonic()  # when the last reply came
-        given, position, last = 0, 0, (object(), b"")
+        given, position = 0, 0
+        last: tuple[Any, Data | Filed] = object(), b""
         while given < len(requests):
             while len(sent) + len(finished) < self.link.window and position < len(requests):
                 request = requests[position]
                 if request.message is not last[0]:
-                    last = (request.message, encode(request.message))
+                    last = request.message, self.link.payload(encoded(request.message))
                 deadline = time.monotonic() + request.timeout * self.link.queue
                 number = self.link.send(request.client, pack(request), last[1], request.timeout)
                 if number is None:
@@ -208,6 +213,8 @@ class RemoteNetwork(EngineNetwork):
                 finished[at] = read(requests[at], parts, kind)
                 self._arrived(requests[at], parts, finished[at])
                 if at != given:
+                    if finished[at].failure is None and kind is not None:
+                        self._early(finished[at])
                     set_aside(parts)
                 del parts
             for number in [n for n, (_, deadline) in sent.items() if now > deadline]:

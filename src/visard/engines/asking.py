@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,6 +66,7 @@ class Asking(ABC):
         self.ledger = ledger
         self.remembered: State = {}  # state of the aggregation from round to round; part of checkpoints
         self._streaming = False
+        self._early: Callable[[Reply], None] = lambda reply: None  # called by engines for replies before their turn
         self._far: dict[ClientId, None] = {}  # clients whose update was far from the others', in order
         self._absent: dict[ClientId, str] = {}  # clients whose last reply is missing, and why
         self.begin("start", 0)
@@ -199,6 +200,26 @@ class Asking(ABC):
         secure = reduction if isinstance(reduction, SecureReduction) else None
         if secure is not None:
             requests = [dataclasses.replace(request, secure=secure.plan(request.client)) for request in requests]
+        looked: dict[ClientId, tuple[Any, tuple[str, str] | None]] = {}  # replies that have come before their turn
+
+        def look(reply: Reply) -> tuple[Any, tuple[str, str] | None]:
+            """A reply in the form that the step returned, and what is wrong with it."""
+            message, client = messages[reply.client], reply.client
+            opened, wrong = self._opened(message, reply.value)
+            wrong = (secure.wrong(reply.value) if secure is not None else wrong) or refusal(
+                step, message, opened, self.world.pictures(client), self.world.embedding,
+                reduction.known(opened) if reduction else (), self.world.statistics, self._rows(step, client),
+            )  # fmt: skip
+            return opened, wrong
+
+        def early(reply: Reply) -> None:
+            """Do now what does not depend on the order of replies: the last one may keep all others waiting."""
+            if isinstance(reduction, Reduction):
+                opened, wrong = looked[reply.client] = look(reply)
+                if not wrong:
+                    reduction.measure(reply.client, messages[reply.client], opened)
+
+        self._early = early
         if isinstance(reduction, Reduction) and self._grouped(step, reduction):
             replies = self.replies_together(step, requests, reduction.fields[0])
         else:
@@ -216,13 +237,7 @@ class Asking(ABC):
                         self.traffic.problems[-1]["again"] = True
                     self._absent[client] = failure
                     continue
-                opened, wrong = self._opened(messages[client], value)
-                checked = reduction.known(opened) if reduction else ()
-                pictures, statistics = self.world.pictures(client), self.world.statistics
-                wrong = (secure.wrong(value) if secure is not None else wrong) or refusal(
-                    step, messages[client], opened, pictures, self.world.embedding, checked, statistics,
-                    self._rows(step, client),
-                )  # fmt: skip
+                opened, wrong = looked.pop(client) if client in looked else look(reply)
                 if wrong:
                     self._refuse(client, value, *wrong, missing)
                     self._not_accepted("refused", reply, " ".join(wrong).strip())

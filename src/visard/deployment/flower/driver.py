@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 import zipfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -59,7 +59,7 @@ from visard.deployment.remote import Link, Parts, PartyLink, on_record, read
 from visard.engines.asking import plain
 from visard.engines.request import Reply, Request, pack
 from visard.errors import UsageError, VisardError
-from visard.processes import SHORT, Filed, share_memory_of_threads
+from visard.processes import SHORT, Data, Filed, share_memory_of_threads
 
 HELLO_SECONDS = 600.0  # a party may have to load its data first
 HELLO_AGAIN = 10.0  # seconds after which a party without a client is asked once more: it may have been restarted
@@ -188,7 +188,7 @@ class DeploymentLink(GridLink, PartyLink):
         self._beat: HeartbeatSender | None = None
         self._begun = False
         self._limit = 60.0  # seconds for a reply to come whole
-        self._last: tuple[bytes, Array] | None = None  # the payload that was last sent
+        self._last: tuple[Data | Filed, Array] | None = None  # the payload that was last sent
         if not (server / SOCKET).is_socket():
             raise UsageError(f"no visard server runs with --state {server} (there is no {SOCKET})")
         with self._reporting():
@@ -358,12 +358,12 @@ class DeploymentLink(GridLink, PartyLink):
     def node_of(self, client: ClientId) -> int | None:
         return next((node for node, clients in self._clients.items() if client in clients), None)
 
-    def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+    def send(self, client: ClientId, header: bytes, payload: Data | Filed, timeout: float) -> str | None:
         self._limit = max(self._limit, timeout * self.queue)
         with self._reporting():
             return super().send(client, header, payload, timeout)
 
-    def push(self, node: int, header: bytes, payload: bytes, timeout: float) -> str | None:
+    def push(self, node: int, header: bytes, payload: Data | Filed, timeout: float) -> str | None:
         """Send to a node. Messages with the same payload share its parts, which are hashed and moved once."""
         if self._last is None or self._last[0] is not payload:
             self._last = payload, array(payload)
@@ -383,16 +383,22 @@ class DeploymentLink(GridLink, PartyLink):
         self._asked[number] = node
         return str(number)
 
-    def _given(self, run: int, session: str, payload: bytes, wanted: Collection[str]) -> Collection[str]:
-        """Hand the server a long payload in a file, if it has none of it; returns the parts that it still wants."""
+    def payload(self, pieces: Sequence[Data]) -> Data | Filed:
+        """A long payload is written to a file, which the server gets."""
+        if sum(map(len, pieces)) <= SHORT:
+            return b"".join(pieces)
+        written = InFile(self.folder, mapped=False)
+        for piece in pieces:
+            written.add(memoryview(piece).cast("B"))
+        return written.done()
+
+    def _given(self, run: int, session: str, payload: Data | Filed, wanted: Collection[str]) -> Collection[str]:
+        """Hand the server a payload in a file, if it has none of it; returns the parts that it still wants."""
         assert self._last is not None
         names = names_in(self._last[1])
-        if len(payload) <= SHORT or len(set(names)) < len(names) or not set(names) <= set(wanted):
+        if not isinstance(payload, Filed) or len(set(names)) < len(names) or not set(names) <= set(wanted):
             return wanted
-        written = InFile(self.folder, mapped=False)
-        written.add(memoryview(payload))
-        file = written.done()
-        taken = isinstance(file, Filed) and given_to(self.where / FILES, run, session, names, file)
+        taken = given_to(self.where / FILES, run, session, names, payload)
         return set(wanted) - set(names) if taken else wanted
 
     def all_sent(self) -> None:

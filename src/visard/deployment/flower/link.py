@@ -59,11 +59,11 @@ class GridLink(Link):
     def node_of(self, client: ClientId) -> int | None:
         """The Flower node of a client, or None if it is not connected."""
 
-    def send(self, client: ClientId, header: bytes, payload: bytes, timeout: float) -> str | None:
+    def send(self, client: ClientId, header: bytes, payload: Data | Filed, timeout: float) -> str | None:
         node = self.node_of(client)
         return None if node is None else self.push(node, header, payload, timeout)
 
-    def push(self, node: int, header: bytes, payload: bytes, timeout: float) -> str | None:
+    def push(self, node: int, header: bytes, payload: Data | Filed, timeout: float) -> str | None:
         """Send to a node; None if the message was not taken."""
         message = Message(record(header, payload), node, TYPE, ttl=timeout * self.queue + 60)
         number = next(iter(self.grid.push_messages([message])), None)
