@@ -403,6 +403,22 @@ def test_a_part_in_memory_is_a_copy_of_what_the_next_body_is_written_over(tmp_pa
         assert store.get(name) == content
 
 
+def test_a_part_whose_file_is_gone_meanwhile_is_kept_as_a_copy(tmp_path: Path) -> None:
+    """Its message is given up and announced again while it is written."""
+    store, sent = Store(tmp_path), Sent(RANDOM)
+    store.preregister(1, sent.tree)
+    name = sent.chunks[0]
+    memory = bytearray(content := sent.objects[name].deflate())
+    with store.coming(name, [memoryview(memory)], filed=True):
+        store.delete(sent.number)
+        store.preregister(1, sent.tree)
+        store.put(name, b"")
+    memory[:] = bytes(len(memory))
+    assert store.get(name) == content
+    with store.adopted(sent.chunks[1]), pytest.raises(NoObjectInStoreError, match="is gone"):
+        store.put(sent.chunks[1], b"")
+
+
 def test_a_run_hands_the_server_the_file_of_a_request(tmp_path: Path) -> None:
     store, sent, stored = Store(tmp_path), Sent(RANDOM), list[str]()
     link = SimpleNamespace(store_object=lambda run, session, name, _: (stored.append(name), store.put(name, b"")))

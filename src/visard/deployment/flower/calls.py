@@ -59,8 +59,9 @@ class Calls:
         except BaseException:
             connection.close()
             raise
-        with self._lock:
-            self._idle.append(connection)
+        if connection.sock is not None:  # else it is over: the next one is new
+            with self._lock:
+                self._idle.append(connection)
         return answer
 
     def _connection(self) -> Connection:

@@ -281,8 +281,12 @@ class Store(InMemoryObjectStore):
                 raise NoObjectInStoreError(f"part {object_id} was not announced")
             if entry.is_available:
                 return
+            if filed and not self._payloads.has(object_id):
+                if not pieces:
+                    raise NoObjectInStoreError(f"the file of part {object_id} is gone")
+                filed, pieces = False, [bytes(piece) for piece in pieces]
             entry.content, entry.is_available = ELSEWHERE, True
-            if filed and self._payloads.has(object_id):
+            if filed:
                 self._filed.add(object_id)
                 return
             if length < SMALL or self.held + length <= self.most:
