@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -525,6 +526,17 @@ def test_one_message_to_several_clients_is_written_and_measured_once(
     guard.remember(one, second, serial=2)
     assert guard._path(one).samefile(guard._path(other))
     assert torch.equal(guard.seen(one)["theta"]["a"], second["theta"]["a"])
+
+
+def test_the_numbers_of_one_message_to_several_clients_are_looked_at_once(tmp_path: Path) -> None:
+    guard, good, bad = Guard(tmp_path, None), {"a": torch.ones(3)}, {"a": torch.tensor([1.0, math.inf])}
+    assert guard.not_finite({"theta": good}, 5) is None
+    assert guard.not_finite({"theta": bad}, 5) is None, "the same serial: the same bytes"
+    assert guard.not_finite({"theta": bad}, 6) == "theta.a"
+    assert guard.not_finite({"theta": bad}, 6) == "theta.a", "not only once"
+    assert guard.not_finite({"theta": good}, 0) is None
+    assert guard.not_finite({"theta": bad}, 0) == "theta.a", "a message without a serial is always looked at"
+    assert guard.not_finite({"theta": {"a": torch.tensor([3e38, 3e38])}}, 7) is None, "only their sum is not finite"
 
 
 def test_a_distance_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ class Guard:
         self._seen: tuple[tuple[str, str], Seen] | None = None
         self._written: tuple[tuple[str, str], Path] | None = None  # what was last written, and where
         self._measured: tuple[Filed, int, dict[str, Distance]] | None = None
-        self.finite = 0  # the serial of a message in which every number is finite
+        self._finite = 0  # the serial of a message in which every number is finite
         self.expire()
 
     def policy_of(self, request: Request) -> Policy:
@@ -129,6 +129,17 @@ class Guard:
         ):
             self._measured = held, serial, {}
         return self._measured[2]
+
+    def not_finite(self, message: Any, serial: int) -> str | None:
+        """Where a message has numbers that are not finite. The clients of a party often get the same bytes, by their
+        `serial`, which are looked at once."""
+        if serial and serial == self._finite:
+            return None
+        for path, value in tensors(message):
+            if value.is_floating_point() and not math.isfinite(value.sum()) and not bool(torch.isfinite(value).all()):
+                return path
+        self._finite = serial
+        return None
 
     def remember(self, request: Request, networks: Seen, serial: int = 0) -> None:
         """Keep the networks of a request, to measure the next ones by; of a message with a `serial`, if it has one."""
@@ -252,15 +263,11 @@ class RequestCheck:
 
     def look(self, message: Any) -> None:
         """Refuse class vectors and weights that the policy does not allow."""
-        known = (
-            bool(self.serial) and self.guard.finite == self.serial
-        )  # the clients of a party often get the same bytes
+        if (where := self.guard.not_finite(message, self.serial)) is not None:
+            raise PublicError(f"the request has values that are not finite in {where}")
         for path, value in tensors(message):
-            if not known and value.is_floating_point() and not finite(value):
-                raise PublicError(f"the request has values that are not finite in {path}")
             if value.ndim == 2 and "." not in path and len(value) > self.policy.bounds.rows:
                 raise PublicError(f"{path} has {len(value)} rows, this party allows {self.policy.bounds.rows}")
-        self.guard.finite = self.serial
         names, before = set(self.world.network().state_dict()), self.guard.seen(self.request)
         found = {path: own for path, part in dicts(message) if (own := {k: v for k, v in part.items() if k in names})}
         if not found:
@@ -417,11 +424,6 @@ def changed(message: Any, entries: Weights) -> bool:
 def any_nonzero(entries: Weights) -> bool:
     """Whether any entry holds anything but zeros, which the first numbers mostly show."""
     return any(bool(value.reshape(-1)[:64].any()) or bool(value.any()) for value in entries.values())
-
-
-def finite(value: Tensor) -> bool:
-    """Whether every number is finite: so is their sum, mostly."""
-    return math.isfinite(value.sum()) or bool(torch.isfinite(value).all())
 
 
 def _news(known: Weights, part: Weights) -> bool:
