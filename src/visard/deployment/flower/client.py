@@ -73,6 +73,7 @@ from visard.text import line
 ANSWER_SECONDS = 60.0  # without a byte of an answer
 BEAT = 3.0  # seconds between signs of life, at least; of a node that looks for work less often, as many as that
 UPLOAD_SECONDS = 600.0  # for a request to come whole: Flower shows it before the server has uploaded all
+SOON, QUIET = 0.05, 0.03  # seconds between looks for work: at least, and for each second without any
 KEY_LOOK = 2.0  # seconds between looks for a new key
 PATIENCE = 120.0  # seconds without a connection in the middle of a message; after that it begins anew
 AGAIN = 0.2, 5.0  # seconds between attempts to go on with a message: at first, and at most
@@ -239,15 +240,14 @@ class Fleet:
             pause = min(pause * 1.5, 15.0)
 
     def _answer(self, do: Do, poll: float) -> None:
-        wait = poll
+        last = -1e9  # when there was a message
         while not self._stop.is_set():
             if self._has_new_key():
                 return
             if self._turn(do):
-                wait = min(0.05, poll)  # the next request often follows at once
-            else:
-                self._stop.wait(wait)
-                wait = min(wait * 1.3, poll)
+                last = time.monotonic()
+            else:  # the next request often follows at once, or when the other parties have answered
+                self._stop.wait(min(max(SOON, QUIET * (time.monotonic() - last)), poll))
 
     def _activate(self, first: bool) -> None:
         request = ActivateNodeRequest(public_key=public_key_to_bytes(self._public), heartbeat_interval=self._interval)
