@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 if find_spec("flwr") is None:
     pytest.skip("Flower is not installed: pip install 'visard[flower]'", allow_module_level=True)
 
+import httpx
 from flwr.proto.message_pb2 import ObjectTree
 from tests.engines.test_flower_objects import Sent, Shaky, identified  # noqa: F401 (a fixture)
 from tests.engines.test_flower_parts import OWN, PUSH, Caller, connected, of_part, signed

@@ -37,9 +37,9 @@ def test_the_end_of_a_run_says_what_left_and_how_long_it_took(
     show(replace(run, metrics=of_traffic(3000, 2000)))
     kinds = "network weights, figures and counts"
     moved = f"{size(3000)} left the clients ({kinds}), {size(2000)} went to them"
-    assert (
-        capsys.readouterr().out == f"6 rounds in {duration(run.seconds)}: {moved}\n{DECLARED}\nreport: {run.report}\n"
-    )
+    lost = "warning client-007: no reply 1 time, last in federate round 5: no reply within 120 s"
+    took = f"6 rounds in {duration(run.seconds)}"
+    assert capsys.readouterr().out == f"{took}: {moved}\n{DECLARED}\n{lost}\nreport: {run.report}\n"
 
 
 def test_the_end_of_a_run_from_which_pictures_left_does_not_reassure(
