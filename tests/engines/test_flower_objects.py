@@ -347,6 +347,7 @@ def test_a_file_serves_the_next_payload_when_the_run_has_read_it(tmp_path: Path)
     giver = Giver(server._inside_socket(tmp_path / FILES), store.whole, lambda number: None, lambda *_: False)
     filed_at(store, sent[0])
     inode, payload = inode_of(store.whole(sent[0].chunks)), payload_from(tmp_path / FILES, sent[0].chunks)
+    time.sleep(0.3)  # for a server that takes it back too soon
     store.delete(sent[0].number)
     filed_at(store, sent[1])
     assert inode_of(store.whole(sent[1].chunks)) != inode, "the run has not let go of it"
@@ -527,6 +528,28 @@ def test_a_party_tells_a_run_that_is_over_from_a_key_that_is_refused() -> None:
     answer.headers[REFUSAL] = "the key of node-1 was revoked on Monday"
     with pytest.raises(httpx.HTTPStatusError):
         party._part(Part(1, "", "0" * 64))
+
+
+def test_a_party_whose_new_key_is_not_taken_goes_on_with_the_old_one_in_every_call() -> None:
+    party: Any = object.__new__(Fleet)
+    old = SimpleNamespace(close=Mock()), "public", SimpleNamespace(close=Mock())
+    party._client, party._public, party._signing = old
+    party._coming, party.say = SimpleNamespace(public_key=lambda: "new"), lambda text: None
+
+    def opened(key: Any) -> Any:
+        party._signing = SimpleNamespace(close=Mock())
+        return SimpleNamespace(close=Mock())
+
+    party._open, party._activate = opened, Mock(side_effect=httpx.ConnectError("no"))
+    assert not party._switch()
+    assert (party._client, party._public, party._signing) == old
+    assert not old[0].close.called
+    assert not old[2].close.called
+    party._activate = Mock()
+    assert party._switch()
+    assert party._signing is not old[2], "the new one is in use"
+    assert old[0].close.called
+    assert old[2].close.called
 
 
 # A party whose connection breaks

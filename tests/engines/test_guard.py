@@ -17,7 +17,7 @@ from tests.toys import noise_faces
 
 from visard.config import load, parse
 from visard.core import Disclosure, client_step
-from visard.deployment.guard import Distance, Guard
+from visard.deployment.guard import Distance, Guard, any_nonzero
 from visard.deployment.join import world_of_party
 from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.policy import Between, Bounds, Policy, Protect, Retention, Start, digest_of
@@ -526,6 +526,13 @@ def test_one_message_to_several_clients_is_written_and_measured_once(
     guard.remember(one, second, serial=2)
     assert guard._path(one).samefile(guard._path(other))
     assert torch.equal(guard.seen(one)["theta"]["a"], second["theta"]["a"])
+
+
+def test_weights_whose_first_numbers_are_zeros_are_not_taken_for_zeros() -> None:
+    late = torch.zeros(1000)
+    assert not any_nonzero({"a": late})
+    late[-1] = 1.0
+    assert any_nonzero({"a": late})
 
 
 def test_the_numbers_of_one_message_to_several_clients_are_looked_at_once(tmp_path: Path) -> None:
