@@ -12,16 +12,12 @@ from base64 import b64encode
 from collections.abc import Callable, Collection
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
-from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
-import h11
 import pytest
 
 if find_spec("flwr") is None:
@@ -29,34 +25,29 @@ if find_spec("flwr") is None:
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
-from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from visard.crypto.signatures import ORDER, Signer, fingerprint
 from visard.deployment.flower import (
-    CALL_KEY,
-    FLEET,
-    MAC,
     PROCESS,
     REFUSAL,
     SIGNED,
     driver,
     link,
-    mac,
     objects,
     server,
     simulation,
     statement,
 )
+from visard.deployment.flower import callers as callers_module
 from visard.deployment.flower import driver as fetching
+from visard.deployment.flower.callers import Callers
 from visard.deployment.flower.client import Fleet, clocks
 from visard.deployment.flower.link import parts, record
-from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.server import FleetOnly, serve
-from visard.deployment.flower.store import Store
 from visard.deployment.keys import Assignment, ServerKeys, make_keys, write_parties
-from visard.deployment.listener import Body, Limits
+from visard.deployment.listener import Limits
 from visard.deployment.party_ledger import PartyLedger
 from visard.deployment.remote import Link, Parts
 from visard.engines.ledger import Received
@@ -75,12 +66,19 @@ RUN = "ab" * 16
 OWN, OTHER = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
 
 
+def known(say: Callable[[str], None] = lambda _: None) -> Callers:
+    """Callers of which one key is registered."""
+    callers = Callers(say)
+    callers.admit([("node-1", OWN.public_key())])
+    return callers
+
+
 class Caller:
     """One request to the door: what it sends, what it hears, and what came through."""
 
     def __init__(self, path: str, headers: dict[str, str], parts: list[bytes]) -> None:
         pairs = [(k.encode(), v.encode("latin-1")) for k, v in headers.items()]
-        self.connection = SimpleNamespace(due=None, body=None)
+        self.connection = SimpleNamespace(due=None)
         self.scope = {"type": "http", "path": path, "headers": pairs, "state": {"connection": self.connection}}
         self.parts, self.taken = parts, 0
         self.heard: list[Any] = []
@@ -99,9 +97,9 @@ class Caller:
         self.through = (await receive())["body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def call(self, door: FleetOnly | None = None) -> int:
-        door = door or FleetOnly(self.app, [("node-1", OWN.public_key())], Limits())
-        door.app, door.prove = self.app, lambda _, party: self.proven.append(party)
+    def call(self, callers: Callers | None = None) -> int:
+        door = FleetOnly(self.app, callers or known(), Limits())
+        door.prove = lambda _, party: self.proven.append(party)
         asyncio.run(door(self.scope, self.receive, self.send))
         status: int = self.heard[0]["status"]
         return status
@@ -160,279 +158,47 @@ def test_who_brings_no_signature_of_a_registered_key_is_turned_away_before_the_b
 )
 def test_a_signature_is_of_one_path_and_one_body(path: str, change: dict[str, str], body: bytes) -> None:
     said: list[str] = []
-    door = FleetOnly(None, [("node-1", OWN.public_key())], Limits(), said.append)  # type: ignore[arg-type]
     caller = Caller(path, signed(PUSH, b"body") | change, [body])
-    assert (caller.call(door), caller.through) == (401, None)
+    assert (caller.call(known(said.append)), caller.through) == (401, None)
     assert len(said) == 1
     assert said[0].startswith(f"refused: a call of node-1 to {path} is ")
 
 
 def test_a_call_that_comes_a_second_time_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    door = FleetOnly(None, [("node-1", OWN.public_key())], Limits(), said.append)  # type: ignore[arg-type]
-    call = signed(PUSH, b"body")
-    assert [Caller(PUSH, call, [b"body"]).call(door) for _ in range(3)] == [200, 401, 401]
+    callers, call = known(said.append), signed(PUSH, b"body")
+    assert [Caller(PUSH, call, [b"body"]).call(callers) for _ in range(3)] == [200, 401, 401]
     assert said == [f"refused: a call of node-1 to {PUSH} came a second time"], "once a minute"
     s = int(call[SIGNED][-96:], 16)
     twin = call | {SIGNED: call[SIGNED][:-96] + f"{ORDER - s:096x}"}  # as valid as the first one
-    assert Caller(PUSH, twin, [b"body"]).call(door) == 401
-    assert Caller(PUSH, signed(PUSH, b"body", second=1), [b"body"]).call(door) == 200, "a second later it is another"
+    assert Caller(PUSH, twin, [b"body"]).call(callers) == 401
+    assert Caller(PUSH, signed(PUSH, b"body", second=1), [b"body"]).call(callers) == 200, "a second later it is another"
     later = time.monotonic() + 311
-    monkeypatch.setattr(server.time, "monotonic", lambda: later)
-    assert Caller(PUSH, signed(PUSH, b"next"), [b"next"]).call(door) == 200
-    assert len(door._seen) == 1, "what is refused by its age alone is forgotten"
-
-
-class Kept:
-    """Takes and gives parts as the server's store would."""
-
-    def __init__(self) -> None:
-        self.taken: list[tuple[Part, bytes]] = []
-
-    async def answer(self, part: Part, body: list[bytes], send: Any, counted: bool) -> None:
-        assert counted
-        self.taken.append((part, b"".join(body)))
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-
-
-CONTENT = b"ArrayChunk  7\0content"
-PART = Part(17, "0f" * 18, sha256(CONTENT).hexdigest())
-
-
-ACTIVATE = "/v1/fleet/activate-node"
-KEY_FOR_MACS = "5a" * 32
-
-
-def connected(
-    process: str = "process", key: str = KEY_FOR_MACS, door: FleetOnly | None = None, **limits: int
-) -> FleetOnly:
-    """A server with a party that has connected and handed over its key for MACs."""
-    door = door or FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits(**limits))  # type: ignore[arg-type, return-value]
-    door.parts = Kept()  # type: ignore[assignment]
-    given = headers(OWN, OWN, process, len(door._seen))
-    said = statement(ACTIVATE, given["flwr-timestamp"], f"{process} {key}".strip(), b"hello")
-    given |= {SIGNED: Signer(OWN)(said).hex()} | ({CALL_KEY: key} if key else {})
-    assert Caller(ACTIVATE, given, [b"hello"]).call(door) == 200
-    return door
-
-
-def of_part(
-    part: Part, key: str = KEY_FOR_MACS, process: str = "process", age: float = 0.0, path: str = "", digest: str = ""
-) -> dict[str, str]:
-    """Headers of a call for a part, with the MAC of its path."""
-    said = (datetime.now(UTC) - timedelta(seconds=age)).isoformat()
-    public = b64encode(public_key_to_bytes(OWN.public_key())).decode()
-    of = mac(key, statement(path or part.path(FLEET), said, process, b"", digest or part.digest))
-    given = {"flwr-public-key": public, "flwr-timestamp": said, PROCESS: process, MAC: of}
-    return given | {"content-length": str(len(CONTENT))}
-
-
-def call_for(part: Part, headers: dict[str, str], body: list[bytes], door: FleetOnly | None = None) -> tuple[Any, ...]:
-    door = door or connected()
-    caller = Caller(part.path(FLEET), headers, body)
-    return caller.call(door), caller.taken, door.parts.taken  # type: ignore[union-attr]
-
-
-def test_a_part_comes_through_with_one_mac_of_its_name() -> None:
-    assert call_for(PART, of_part(PART), [CONTENT[:5], CONTENT[5:]]) == (204, 2, [(PART, CONTENT)])
-    wanted = PART._replace(session="")
-    assert call_for(wanted, of_part(wanted), [b""])[2] == [(wanted, b"")]
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        of_part(PART, key="00" * 32),  # the key that it names is registered, which is no secret
-        of_part(PART, key=""),
-        of_part(PART._replace(name="0" * 64)),  # the MAC of another part
-        of_part(PART, digest="0" * 64),
-        of_part(PART, path=PART._replace(run=18).path(FLEET)),  # of another run
-        of_part(PART, age=400.0),
-        of_part(PART, age=-60.0),
-        of_part(PART) | {"flwr-timestamp": "yesterday"},
-        of_part(PART) | {"flwr-timestamp": datetime.now(UTC).isoformat()},
-        of_part(PART) | {CALL_KEY: KEY_FOR_MACS},  # a key for MACs comes with a signature
-        of_part(PART) | {MAC: "not a mac, \u00e9"},
-        of_part(PART) | {MAC: ""},
-        {k: v for k, v in of_part(PART).items() if k != MAC},
-    ],
-)
-def test_a_part_without_its_mac_is_turned_away_before_it_is_read(headers: dict[str, str]) -> None:
-    assert call_for(PART, headers, [CONTENT]) == (401, 0, [])
-
-
-def test_a_part_that_is_too_long_is_not_read() -> None:
-    assert call_for(PART, of_part(PART), [CONTENT], connected(body_bytes=len(CONTENT) - 1)) == (413, 0, [])
-    assert call_for(PART, of_part(PART) | {"content-length": "many"}, [CONTENT]) == (413, 0, [])
-
-
-def test_a_call_for_a_part_counts_once() -> None:
-    door, call = connected(), of_part(PART)
-    assert [call_for(PART, call, [CONTENT], door)[0] for _ in range(2)] == [204, 401]
-
-
-def test_a_mac_counts_only_with_a_key_that_was_handed_over() -> None:
-    assert call_for(PART, of_part(PART, key=""), [CONTENT], connected(key=""))[0] == 401
-    door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
-    door.parts = Kept()  # type: ignore[assignment]
-    assert call_for(PART, of_part(PART), [CONTENT], door)[0] == 401, "it has not connected"
-    assert Caller(PUSH, of_part(PART) | headers(), [b"body"]).call(connected()) == 401, "other calls are signed"
-
-
-def test_of_two_processes_with_one_key_the_first_one_hears_of_the_second() -> None:
-    """It ends then; if it were refused like a stranger it would connect again, and the two would take turns."""
-    door = connected("second", "11" * 32, connected("first"))
-    assert call_for(PART, of_part(PART, process="first"), [CONTENT], door)[0] == 409
-    assert call_for(PART, of_part(PART, "11" * 32, "second"), [CONTENT], door)[0] == 204
-
-
-def test_the_key_for_macs_is_signed_with_the_call_that_brings_it() -> None:
-    door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type, return-value]
-    call = signed(ACTIVATE, b"hello", "process") | {CALL_KEY: KEY_FOR_MACS}
-    assert Caller(ACTIVATE, call, [b"hello"]).call(door) == 401
-
-
-class Linked:
-    """As much of Flower's state as parts need."""
-
-    def __init__(self, store: Store) -> None:
-        self.store, self._object_push_sessions, self.over = store, {PART.session: object()}, False
-
-    def store_object(self, run: int, session: str, name: str, content: bytes) -> bool:
-        if (run, session) != PART[:2] or not self._object_push_sessions:
-            return False
-        self.store.put(name, content)
-        self._object_push_sessions.clear()
-        return True
-
-    def get_object(self, run: int, name: str) -> bytes | None:
-        return self.store.get(name)
-
-    def store_traffic(self, run: int, bytes_sent: int, bytes_recv: int) -> None: ...
-
-
-def test_parts_are_taken_under_their_own_name_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Store(tmp_path)
-    store.preregister(17, ObjectTree(object_id=PART.name))
-    linked = Linked(store)
-    taking = server.Parts(linked, store)  # type: ignore[arg-type]
-    monkeypatch.setattr("visard.deployment.flower.parts.check_abort", lambda *_: linked.over)
-
-    def answer(part: Part, body: list[bytes]) -> tuple[int, bytes]:
-        heard: list[Any] = []
-
-        async def send(event: Any) -> None:
-            heard.append(event)
-
-        asyncio.run(taking.answer(part, body, send, counted=True))
-        return heard[0]["status"], b"".join(event["body"] for event in heard[1:])
-
-    wanted = PART._replace(session="")
-    assert answer(wanted, []) == (NOT_YET, b"")
-    assert answer(PART, [CONTENT[:-1], b"!"]) == (REFUSED, b""), "another content"
-    assert (answer(wanted, []), taking.news) == ((NOT_YET, b""), 0)
-    linked.over = True
-    assert answer(PART, [CONTENT]) == (OVER, b"")
-    linked.over = False
-    assert answer(PART, [CONTENT[:5], CONTENT[5:]]) == (TAKEN, b"")
-    assert (answer(wanted, []), taking.news) == ((GIVEN, CONTENT), 1)
-    assert answer(PART, [CONTENT]) == (GONE, b""), "nobody waits for it any more"
-    assert answer(wanted._replace(name="0" * 64), []) == (GONE, b"")
-    assert answer(wanted, [b"a body"]) == (REFUSED, b"")
-
-
-class Bodied:
-    """HTTP of which a request with ten bytes has begun; two of them came with its header, and memory for the rest."""
-
-    def __init__(self) -> None:
-        self.http: Any = object.__new__(server.Http)
-        self.http.connection = SimpleNamespace(due=1.0, body=Body(bytearray(b"what is left of another one")))
-        self.http.cycle, self.http.conn = SimpleNamespace(body=bytearray()), h11.Connection(h11.SERVER)
-        self.http.conn.receive_data(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 10\r\n\r\n01")
-        assert isinstance(self.http.conn.next_event(), h11.Request)
-        assert self.http.conn.next_event().data == b"01"
-        self.protocols: list[Any] = []
-        self.aborted = Mock()
-        self.http.transport = SimpleNamespace(set_protocol=self.protocols.append, abort=self.aborted)
-
-    def past(self, data: bytes) -> bytes:
-        """What is left of data for the parser."""
-        return bytes(self.http._past(data, self.http.connection.body))
-
-    def ends(self, rest: bytes) -> None:
-        self.http.conn.receive_data(rest)
-        assert self.http.conn.next_event().data == b"9"
-        assert isinstance(self.http.conn.next_event(), h11.EndOfMessage)
-
-
-def test_a_long_body_goes_past_the_parser_and_comes_whole() -> None:
-    call = Bodied()
-    body = call.http.connection.body
-    call.http.cycle.body = bytearray(b"01")
-    assert call.past(b"2") == b"2", "the application does not have what came before: the parser reads on"
-    call.http.conn.receive_data(b"2")
-    assert call.http.conn.next_event().data == b"2"
-    call.http.cycle.body = bytearray()
-    assert call.past(b"34") == b""
-    (rest,) = call.protocols
-    rest.get_buffer(100)[:2] = b"56"
-    rest.buffer_updated(2)
-    memory = rest.get_buffer(100)
-    assert len(memory) == 2, "all but the last byte"
-    memory[:] = b"78"
-    rest.buffer_updated(2)
-    assert call.protocols == [rest, call.http], "HTTP goes on"
-    assert bytes(body.held) == b"345678"
-    call.ends(b"9")
-
-
-def test_a_body_that_is_there_at_once_comes_whole() -> None:
-    call = Bodied()
-    assert call.past(b"23456789 and the next request") == b"9 and the next request"
-    assert (bytes(call.http.connection.body.held), call.protocols) == (b"2345678", [])
-    call.ends(b"9")
-
-
-def test_a_body_longer_than_its_memory_is_left_to_the_parser() -> None:
-    call = Bodied()
-    call.http.connection.body = Body(bytearray(6))
-    assert call.past(b"2345") == b"2345"
-    assert call.http.connection.body.count == 0
-
-
-def test_what_comes_for_a_call_that_is_over_ends_its_connection() -> None:
-    """Its memory may serve another call by now."""
-    call = Bodied()
-    call.past(b"2")
-    (rest,) = call.protocols
-    body, call.http.connection.body = call.http.connection.body, None
-    rest.get_buffer(100)[:1] = b"!"
-    rest.buffer_updated(1)
-    call.aborted.assert_called_once()
-    assert bytes(body.free).startswith(b"hat is left")
+    monkeypatch.setattr(callers_module.time, "monotonic", lambda: later)
+    assert Caller(PUSH, signed(PUSH, b"next"), [b"next"]).call(callers) == 200
+    assert len(callers._seen) == 1, "what is refused by its age alone is forgotten"
 
 
 def test_a_call_of_another_connection_takes_no_partys_place() -> None:
     """Somebody who has heard a party connect, and changes the process, would otherwise end the party's process."""
-    listener = FleetOnly(None, [("node-1", OWN.public_key())], Limits())  # type: ignore[arg-type]
+    callers = known()
     activate, pull = "/v1/fleet/activate-node", "/v1/fleet/pull-messages"
     heard = signed(activate, b"", "one")
-    assert Caller(activate, heard, [b""]).call(listener) == 200
-    assert Caller(activate, heard | {PROCESS: "thief"}, [b""]).call(listener) == 401
-    assert Caller(pull, signed(pull, b"", "one"), [b""]).call(listener) == 200, "the party goes on"
+    assert Caller(activate, heard, [b""]).call(callers) == 200
+    assert Caller(activate, heard | {PROCESS: "thief"}, [b""]).call(callers) == 401
+    assert Caller(pull, signed(pull, b"", "one"), [b""]).call(callers) == 200, "the party goes on"
 
 
 def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
-    listener = FleetOnly(None, [], Limits())  # type: ignore[arg-type]
+    callers = Callers()
     reasons = {"the key of node-1 was revoked on Monday: stolen": 403, "the entry of node-revoked ended on Monday": 401}
     for why, status in reasons.items():
-        listener.admit([("node-1", OWN.public_key())], {fingerprint(OWN.public_key()): why})
+        callers.admit([("node-1", OWN.public_key())], {fingerprint(OWN.public_key()): why})
         caller = Caller(PUSH, signed(PUSH, b"body"), [b"body"])
-        assert (caller.call(listener), caller.taken, caller.proven) == (status, 0, [])
+        assert (caller.call(callers), caller.taken, caller.proven) == (status, 0, [])
         assert (REFUSAL.encode(), why.encode()) in caller.heard[0]["headers"]
         stranger = Caller(PUSH, headers(OWN, OTHER), [b"body"])
-        assert stranger.call(listener) == 401
+        assert stranger.call(callers) == 401
         assert REFUSAL.encode() not in dict(stranger.heard[0]["headers"]), "others hear nothing"
 
 
@@ -442,11 +208,11 @@ def test_a_body_longer_than_any_part_of_a_message_is_not_read_to_its_end() -> No
 
 
 def test_of_two_processes_with_one_key_the_last_one_speaks_for_it() -> None:
-    door, numbers = FleetOnly(None, [("node-1", OWN.public_key())], Limits()), iter(range(10))  # type: ignore[arg-type]
+    callers, numbers = known(), iter(range(10))
 
     def call(path: str, process: str) -> int:
         path, number = f"/v1/fleet/{path}", next(numbers)
-        return Caller(path, signed(path, b"", process, number), [b""]).call(door)
+        return Caller(path, signed(path, b"", process, number), [b""]).call(callers)
 
     assert [call("pull-messages", "one"), call("activate-node", "one"), call("pull-messages", "one")] == [200] * 3
     assert call("activate-node", "two") == 200

@@ -17,13 +17,14 @@ if find_spec("flwr") is None:
 import httpx
 from flwr.proto.message_pb2 import ObjectTree
 from tests.engines.test_flower_objects import Sent, Shaky, identified  # noqa: F401 (a fixture)
-from tests.engines.test_flower_parts import OWN, PUSH, Caller, connected, of_part, signed
+from tests.engines.test_flower_part_connections import Served, connected, of_part
+from tests.engines.test_flower_parts import PUSH, Caller, known, signed
 
-from visard.deployment.flower import FLEET, REFUSAL, client, room, server
+from visard.deployment.flower import FLEET, REFUSAL, client, room
 from visard.deployment.flower.objects import array
 from visard.deployment.flower.part import GIVEN, REFUSED, TAKEN, Part
+from visard.deployment.flower.parts import Parts
 from visard.deployment.flower.room import FULL, MANY, Room
-from visard.deployment.flower.server import FleetOnly
 from visard.deployment.flower.store import Store
 from visard.deployment.listener import Limits
 from visard.engines.records import head_of
@@ -52,27 +53,25 @@ class Door:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **limits: int) -> None:
         monkeypatch.setattr("visard.deployment.flower.parts.check_abort", lambda *_: False)
         self.said: list[str] = []
-        bounds = Limits(**limits)  # type: ignore[arg-type]
-        self.door = FleetOnly(lambda *_: None, [("node-1", OWN.public_key())], bounds, self.said.append)  # type: ignore[arg-type,return-value]
         self.store = Store(folder)
-        connected(door=self.door)
-        self.door.parts = server.Parts(Linked(self.store), self.store)  # type: ignore[arg-type]
-        self.door.room = Room(bounds, folder, self.store.is_here, self.store.shrink)
+        self.served = Served(
+            connected(callers=known(self.said.append)), Parts(Linked(self.store), self.store), **limits
+        )  # type: ignore[arg-type]
+        self.served.direct._room = Room(Limits(**limits), folder, self.store.is_here, self.store.shrink)  # type: ignore[arg-type]
 
     def send(self, content: bytes, name: str = "") -> int:
         """Send a part of node-1 with a session of its own; the answer."""
         part = Part(17, "0f" * 18, name or sha256(content).hexdigest())
         if part.name not in self.store.store:
             self.store.preregister(17, ObjectTree(object_id=part.name))
-        caller = Caller(part.path(FLEET), of_part(part) | {"content-length": str(len(content))}, [content])
-        status = caller.call(self.door)
-        if status == FULL:
-            assert dict(caller.heard[0]["headers"])[REFUSAL.encode()].startswith(b"no room for a part of node-1: ")
-        return status
+        answer = self.served.call(part, of_part(part), content)
+        if answer.status_code == FULL:
+            assert answer.headers[REFUSAL].startswith("no room for a part of node-1: ")
+        return answer.status_code
 
     def ask(self, name: str) -> int:
         part = Part(17, "", name)
-        return Caller(part.path(FLEET), of_part(part) | {"content-length": "0"}, [b""]).call(self.door)
+        return self.served.call(part, of_part(part)).status_code
 
 
 def part_of(size: int) -> bytes:

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.util import find_spec
@@ -21,7 +22,7 @@ if find_spec("cryptography") is None:
 from tests.unit.test_client_hello import hello
 
 from visard.deployment import listener as module
-from visard.deployment.client_hello import Proofs, party_context
+from visard.deployment.client_hello import PARTS, Proofs, party_context
 from visard.deployment.keys import PartyKeys, ServerKeys, make_keys
 from visard.deployment.listener import Connection, Limits, Listener, network_of
 
@@ -69,9 +70,19 @@ class There:
         self.said: list[str] = []
         self.ends: list[Callable[[], None]] = []  # close what was opened
         proofs = Proofs(server.parties.items())
+        self.threads: list[threading.Thread] = []  # that serve connections for parts
         self.listener = Listener(
-            listening, context, proofs, limits, lambda connection: Echo(self, connection), self.said.append
+            listening, context, proofs, limits, lambda connection: Echo(self, connection), self.echo, self.said.append
         )
+
+    def echo(self, connection: Connection, tls: ssl.SSLSocket) -> None:
+        """Serve a connection for parts."""
+        self.threads.append(threading.current_thread())
+        with contextlib.suppress(OSError):
+            tls.do_handshake()
+            connection.due = None
+            while data := tls.recv(100):
+                tls.sendall(data)
 
     async def raw(self, data: bytes = b"", source: str = "127.0.0.1") -> socket.socket:
         """A connection that sends something and waits."""
@@ -85,12 +96,14 @@ class There:
         await asyncio.sleep(0.02)
         return sock
 
-    async def tls(self, party: bool, says: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def tls(
+        self, party: bool, says: bytes = b"", protocol: str = "http/1.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A TLS connection, with the proof of a party or without."""
         context = self.stranger
         if party:
             context = party_context(self.own.ca, self.own.private)
-            context.set_alpn_protocols(["http/1.1"])
+        context.set_alpn_protocols([protocol])
         opened = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", self.port, ssl=context), 10)
         self.ends.append(lambda: opened[1].transport.abort())
         if says:
@@ -273,6 +286,104 @@ def test_one_key_has_so_many_connections_and_idle_ones_go_first(keys: Path) -> N
         assert len(there.listener.parties["node-1"]) == 2
 
     with_listener(keys, Limits(party_connections=2), act)
+
+
+async def ended(there: There) -> None:
+    """Wait until no thread serves a connection any more."""
+    for _ in range(500):
+        if not any(thread.is_alive() for thread in there.threads):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("a thread goes on")
+
+
+def test_connections_for_parts_have_threads_until_they_are_closed(keys: Path) -> None:
+    async def act(there: There) -> None:
+        stranger = await there.tls(party=False, says=b"?", protocol=PARTS)
+        assert (there.threads, len(there.listener.admitted)) == ([], 1), "it has proved no key"
+        other, (_, writer) = [await there.tls(party=True, says=b"part", protocol=PARTS) for _ in range(2)]
+        assert (len(there.threads), len(there.listener.parties["node-1"])) == (2, 2)
+        writer.close()
+        while len(there.listener.parties["node-1"]) == 2:
+            await asyncio.sleep(0.01)
+        there.listener.expel("node-1")
+        assert await asyncio.wait_for(other[0].read(1), 5) == b""
+        await ended(there)
+        assert not there.listener.parties
+        assert not stranger[0].at_eof()
+        again = await there.tls(party=True, says=b"part", protocol=PARTS)
+        there.listener.close()
+        there.listener.close = lambda: None  # type: ignore[method-assign]
+        assert await asyncio.wait_for(again[0].read(1), 5) == b""
+        await ended(there)
+
+    with_listener(keys, Limits(), act)
+
+
+def test_a_party_has_so_many_connections_for_parts(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOR_PARTS", 3)
+
+    async def act(there: There) -> None:
+        call = await there.tls(party=True, says=b"call")
+        opened = [await there.tls(party=True, says=b"part", protocol=PARTS) for _ in range(5)]
+        assert await asyncio.wait_for(opened[1][0].read(1), 5) == b""
+        assert [reader.at_eof() for reader, _ in (call, *opened)] == [False, True, True, False, False, False]
+        assert sum(thread.is_alive() for thread in there.threads) == 3
+
+    with_listener(keys, Limits(), act)
+
+
+@pytest.mark.parametrize("handshake", [True, False])
+def test_a_connection_for_parts_that_is_due_is_closed(keys: Path, handshake: bool) -> None:
+    async def act(there: There) -> None:
+        context = party_context(there.own.ca, there.own.private)
+        context.set_alpn_protocols([PARTS])
+        if handshake:
+            reader, _ = await there.tls(party=True, says=b"part", protocol=PARTS)
+            assert not await closed_within(reader, 1.0), "it is idle"
+            next(iter(there.listener.parties["node-1"])).due = time.monotonic()
+            assert await closed_within(reader, 3.0)
+        else:
+            sock = await there.raw(hello(context=context))
+            assert len(there.listener.parties["node-1"]) == 1
+            while not await closed(sock, 3.0):  # the server's side of the handshake
+                pass
+        await ended(there)
+        assert not there.listener.parties
+
+    with_listener(keys, Limits(handshake_seconds=0.6), act)
+
+
+async def closed_within(reader: asyncio.StreamReader, seconds: float) -> bool:
+    try:
+        return await asyncio.wait_for(reader.read(1), seconds) == b""
+    except TimeoutError:
+        return False
+
+
+def test_what_comes_after_a_connection_was_closed_is_not_read_in_the_clear(keys: Path) -> None:
+    """An SSLSocket that is shut down would go on without TLS."""
+    read, go = list[bytes](), threading.Event()
+
+    async def act(there: There) -> None:
+        def slow(connection: Connection, tls: ssl.SSLSocket) -> None:
+            with contextlib.suppress(OSError):
+                tls.do_handshake()
+                connection.due = None
+                tls.sendall(tls.recv(100))
+                go.wait(5)
+                read.append(tls.recv(100))
+
+        there.listener.parts = slow
+        _, writer = await there.tls(party=True, says=b"part", protocol=PARTS)
+        there.listener.expel("node-1")
+        writer.write(b"more")
+        await asyncio.sleep(0.1)
+        go.set()
+        await asyncio.sleep(0.1)
+        assert read in ([], [b""], [b"more"])
+
+    with_listener(keys, Limits(), act)
 
 
 def test_without_descriptors_the_first_stranger_has_to_go(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,35 +57,20 @@ def part_of(key: str) -> str:
     return STATISTIC if is_statistic(key, ()) else WHOLE
 
 
-class Scratch:
-    """Memory for the float64 form of an update, which serves one reply after the other: the system would clear new
-    memory for each, which takes longer than the norm."""
+def norms(value: Weights, sent: Weights | None = None) -> dict[str, float]:
+    """The L2 norm of the update in each part of a field, inf where that is too large for it; counters have none.
 
-    def __init__(self) -> None:
-        self._numbers = torch.empty(0, dtype=torch.float64)
-
-    def update(self, tensor: Tensor, sent: Tensor | None) -> Tensor:
-        """`tensor - sent` in float64, until the next call; computed in the type that they have."""
-        plain = tensor.is_contiguous() and (sent is None or (sent.is_contiguous() and sent.shape == tensor.shape))
-        if tensor.numel() < BLOCK or not plain:
-            return (tensor if sent is None else tensor - sent).double()
-        if len(self._numbers) < tensor.numel():
-            self._numbers = torch.empty(tensor.numel(), dtype=torch.float64)
-        flat, before = tensor.view(-1), None if sent is None else sent.view(-1)
-        for start in range(0, len(flat), BLOCK):
-            here = flat[start : start + BLOCK]
-            change = here if before is None else here - before[start : start + BLOCK]
-            self._numbers[start : start + len(here)].copy_(change)
-        return self._numbers[: len(flat)].view(tensor.shape)
-
-
-def norms(value: Weights, sent: Weights | None = None, scratch: Scratch | None = None) -> dict[str, float]:
-    """The L2 norm of the update in each part of a field, inf where that is too large for it; counters have none."""
-    found, scratch = dict[str, list[float]](), scratch or Scratch()
+    The update is computed in the type that it has, its squares in float64, both in pieces that stay in the cache.
+    """
+    found = dict[str, list[float]]()
     for key, tensor in value.items():
-        if tensor.is_floating_point():  # only the squares of the update need float64
-            update = scratch.update(tensor, None if sent is None else sent[key])
-            found.setdefault(part_of(key), []).append(float(torch.linalg.vector_norm(update)))
+        if tensor.is_floating_point():
+            flat, before = tensor.reshape(-1), None if sent is None else sent[key].reshape(-1)
+            for start in range(0, max(1, len(flat)), BLOCK):
+                change = flat[start : start + BLOCK]
+                if before is not None:
+                    change = change - before[start : start + BLOCK]
+                found.setdefault(part_of(key), []).append(float(torch.linalg.vector_norm(change.double())))
     return {part: math.hypot(*lengths) for part, lengths in found.items()}
 
 

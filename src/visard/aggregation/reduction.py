@@ -30,7 +30,7 @@ BEYOND = 2**62  # places of such values
 PIECE = 2**22  # bytes of all replies together that a rule has in memory at once
 SLICE = 2**26  # numbers of all replies together that are read, in the files that they came in, before memory is freed
 THREADS = 2  # that average blocks: meanwhile all parties wait
-BLOCK = 2**18  # numbers of each of them that are averaged at once: their sum stays in the cache
+BLOCK = 2**16  # numbers of each of them that are averaged at once: their sum stays in the cache
 
 Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 
@@ -101,7 +101,6 @@ class Reduction:
         self._layouts: dict[Layout, Layout] = {}
         self._tensors: set[str] = set()
         self._store = _Store(folder) if rule.limited else None
-        self._scratch = limits.Scratch()
 
     def close(self) -> None:
         """Free the held replies."""
@@ -117,7 +116,7 @@ class Reduction:
         for name in self.fields:
             if (value := _as_weights(getattr(reply, name))) is not None:
                 sent = self._sent_to(getattr(message, name, None))
-                self._lengths[client, name] = limits.norms(value, sent.weights, self._scratch)
+                self._lengths[client, name] = limits.norms(value, sent.weights)
 
     def take(self, client: ClientId, message: Any, reply: Any) -> Any:
         """Add a client's reply to a message; returns it without the fields."""
@@ -145,7 +144,6 @@ class Reduction:
 
     def result(self) -> dict[str, Any]:
         """The result of each field; None where no client had it. Afterwards `remarks` and `left_out` are complete."""
-        self._scratch = limits.Scratch()  # nothing more to measure: the memory is free for the average
         if self._store is not None:
             for name in self.fields:
                 self._leave_out(name)
@@ -192,7 +190,7 @@ class Reduction:
         layout = self._layouts.setdefault(layout, layout)
         lengths = self._lengths.pop((client, name), None)
         if lengths is None:
-            lengths = limits.norms(weights, sent_here.weights, self._scratch)
+            lengths = limits.norms(weights, sent_here.weights)
         entry = _Entry([client], weight, sent_here, lengths, layout)
         if self._store is None:
             entry.value = weights
@@ -204,7 +202,7 @@ class Reduction:
         """What a client was sent under the name of a field."""
         if id(given) not in self._sent:
             sent = _as_weights(given)
-            lengths = {} if sent is None else limits.norms(sent, None, self._scratch)
+            lengths = {} if sent is None else limits.norms(sent, None)
             self._sent[id(given)] = _Sent(given, sent, lengths)
         return self._sent[id(given)]
 

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 MARK = b"visard-1."  # how the protocol name of a proof begins
+PARTS = "visard-parts"  # the protocol of a connection that carries parts of messages alone
 SIGNED = b"visard: a party asks to be let in\n"
 ALGORITHM = ec.ECDSA(hashes.SHA256())
 AHEAD, OLD = 5.0, 300.0  # seconds that the clocks may differ, as for the signatures of calls

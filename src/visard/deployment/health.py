@@ -5,6 +5,7 @@ It names no client, no key and no run. The status is 200 if all is well, 503 if 
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Callable
@@ -38,6 +39,7 @@ class Health:
         self._server.server_close()
 
 
+@functools.cache  # reading it takes longer than a call
 def own_version() -> str:
     """The version of visard on this machine."""
     try:

@@ -16,6 +16,7 @@ import resource
 import socket
 import ssl
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from visard.deployment.client_hello import LONGEST, Proofs, bytes_needed
+from visard.deployment.client_hello import LONGEST, PARTS, Proofs, alpn_names, bytes_needed
 
 MIN_SECONDS = 0.25  # that an unknown connection stays open, however many others wait
 MAX_UNKNOWN = 32  # unknown connections with TLS at once; each takes 0.3 MB
@@ -31,6 +32,7 @@ HANDSHAKES = 20.0  # of unknown connections a second; one costs milliseconds
 ACCEPTED = 64  # connections at once, before other work has its turn
 SPARE = 128  # descriptors for everything else
 REPORT_EVERY = 60.0  # seconds
+FOR_PARTS = 8  # connections of one party that carry parts alone: each has a thread
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, and leave nothing in the kernel
 
 
@@ -50,37 +52,10 @@ class Limits:
     free_bytes: int = 2**30  # of the disk that stay free
 
 
-class Body:
-    """The part of a body that is in memory of the server."""
-
-    def __init__(self, memory: bytearray) -> None:
-        self._memory, self.count = memoryview(memory), 0
-
-    @property
-    def room(self) -> int:
-        """For so many bytes."""
-        return len(self._memory) - self.count
-
-    @property
-    def free(self) -> memoryview:
-        """Where the next bytes go."""
-        return self._memory[self.count :]
-
-    @property
-    def held(self) -> memoryview:
-        """The bytes that are there."""
-        return self._memory[: self.count]
-
-    def add(self, data: bytes) -> None:
-        """The next bytes."""
-        self.free[: len(data)] = data
-        self.count += len(data)
-
-
 class Connection:
     """One connection and how far it has got."""
 
-    __slots__ = ("address", "body", "due", "gone", "needs", "party", "since", "sock", "task", "transport")
+    __slots__ = ("address", "due", "gone", "needs", "party", "since", "sock", "task", "tls", "transport")
 
     def __init__(self, sock: socket.socket, address: str, since: float) -> None:
         self.sock, self.address, self.since = sock, address, since
@@ -88,16 +63,17 @@ class Connection:
         self.party = ""  # whose key it has proved; empty: unknown
         self.due: float | None = None  # when it is closed; None while it is idle between two requests
         self.task: asyncio.Task[None] | None = None
+        self.tls: ssl.SSLSocket | None = None  # of a connection that carries parts alone
         self.transport: asyncio.Transport | None = None
         self.gone = False
-        self.body: Body | None = None  # where the body of its request goes, where that is not left to HTTP
 
 
 Queue = dict[Connection, None]  # in the order of arrival
 
 
 class Listener:
-    """Accepts connections on a listening socket; `protocol` serves an admitted one."""
+    """Accepts connections on a listening socket; `protocol` serves an admitted one, and `parts`, in a thread, one of a
+    party that carries parts alone."""
 
     def __init__(
         self,
@@ -106,10 +82,11 @@ class Listener:
         proofs: Proofs,
         limits: Limits,
         protocol: Callable[[Connection], asyncio.Protocol],
+        parts: Callable[[Connection, ssl.SSLSocket], None],
         say: Callable[[str], None],
     ) -> None:
         self.socket, self.context, self.proofs, self.limits = listening, context, proofs, limits
-        self.protocol, self.say = protocol, say
+        self.protocol, self.parts, self.say = protocol, parts, say
         self.most = limits.connections
         self.waiting: Queue = {}  # unknown, before their TLS handshake
         self.admitted: Queue = {}  # unknown, with TLS
@@ -135,8 +112,13 @@ class Listener:
         self.socket.close()
         for timer in self._timers:
             timer.cancel()
-        for connection in [*self.waiting, *self.admitted]:
+        for connection in [*self.waiting, *self.admitted, *self._for_parts()]:
             self.drop(connection)
+
+    def _for_parts(self, party: str = "") -> list[Connection]:
+        """The connections for parts, of one party or of all, the oldest first."""
+        queues = [self.parties.get(party, {})] if party else self.parties.values()
+        return [connection for queue in queues for connection in queue if connection.tls is not None]
 
     def _later(self, seconds: float, act: Callable[[], None]) -> None:
         now = self._loop.time()
@@ -215,7 +197,10 @@ class Listener:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         if (party := self.proofs.party(hello, time.time())) is not None:
             self.prove(connection, party)
-            self._begin_handshake(connection)
+            if PARTS.encode() in alpn_names(hello):
+                self._begin_thread(connection)
+            else:
+                self._begin_handshake(connection)
         else:
             self._ready.append(connection)
             if len(self._ready) == 1:
@@ -244,6 +229,34 @@ class Listener:
     def _begin_handshake(self, connection: Connection) -> None:
         connection.due = time.monotonic() + self.limits.handshake_seconds
         connection.task = self._loop.create_task(self._handshake(connection))
+
+    def _begin_thread(self, connection: Connection) -> None:
+        """Hand a connection for parts to a thread of its own. Here it is closed, and cut off to end the thread."""
+        for oldest in self._for_parts(connection.party)[: 1 - FOR_PARTS]:
+            self.drop(oldest)
+        connection.due = time.monotonic() + self.limits.handshake_seconds
+        try:
+            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sock.setblocking(True)  # the listener watches the time
+            tls = self.context.wrap_socket(connection.sock, server_side=True, do_handshake_on_connect=False)
+        except OSError:  # the caller is gone
+            connection.gone = True
+            self._forget(connection)
+            return connection.sock.close()
+        connection.tls = tls
+        threading.Thread(target=self._serve_parts, args=(connection, tls), daemon=True).start()
+
+    def _serve_parts(self, connection: Connection, tls: ssl.SSLSocket) -> None:
+        try:
+            self.parts(connection, tls)
+        finally:
+            with contextlib.suppress(RuntimeError):  # the server has stopped
+                self._loop.call_soon_threadsafe(self._ended, connection)
+
+    def _ended(self, connection: Connection) -> None:
+        self.drop(connection)
+        if connection.tls is not None:
+            connection.tls.close()
 
     async def _handshake(self, connection: Connection) -> None:
         try:
@@ -293,7 +306,10 @@ class Listener:
             return
         connection.gone = True
         self._forget(connection)
-        if connection.transport is not None:
+        if connection.tls is not None:  # its thread ends then; the method of SSLSocket would go on in the clear
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(connection.tls, socket.SHUT_RDWR)
+        elif connection.transport is not None:
             connection.transport.abort()
         elif connection.task is not None:
             connection.task.add_done_callback(lambda _: connection.sock.close())

@@ -19,6 +19,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectPushError, ObjectUnavailableError
 
+from visard.deployment.client_hello import PARTS
 from visard.deployment.flower.answers import MOST, BadAnswer
 from visard.deployment.flower.part import GONE, INSIDE, NEWS, NOT_YET, Part
 from visard.processes import Data
@@ -132,7 +133,7 @@ def outside(server: str, context: Callable[[], ssl.SSLContext], seconds: float) 
 
     def new() -> Connection:
         made = context()
-        made.set_alpn_protocols(["http/1.1"])
+        made.set_alpn_protocols([PARTS])
         own = http.client.HTTPSConnection(server, timeout=seconds, context=made)
         proxies = getproxies()
         proxy = urlsplit(proxies.get("https", proxies.get("all", "")))

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from flwr.common.constant import Status
@@ -14,7 +15,6 @@ from flwr.server.superlink.utils import check_abort
 
 from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NEWS, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.store import Store
-from visard.deployment.listener import Body
 from visard.processes import Data, Filed
 
 AT_ONCE = 2  # threads that hash: while they do, others can work
@@ -30,14 +30,11 @@ class Parts:
 
     def __init__(self, link: InMemoryLinkState, store: Store) -> None:
         self._link, self._store = link, store
-        self._threads = ThreadPoolExecutor(AT_ONCE)
         self.news = 0  # messages that have come whole
 
-    async def answer(self, part: Part, body: Sequence[Data], send: Send, counted: bool) -> None:
-        """Do what a call asks for, and answer it."""
-        act = self._take if part.session else self._give
-        status, content = await asyncio.get_running_loop().run_in_executor(self._threads, act, part, body, counted)
-        await say(send, status, content)
+    def do(self, part: Part, body: Sequence[Data], counted: bool) -> tuple[int, Sequence[Data]]:
+        """What a call asks for: the status of the answer, and what it holds."""
+        return self._take(part, body, counted) if part.session else self._give(part, body, counted)
 
     def _take(self, part: Part, body: Sequence[Data], counted: bool) -> tuple[int, Sequence[Data]]:
         digest = hashlib.sha256()
@@ -87,7 +84,7 @@ class Inside:
     """The application behind the Unix socket: Flower's, and parts."""
 
     def __init__(self, app: App, parts: Parts) -> None:
-        self.app, self.parts = app, parts
+        self.app, self.parts, self._threads = app, parts, ThreadPoolExecutor(AT_ONCE)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == NEWS:
@@ -96,7 +93,8 @@ class Inside:
         if part is None:
             return await self.app(scope, receive, send)
         if (body := await whole(receive, 2**31)) is not None:
-            await self.parts.answer(part, body, send, counted=False)
+            work = partial(self.parts.do, part, body, counted=False)
+            await say(send, *await asyncio.get_running_loop().run_in_executor(self._threads, work))
         return None
 
 
@@ -109,11 +107,8 @@ async def say(send: Send, status: int, content: Sequence[Data]) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def whole(receive: Receive, most: int, past: Body | None = None) -> list[Data] | None:
-    """The body of a request in pieces; None if it is too long or the caller went away.
-
-    What went `past` HTTP came before its last piece.
-    """
+async def whole(receive: Receive, most: int) -> list[Data] | None:
+    """The body of a request in pieces; None if it is too long or the caller went away."""
     body, size = list[Data](), 0
     while (event := await receive())["type"] == "http.request":
         body.append(bytes(event.get("body", b"")))
@@ -121,5 +116,5 @@ async def whole(receive: Receive, most: int, past: Body | None = None) -> list[D
         if size > most:
             return None
         if not event.get("more_body", False):
-            return [*body[:-1], *([past.held] if past is not None and past.count else ()), body[-1]]
+            return body
     return None

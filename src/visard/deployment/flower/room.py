@@ -4,6 +4,7 @@ free. Where there is none a part is refused with a reason, and its sender tries 
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ class Room:
     """Counts what waits of each party, until the run has fetched it or is over.
 
     `is_here` says whether the server holds a part, `folder` is on the disk that is watched, `shrink` gives back what
-    the server can do without. One thread calls this.
+    the server can do without. Several threads call this.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Room:
         shrink: Callable[[], None] = lambda: None,
     ) -> None:
         self._limits, self._folder, self._is_here, self._shrink = limits, folder, is_here, shrink
+        self._lock = threading.Lock()
         self._coming: Counter[str] = Counter()  # party -> bytes that are being taken
         self._held: defaultdict[str, dict[str, int]] = defaultdict(dict)  # party -> its parts -> their bytes
         self._sums: Counter[str] = Counter()  # party -> bytes of these
@@ -39,18 +41,21 @@ class Room:
     @contextmanager
     def taking(self, party: str, name: str, size: int) -> Iterator[str]:
         """Within this a part is taken, unless there is no room for it: then the reason, else an empty text."""
-        if why := self._why_not(party, size):
+        with self._lock:
+            if not (why := self._why_not(party, size)):
+                self._coming[party] += size
+        if why:
             yield why
             return
-        self._coming[party] += size
         try:
             yield ""
         finally:
-            self._coming[party] -= size
-            before = self._held[party].get(name, 0)
-            if size > before and self._is_here(name):  # less under the same name is another content, which was refused
-                self._held[party][name] = size
-                self._sums[party] += size - before
+            with self._lock:
+                self._coming[party] -= size
+                before = self._held[party].get(name, 0)
+                if size > before and self._is_here(name):  # less under the same name is another content: refused
+                    self._held[party][name] = size
+                    self._sums[party] += size - before
 
     def _why_not(self, party: str, size: int) -> str:
         if self._too_many(party, size) or len(self._held[party]) > self._many[party]:

@@ -9,59 +9,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
-import hmac
 import os
 import signal
 import socket
 import time
-from base64 import b64decode, b64encode
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from datetime import UTC, datetime
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.common.constant import (
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
     SubStatus,
 )
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
-from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, NodeStatus
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, verify_signature
+from flwr.supercore.constant import NodeStatus
 from flwr.superlink.main import create_app
 
-from visard.crypto.signatures import fingerprint, signed_by
 from visard.deployment.client_hello import Proofs
-from visard.deployment.flower import CALL_KEY, FLEET, MAC, PROCESS, REFUSAL, SIGNED, VERSION, mac, statement
+from visard.deployment.flower import FLEET, REFUSAL
+from visard.deployment.flower.callers import Callers, Headers, TurnedAway
 from visard.deployment.flower.handover import FILES, Giver
-from visard.deployment.flower.http import Bodies, Http
-from visard.deployment.flower.part import Part
+from visard.deployment.flower.http import Http
+from visard.deployment.flower.part_connections import PartConnections
 from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, whole
 from visard.deployment.flower.register import Register, tls_context
-from visard.deployment.flower.room import FULL, Room
+from visard.deployment.flower.room import Room
 from visard.deployment.flower.store import Store
 from visard.deployment.health import Health
 from visard.deployment.keys import ServerKeys
 from visard.deployment.listener import Connection, Limits, Listener
-from visard.errors import PublicError, UsageError, VisardError
+from visard.errors import UsageError, VisardError
 from visard.processes import settle, share_memory_of_threads
-from visard.text import line
 
 SOCKET = "control.sock"
-KEY, SIGNATURE, TIME = (
-    h.encode() for h in (FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
-)
-# nodes are registered from the key folder alone, and parts come by the path of parts, where they are counted
+# nodes are registered from the key folder alone, and parts come over connections of their own, where they are counted
 CLOSED = tuple(f"{FLEET}{call}" for call in ("register-node", "unregister-node", "push-object"))
-REMEMBER = TIMESTAMP_TOLERANCE + 2 * SYSTEM_TIME_TOLERANCE  # seconds after which the age alone refuses a call
-TELL_EVERY = 60.0  # seconds between lines about the same trouble
 GRACE = 5  # seconds for calls at hand when the server stops
 BACKLOG = 4096  # connections that the kernel may hold before they are accepted
 
@@ -70,42 +54,13 @@ class FleetOnly:
     """The application for calls from outside: the fleet's paths for registered keys, and nothing else.
 
     Flower reads a call whole before it looks at the signature, so callers that bring no signature of a registered key,
-    or send more than any part of a message can be long, are turned away here. Flower's signature is of the time alone;
-    a second one is of path, time, process and body, and counts once. Calls for parts of messages have a MAC in place of
-    it, with a key that came in the signed call with which the party connected. Of two processes with the same key, the
-    one that connected last speaks for it.
+    or send more than any part of a message can be long, are turned away here.
     """
 
-    def __init__(
-        self,
-        app: App,
-        keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]],
-        limits: Limits,
-        say: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.app, self.limits, self._say = app, limits, say
-        self.parts: Parts | None = None
-        self._bodies = Bodies(limits.body_bytes)
-        self.room = Room(limits)
-        self.prove: Callable[[Connection, str], None] = lambda connection, party: (
-            None
-        )  # called for whoever brings a signature
-        self._processes: dict[str, bytes] = {}  # party -> its process
-        self._call_keys: dict[str, str] = {}  # fingerprint of a party's key -> its key for MACs
-        self._refusals: dict[str, str] = {}  # fingerprint of a known key -> why it is not taken
-        self._seen: dict[bytes, None] = {}  # digests of what calls say, each of which counts once
-        self._ages: deque[tuple[float, bytes]] = deque()  # until when, in order
-        self.heard: dict[str, tuple[float, str]] = {}  # party -> when it last called, and its version
-        self._told: dict[str, float] = {}  # what was said, and when to say it again
-        self.admit(keys)
-
-    def admit(
-        self, keys: Iterable[tuple[str, ec.EllipticCurvePublicKey]], refused: Mapping[str, str] | None = None
-    ) -> None:
-        """From now on these keys of parties are taken. The `refused` (fingerprint -> why) among them hear why not."""
-        found = [(public_key_to_bytes(key), party, key) for party, key in keys]
-        self._keys = {b64encode(data): (party, key, fingerprint(key)) for data, party, key in found}
-        self._refusals = dict(refused or {})
+    def __init__(self, app: App, callers: Callers, limits: Limits) -> None:
+        self.app, self.callers, self.limits = app, callers, limits
+        # called for whoever brings a signature
+        self.prove: Callable[[Connection, str], None] = lambda connection, party: None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -113,126 +68,30 @@ class FleetOnly:
         connection = scope["state"]["connection"]
         connection.due = time.monotonic() + self.limits.request_seconds
         try:
-            await self._answer(scope, receive, send, connection)
+            body = await self._body(scope["path"], dict(scope["headers"]), receive, connection)
+        except TurnedAway as turned:
+            return await _turn_away(send, turned.status, turned.why)
+        else:
+            await self.app(scope, _handed(body, receive), send)
         finally:
             connection.due = None
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, connection: Connection) -> None:
-        path, headers = scope["path"], dict(scope["headers"])
+    async def _body(self, path: str, headers: Headers, receive: Receive, connection: Connection) -> bytes:
+        """The body of a call, once it is known to be that of a party."""
         if not path.startswith(FLEET) or path in CLOSED:
-            return await _turn_away(send, 404)
-        part = Part.at(path, FLEET) if self.parts is not None else None
-        process, activates = headers.get(PROCESS.encode(), b""), path == f"{FLEET}activate-node"
-        if part is not None and self._superseded(self._keys.get(headers.get(KEY, b""), ("",))[0], process):
-            return await _turn_away(send, 409)  # its MAC cannot be checked any more
-        if (signer := self._signer(headers) if part is None else self._signer_of(path, headers, part)) is None:
-            return await _turn_away(send, 401)
-        party, own = signer
-        if why := self._refusals.get(own):
-            self._tell(f"refused: {why}")
-            return await _turn_away(send, 403 if " was revoked " in why else 401, why)
+            raise TurnedAway(404)
+        party, own = self.callers.signer(headers)
         self.prove(connection, party)
-        if not activates and self._superseded(party, process):
-            return await _turn_away(send, 409)
-        if part is not None and self.parts is not None:
-            length = headers.get(b"content-length", b"")
-            if not length.isdigit() or int(length) > self.limits.body_bytes:
-                return await _turn_away(send, 413)
-            with self._bodies.taking(connection):
-                if (content := await whole(receive, self.limits.body_bytes, connection.body)) is None:
-                    return await _turn_away(send, 413)
-                self._heard(party, headers)
-                if not part.session:
-                    return await self.parts.answer(part, content, send, counted=True)
-                with self.room.taking(party, part.name, sum(map(len, content))) as why:
-                    if not why:
-                        return await self.parts.answer(part, content, send, counted=True)
-            self._tell(why)
-            return await _turn_away(send, FULL, why)
+        activates = path == f"{FLEET}activate-node"
+        if not activates:
+            self.callers.check_process(party, headers)
         if (pieces := await whole(receive, self.limits.body_bytes)) is None:
-            return await _turn_away(send, 413)
-        body = b"".join(pieces)
-        if wrong := self._wrong(path, headers, body, own):
-            self._tell(f"refused: a call of {party} to {path} {wrong}")
-            return await _turn_away(send, 401, f"the call {wrong}")
+            raise TurnedAway(413)
+        self.callers.check_call(party, own, path, headers, body := b"".join(pieces))
         if activates:
-            self._processes[party] = process
-            self._call_keys[own] = headers.get(CALL_KEY.encode(), b"").decode("latin-1")
-        self._heard(party, headers)
-        await self.app(scope, _handed(body, receive), send)
-
-    def _superseded(self, party: str, process: bytes) -> bool:
-        """Whether another process of a party has connected since."""
-        return self._processes.get(party, process) != process
-
-    def _heard(self, party: str, headers: Mapping[bytes, bytes]) -> None:
-        self.heard[party] = time.time(), line(headers.get(VERSION.encode(), b"").decode("latin-1"), 40)
-
-    def _signer_of(self, path: str, headers: Mapping[bytes, bytes], part: Part) -> tuple[str, str] | None:
-        """As `_signer`, of a call for a part: its path says what its body is, so the whole call can be checked here."""
-        party, key, own = self._keys.get(headers.get(KEY, b""), ("", None, ""))
-        if key is None or not _lately(headers.get(TIME, b"")):
-            return None
-        if wrong := self._wrong(path, headers, b"", own, part.digest):
-            self._tell(f"refused: a call with the key of {party} to {FLEET}part {wrong}")
-            return None
-        return party, own
-
-    def _wrong(self, path: str, headers: Mapping[bytes, bytes], body: bytes, own: str, digest: str = "") -> str:
-        """What is wrong with the signature of a whole call; empty if it is the party's, and new.
-
-        Of a call for a part, the `digest` of whose body is known, with its MAC.
-        """
-        said, process, call_key, code, signature = (
-            headers.get(name, b"").decode("latin-1")
-            for name in (TIME, PROCESS.encode(), CALL_KEY.encode(), MAC.encode(), SIGNED.encode())
-        )
-        signed = statement(path, said, f"{process} {call_key}".strip(), body, digest)
-        try:
-            if digest:
-                if not (known := self._call_keys.get(own)) or not hmac.compare_digest(mac(known, signed), code):
-                    return "has no MAC with the key of its last connection"
-            elif signed_by(signed, bytes.fromhex(signature)) != own:
-                return "is signed by another key"
-        except (ValueError, TypeError, PublicError):  # TypeError: a MAC that is not ASCII
-            return "is not signed with its path and body (another version, or changed on the way)"
-        now = time.monotonic()
-        while self._ages and self._ages[0][0] < now:
-            self._seen.pop(self._ages.popleft()[1], None)
-        said_once = hashlib.sha256(f"{own} ".encode() + signed).digest()  # a signature can be written in two ways
-        if said_once in self._seen:
-            return "came a second time"
-        self._seen[said_once] = None
-        self._ages.append((now + REMEMBER, said_once))
-        return ""
-
-    def _tell(self, text: str) -> None:
-        """Say something, but not over and over."""
-        now = time.monotonic()
-        self._told = {said: until for said, until in self._told.items() if until > now}
-        if text not in self._told and len(self._told) < 1000:
-            self._told[text] = now + TELL_EVERY
-            self._say(text)
-
-    def _signer(self, headers: Mapping[bytes, bytes]) -> tuple[str, str] | None:
-        """The party that signed a call, and the fingerprint of its key. Flower also checks the age of the signature."""
-        party, key, own = self._keys.get(headers.get(KEY, b""), ("", None, ""))
-        try:
-            signature = b64decode(headers.get(SIGNATURE, b""), validate=True)
-        except ValueError:
-            return None
-        if key is None or not verify_signature(key, headers.get(TIME, b""), signature):
-            return None
-        return party, own
-
-
-def _lately(said: bytes) -> bool:
-    """Whether a call was signed a short time ago, as Flower has it."""
-    try:
-        age = (datetime.now(UTC) - datetime.fromisoformat(said.decode("ascii"))).total_seconds()
-    except (ValueError, TypeError):
-        return False
-    return -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+            self.callers.connected(party, own, headers)
+        self.callers.note(party, headers)
+        return body
 
 
 def _handed(body: bytes, receive: Receive) -> Receive:
@@ -274,16 +133,19 @@ def serve(
     _outlive_kills(link)
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
-    guarded, context = FleetOnly(app, [], limits, say), tls_context(keys)
-    guarded.parts, store.say = (parts := Parts(link, store)), guarded._tell
-    guarded.room = Room(limits, state, store.is_here, store.shrink)
+    context, callers, parts = tls_context(keys), Callers(say), Parts(link, store)
+    guarded, store.say = FleetOnly(app, callers, limits), callers.tell
+    direct = PartConnections(callers, parts, Room(limits, state, store.is_here, store.shrink), limits)
     fleet = uvicorn.Server(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
     outside, inside = _outside_socket(host, port), _inside_socket(state / SOCKET)
-    listener = Listener(outside, context, Proofs([]), limits, lambda connection: Http(fleet, listener, connection), say)
+    listener = Listener(
+        outside, context, Proofs([]), limits, lambda connection: Http(fleet, listener, connection),
+        direct.serve, say,
+    )  # fmt: skip
     guarded.prove = listener.prove
-    register = Register(keys, state, link, guarded.admit, listener, say, guarded.heard)
+    register = Register(keys, state, link, callers.admit, listener, say, callers.heard)
     watched = Health(health, register.health) if health else None
     giver = Giver(_inside_socket(state / FILES), store.whole, partial(_end_run, link, store), parts.adopt)
     settle()
