@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,21 +18,23 @@ from tests.toys import noise_faces
 
 from visard.config import load, parse
 from visard.core import Disclosure, client_step
-from visard.deployment.guard import Distance, Guard, any_nonzero
+from visard.deployment import last_weights
+from visard.deployment.guard import Guard
 from visard.deployment.join import world_of_party
+from visard.deployment.last_weights import Distance, LastWeights, any_nonzero
 from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.policy import Between, Bounds, Policy, Protect, Retention, Start, digest_of
 from visard.deployment.state_folder import StateFolder
 from visard.engines.codec import decode, encode
 from visard.engines.local import perform
 from visard.engines.request import Reply, Request, StateFile, pack, unpack
-from visard.errors import PublicError
+from visard.errors import PublicError, VisardError
 from visard.learning.train import Training, batches
 from visard.methods import METHODS, fedavg, fedface, scoring, supervised
 from visard.methods.hf_maml import HFMaml, MetaTraining
 from visard.methods.negatives import NoisyVectors, Show
 from visard.methods.scoring import steps_of
-from visard.processes import Filed, Outbox
+from visard.processes import Data, Filed, Outbox
 
 HOUSE, RUN = "house-1", "ab" * 16
 SAFE = ("weights", "metric", "count")
@@ -490,42 +493,69 @@ def test_a_budget_that_cannot_be_read_is_no_budget(server: Make) -> None:
 
 
 def test_the_same_networks_of_several_clients_are_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visard.deployment.guard.LARGE", 0)
-    guard, (one, other) = Guard(tmp_path, None), (Request(run=RUN, client=name) for name in ("one", "other"))
+    monkeypatch.setattr("visard.deployment.last_weights.LARGE", 0)
+    last = LastWeights(StateFolder(tmp_path))
+    one, other = (Request(run=RUN, client=name) for name in ("one", "other"))
     networks = {"theta": {"a": torch.randn(5), "b": torch.arange(3)}}
-    guard.remember(one, networks)
-    guard.remember(other, networks)
-    assert guard._path(one).samefile(guard._path(other))
+    last.remember(one, networks)
+    last.remember(other, networks)
+    last.wait()
+    assert last._path(one).samefile(last._path(other))
     moved = {"theta": {"a": networks["theta"]["a"] + 1}}
-    guard.remember(other, moved)
-    assert not guard._path(one).samefile(guard._path(other)), "one of them goes its own way"
-    assert guard._seen is None, "nothing large is kept in memory"
-    assert torch.equal(guard.seen(one)["theta"]["a"], networks["theta"]["a"])
-    assert torch.equal(guard.seen(other)["theta"]["a"], moved["theta"]["a"])
-    assert torch.equal(guard.seen(other)["theta"]["b"], networks["theta"]["b"]), "what a request leaves out stays known"
+    last.remember(other, moved)
+    last.wait()
+    assert not last._path(one).samefile(last._path(other)), "one of them goes its own way"
+    assert last._seen is None, "nothing large is kept in memory"
+    assert torch.equal(last.seen(one)["theta"]["a"], networks["theta"]["a"])
+    assert torch.equal(last.seen(other)["theta"]["a"], moved["theta"]["a"])
+    assert torch.equal(last.seen(other)["theta"]["b"], networks["theta"]["b"]), "what a request leaves out stays known"
 
 
 def test_one_message_to_several_clients_is_written_and_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("visard.deployment.guard.LARGE", 0)
-    monkeypatch.setattr("visard.deployment.guard.digest_of", lambda _: pytest.fail("hashed for nothing"))
-    guard, (one, other) = Guard(tmp_path, None), (Request(run=RUN, client=name) for name in ("one", "other"))
+    monkeypatch.setattr("visard.deployment.last_weights.LARGE", 0)
+    monkeypatch.setattr("visard.deployment.last_weights.digest_of", lambda _: pytest.fail("hashed for nothing"))
+    last = LastWeights(StateFolder(tmp_path))
+    one, other = (Request(run=RUN, client=name) for name in ("one", "other"))
     first, second = ({"theta": {"a": torch.randn(5)}} for _ in range(2))
     for request in (one, other):
-        guard.remember(request, first, serial=1)
-    assert guard._path(one).samefile(guard._path(other))
-    assert (guard.measured(one, 0), guard.measured(Request(run=RUN, client="a third"), 2)) == ({}, {}), "nothing known"
-    guard.measured(one, 2)["theta"] = found = Distance.of(second["theta"], first["theta"])
-    assert guard.measured(other, 2) == {"theta": found}, "the same file, the same message"
-    assert guard.measured(other, 3) == {}, "another message"
-    guard.measured(other, 2)["theta"] = found
-    guard.remember(other, second, serial=2)
-    assert guard.measured(other, 2) == {}, "another file"
-    assert not guard._path(one).samefile(guard._path(other))
-    guard.remember(one, second, serial=2)
-    assert guard._path(one).samefile(guard._path(other))
-    assert torch.equal(guard.seen(one)["theta"]["a"], second["theta"]["a"])
+        last.remember(request, first, serial=1)
+    last.wait()
+    assert last._path(one).samefile(last._path(other))
+    assert (last.measured(one, 0), last.measured(Request(run=RUN, client="a third"), 2)) == ({}, {}), "nothing known"
+    last.measured(one, 2)["theta"] = found = Distance.of(second["theta"], first["theta"])
+    assert last.measured(other, 2) == {"theta": found}, "the same file, the same message"
+    assert last.measured(other, 3) == {}, "another message"
+    last.measured(other, 2)["theta"] = found
+    last.remember(other, second, serial=2)
+    assert last.measured(other, 2) == {}, "another file"
+    assert not last._path(one).samefile(last._path(other))
+    last.remember(one, second, serial=2)
+    last.wait()
+    assert last._path(one).samefile(last._path(other))
+    assert torch.equal(last.seen(one)["theta"]["a"], second["theta"]["a"])
+
+
+def test_no_reply_leaves_before_the_weights_of_its_request_are_on_disk(
+    server: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, put = server("model.name=tiny_nobn"), last_weights._put
+
+    def full(path: Path, pieces: Sequence[Data]) -> None:
+        raise VisardError(f"cannot write {path}: No space left on device")
+
+    def slow(path: Path, pieces: Sequence[Data]) -> None:
+        time.sleep(0.5)
+        put(path, pieces)
+
+    monkeypatch.setattr(last_weights, "LARGE", 0)
+    monkeypatch.setattr(last_weights, "_put", full)
+    assert one.train() == "VisardError: the party's log says more"
+    assert not list(one.home.rglob("seen-*"))
+    monkeypatch.setattr(last_weights, "_put", slow)
+    assert one.train() == ""
+    assert [path.stat().st_size > 10**5 for path in one.home.rglob("seen-*.bin")] == [True]
 
 
 def test_weights_whose_first_numbers_are_zeros_are_not_taken_for_zeros() -> None:
@@ -536,18 +566,18 @@ def test_weights_whose_first_numbers_are_zeros_are_not_taken_for_zeros() -> None
 
 
 def test_the_numbers_of_one_message_to_several_clients_are_looked_at_once(tmp_path: Path) -> None:
-    guard, good, bad = Guard(tmp_path, None), {"a": torch.ones(3)}, {"a": torch.tensor([1.0, math.inf])}
-    assert guard.not_finite({"theta": good}, 5) is None
-    assert guard.not_finite({"theta": bad}, 5) is None, "the same serial: the same bytes"
-    assert guard.not_finite({"theta": bad}, 6) == "theta.a"
-    assert guard.not_finite({"theta": bad}, 6) == "theta.a", "not only once"
-    assert guard.not_finite({"theta": good}, 0) is None
-    assert guard.not_finite({"theta": bad}, 0) == "theta.a", "a message without a serial is always looked at"
-    assert guard.not_finite({"theta": {"a": torch.tensor([3e38, 3e38])}}, 7) is None, "only their sum is not finite"
+    last, good, bad = LastWeights(StateFolder(tmp_path)), {"a": torch.ones(3)}, {"a": torch.tensor([1.0, math.inf])}
+    assert last.not_finite({"theta": good}, 5) is None
+    assert last.not_finite({"theta": bad}, 5) is None, "the same serial: the same bytes"
+    assert last.not_finite({"theta": bad}, 6) == "theta.a"
+    assert last.not_finite({"theta": bad}, 6) == "theta.a", "not only once"
+    assert last.not_finite({"theta": good}, 0) is None
+    assert last.not_finite({"theta": bad}, 0) == "theta.a", "a message without a serial is always looked at"
+    assert last.not_finite({"theta": {"a": torch.tensor([3e38, 3e38])}}, 7) is None, "only their sum is not finite"
 
 
 def test_a_distance_is_measured_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visard.deployment.guard.PIECE", 7)
+    monkeypatch.setattr("visard.deployment.last_weights.PIECE", 7)
     new, old = ({"a": torch.randn(5, 5), "b": torch.randn(()), "c": torch.randn(0)} for _ in range(2))
     joined = [torch.cat([v.reshape(-1) for v in part.values()]).double() for part in (new, old)]
     expected = [float((joined[0] - joined[1]).norm()), float(joined[1].norm())]

@@ -12,13 +12,9 @@ import fnmatch
 import hashlib
 import json
 import math
-import os
-from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
-from urllib.parse import quote
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -26,21 +22,16 @@ from torch import Tensor
 from visard.aggregation.accounting import epsilon_plain
 from visard.aggregation.secure import Circle, Listed, Opening, Plan
 from visard.core import BoundStep, Client, Disclosure, Method, Weights, declared_kinds
+from visard.deployment.last_weights import Distance, LastWeights, Seen, any_nonzero, dicts, tensors
 from visard.deployment.policy import Policy, digest_of
 from visard.deployment.secure_sum_checks import SecureSumChecks, digest_of_text
 from visard.deployment.state_folder import RunRecord, StateFolder
 from visard.disclosure import carried_kinds, pieces
-from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encode, encoded
+from visard.engines.codec import encode
 from visard.engines.reply_checks import MODEL
 from visard.engines.request import Request
 from visard.engines.world import World
-from visard.errors import PublicError, VisardError
-from visard.files import PRIVATE, open_file, open_handle, replacing
-from visard.processes import Data, Filed, mapped_at
-
-PIECE = 2**16  # numbers of a network that are converted to float64 at once
-LARGE = 2**26  # bytes of networks that are not kept in memory between two requests, only on disk
-Seen = dict[str, Weights]  # by the field of a message: entries of the network
+from visard.errors import PublicError
 
 
 class NoPolicy(PublicError):
@@ -56,10 +47,7 @@ class Guard:
     def __init__(self, home: Path, policy: Policy | None, server: str = "") -> None:
         """`policy` None: those in the folder `consents`, each for one run. `server` is the fingerprint of its CA."""
         self.policy, self.server, self.folder = policy, server, StateFolder(home)
-        self._seen: tuple[tuple[str, str], Seen] | None = None
-        self._written: tuple[tuple[str, str], Path] | None = None  # what was last written, and where
-        self._measured: tuple[Filed, int, dict[str, Distance]] | None = None
-        self._finite = 0  # the serial of a message in which every number is finite
+        self.last = LastWeights(self.folder)
         self.expire()
 
     def policy_of(self, request: Request) -> Policy:
@@ -106,75 +94,6 @@ class Guard:
         record = self.folder.admit(request.run, method.name, request.settings, bounds.requests, bounds.runs)
         still = frozenset() if Disclosure.statistic in kinds and not world.frozen_norm else world.statistics
         return RequestCheck(self, policy, request, world, record, still)
-
-    def seen(self, request: Request) -> Seen:
-        """The networks in the last requests to this client in this run; empty before the first."""
-        key, path = (request.run, request.client), self._path(request)
-        if self._seen is None or self._seen[0] != key:
-            self._seen = key, decode(_content(path), dict, MAX_HEADER_OF_FILES) if path.exists() else {}
-        return self._seen[1]
-
-    def measured(self, request: Request, serial: int) -> dict[str, Distance]:
-        """How far the networks of the message with this serial are from those in the file of a client, as far as that
-        is known: the clients of a party often have the same file and get the same message."""
-        path = self._path(request)
-        if not serial or not path.exists():
-            return {}
-        handle = open_handle(path)
-        held = Filed(handle, os.fstat(handle).st_size)  # held: so long no other file is the same
-        if (
-            self._measured is None
-            or self._measured[1] != serial
-            or not os.path.sameopenfile(self._measured[0].handle, held.handle)
-        ):
-            self._measured = held, serial, {}
-        return self._measured[2]
-
-    def not_finite(self, message: Any, serial: int) -> str | None:
-        """Where a message has numbers that are not finite. The clients of a party often get the same bytes, by their
-        `serial`, which are looked at once."""
-        if serial and serial == self._finite:
-            return None
-        for path, value in tensors(message):
-            if value.is_floating_point() and not math.isfinite(value.sum()) and not bool(torch.isfinite(value).all()):
-                return path
-        self._finite = serial
-        return None
-
-    def remember(self, request: Request, networks: Seen, serial: int = 0) -> None:
-        """Keep the networks of a request, to measure the next ones by; of a message with a `serial`, if it has one."""
-        before = self.seen(request)
-        large = sum(v.nbytes for part in networks.values() for v in part.values()) > LARGE
-        if any(_news(before.get(path, {}), part) for path, part in networks.items()):
-            # entries that a request leaves out stay known, so that leaving them out does not allow others next time
-            known = before | {path: before.get(path, {}) | part for path, part in networks.items()}
-            self._write(request, known, networks, serial)
-            if not large:
-                known = {path: {k: v.clone() for k, v in part.items()} for path, part in known.items()}
-                self._seen = (request.run, request.client), known
-        if large:
-            self._seen = None
-
-    def _write(self, request: Request, known: Seen, networks: Seen, serial: int) -> None:
-        """Keep networks on disk; those of several clients of this party that are the same are one file."""
-        path, what = self._path(request), (request.run, "")
-        for field, part in known.items():
-            sent = serial and part.keys() == networks.get(field, {}).keys()
-            what = request.run, f"{what[1]}{field} {f'{serial} {sorted(part)}' if sent else digest_of(part)}\n"
-        if self._written is not None and self._written[0] == what and self._written[1] != path:
-            with suppress(VisardError), replacing(path, parents=True) as beside:  # else it is written as any other
-                beside.unlink()
-                os.link(self._written[1], beside)
-                return
-        with replacing(path, parents=True, mode=PRIVATE) as beside, beside.open("wb", buffering=0) as file:
-            for piece in encoded(known):
-                rest = memoryview(piece)
-                while rest:
-                    rest = rest[file.write(rest) :]
-        self._written = what, path
-
-    def _path(self, request: Request) -> Path:
-        return self.folder.states / request.run / f"seen-{quote(request.client, safe='')}.bin"
 
 
 @dataclass
@@ -263,12 +182,12 @@ class RequestCheck:
 
     def look(self, message: Any) -> None:
         """Refuse class vectors and weights that the policy does not allow."""
-        if (where := self.guard.not_finite(message, self.serial)) is not None:
+        if (where := self.guard.last.not_finite(message, self.serial)) is not None:
             raise PublicError(f"the request has values that are not finite in {where}")
         for path, value in tensors(message):
             if value.ndim == 2 and "." not in path and len(value) > self.policy.bounds.rows:
                 raise PublicError(f"{path} has {len(value)} rows, this party allows {self.policy.bounds.rows}")
-        names, before = set(self.world.network().state_dict()), self.guard.seen(self.request)
+        names, before = set(self.world.network().state_dict()), self.guard.last.seen(self.request)
         found = {path: own for path, part in dicts(message) if (own := {k: v for k, v in part.items() if k in names})}
         if not found:
             return
@@ -283,7 +202,7 @@ class RequestCheck:
             self._frozen(part)
             if before:
                 self._near(path, part, before)
-        self.guard.remember(self.request, networks if before else found, self.serial)
+        self.guard.last.remember(self.request, networks if before else found, self.serial)
 
     def _pinned(self, networks: Seen) -> None:
         """The first weights of a run must be those that the policy names, in one field of the message or in several.
@@ -320,7 +239,7 @@ class RequestCheck:
         if self.world.trunk is not None:  # factors are measured by the weights that they produce
             known, weights = (self.world.trunk.effective(part) for part in (known, weights))
         shared = [k for k in known if k in weights and k not in self.world.statistics and known[k].is_floating_point()]
-        measured = self.guard.measured(self.request, self.serial)
+        measured = self.guard.last.measured(self.request, self.serial)
         if path not in measured:
             measured[path] = Distance.of({k: weights[k] for k in shared}, known)
         moved, length, vanished = measured[path]
@@ -343,41 +262,6 @@ class RequestCheck:
                     norm = {k: v for k, v in value.items() if k.rpartition(".")[0] in layers}
                     if changed(message, norm):
                         raise PublicError("the reply holds batch norm, which this party keeps at home (protect)")
-
-
-class Distance(NamedTuple):
-    """How far weights are from others."""
-
-    moved: float  # L2 norm of the difference
-    length: float  # L2 norm of the others
-    vanished: bool  # nothing but zeros is left, by which nothing could be measured
-
-    @classmethod
-    def of(cls, weights: Weights, known: Weights) -> Distance:
-        """In float64, in pieces that stay in the cache; what is mapped from a file of the others leaves memory."""
-        moved = length = 0.0
-        change, base = torch.empty(2, PIECE, dtype=torch.float64)
-        for key, value in weights.items():
-            new, old = value.reshape(-1), known[key].reshape(-1)
-            for start in range(0, len(new), PIECE):
-                size = len(piece := new[start : start + PIECE])
-                before = base[:size].copy_(old[start : start + PIECE])
-                after = change[:size].copy_(piece).sub_(before)
-                moved += float(after.dot(after))
-                length += float(before.dot(before))
-            if old.is_contiguous() and (let_go := mapped_at(old.data_ptr(), old.nbytes)) is not None:
-                let_go()
-        return cls(math.sqrt(moved), math.sqrt(length), bool(weights) and not any_nonzero(weights))
-
-
-def _content(path: Path) -> Data:
-    """Of a file, so that it is decoded without another copy of all of it; a large one is mapped."""
-    if (size := path.stat().st_size) > LARGE:
-        return Filed(open_handle(path), size).map()
-    data = bytearray(size)
-    with open_file(path) as file:
-        del data[file.readinto(data) :]
-    return data
 
 
 def leaving(method: Method[Any], world: World) -> frozenset[Disclosure]:
@@ -419,39 +303,3 @@ def changed(message: Any, entries: Weights) -> bool:
         bool(value.any()) and not any(k in part and torch.equal(part[k], value) for part in sent)
         for k, value in entries.items()
     )
-
-
-def any_nonzero(entries: Weights) -> bool:
-    """Whether any entry holds anything but zeros, which the first numbers mostly show."""
-    return any(bool(value.reshape(-1)[:64].any()) or bool(value.any()) for value in entries.values())
-
-
-def _news(known: Weights, part: Weights) -> bool:
-    return any(k not in known or not torch.equal(known[k], v) for k, v in part.items())
-
-
-def dicts(value: Any, path: str = "") -> Iterator[tuple[str, Weights]]:
-    """(path, entries) of every dictionary of tensors in a message."""
-    if isinstance(value, dict) and value and all(isinstance(v, Tensor) for v in value.values()):
-        yield path, value
-    elif not isinstance(value, Tensor | str | bytes):
-        for name, part in _parts(value):
-            yield from dicts(part, f"{path}.{name}".lstrip("."))
-
-
-def tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """(path, tensor) of every tensor in a message."""
-    if isinstance(value, Tensor):
-        yield path, value
-    else:
-        for name, part in _parts(value):
-            yield from tensors(part, f"{path}.{name}".lstrip("."))
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if is_dataclass(value) and not isinstance(value, type):
-        yield from ((f.name, getattr(value, f.name)) for f in fields(value))
-    elif isinstance(value, dict):
-        yield from ((str(k), v) for k, v in value.items())
-    elif isinstance(value, list | tuple):
-        yield from ((str(i), v) for i, v in enumerate(value))

@@ -23,8 +23,9 @@ from visard.at_rest import Key, decrypt, refuse_encrypted
 from visard.core import ClientId, Method, State
 from visard.crypto.signatures import Signer
 from visard.deployment.consent_question import ANY, preview_policy, question
-from visard.deployment.guard import LARGE, Guard, NoPolicy, RequestCheck
+from visard.deployment.guard import Guard, NoPolicy, RequestCheck
 from visard.deployment.keys import private_key
+from visard.deployment.last_weights import LARGE
 from visard.deployment.policy import Policy
 from visard.engines.codec import MAX_HEADER_OF_FILES, CodecError, decode, encode, encoded
 from visard.engines.ledger import parts_of
@@ -234,6 +235,8 @@ class Party:
             print(line(f"{request.client}: {name or 'reply'} {reason}"), file=sys.stderr, flush=True)
             what = f"{step.types[1].__name__}{name and '.' + name}"
             raise PublicError(f"its reply is not sent: {what} is not what the method declares (see the party's log)")
+        if watch is not None:
+            watch.guard.last.wait()
         del message  # as large as the network: free it before the reply is encoded
         self.carried = {"message": type(reply.value).__name__, "parts": parts_of(reply.value, world.statistics)}
         return pack(reply), self._written(encoded(reply.value))
@@ -285,6 +288,7 @@ class Party:
         basis = decode(payload, Basis)
         if watch is not None:
             watch.look(basis)
+            watch.guard.last.wait()
         theta = basis.theta
         own = method.personal(self.states.read(request), theta)
         if own is not None:
