@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,7 +114,7 @@ def test_a_payload_that_is_here_is_not_moved_again() -> None:
     assert list(shelf.whole.values()) == [b"another payload"], "what is not part of the last message is let go"
 
 
-@pytest.mark.parametrize("where", [InFile, objects.InMemory])
+@pytest.mark.parametrize("where", [lambda _: InFile(), lambda _: objects.InMemory()])
 def test_what_came_before_the_connection_broke_is_not_moved_again(where: Any) -> None:
     sent, shelf = Sent(RANDOM), Shelf(where)
 
@@ -177,6 +178,22 @@ def test_a_long_reply_waits_in_a_file_and_is_decoded_without_a_copy(tmp_path: Pa
     assert place <= found["a"].data_ptr() < place + len(payload), "in the file"
     set_aside((b"", payload))
     assert torch.equal(found["a"], weights["a"]), "it is read again where its memory was let go"
+
+
+def test_a_request_is_written_over_the_file_of_the_last_one(tmp_path: Path) -> None:
+    shelf = Shelf(partial(InFile, tmp_path, False))
+    files, held = list[tuple[int, int]](), list[Filed]()
+    for data in (RANDOM, RANDOM[::-1], RANDOM[: CHUNK + 1], RANDOM):
+        sent = Sent(data)
+        payload = parts(fetched(sent.number, sent.tree, sent.pull, shelf))[1]
+        assert isinstance(payload, Filed)
+        assert bytes(payload.map()) == data, "all of it, and nothing of the one before"
+        files.append((os.fstat(payload.handle).st_ino, payload.serial))
+        held.append(payload)
+    assert len({inode for inode, _ in files}) == 1
+    assert len({serial for _, serial in files}) == 4, "other bytes"
+    shelf.keep(())
+    assert shelf.served is None
 
 
 def test_a_short_reply_stays_in_memory(tmp_path: Path) -> None:

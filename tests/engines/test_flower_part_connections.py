@@ -80,9 +80,14 @@ class Served:
         tls = Plain(fileno=theirs.detach())
         self.last = SimpleNamespace(due=None, party=party)
 
+        failed: list[Exception] = []
+
         def serve() -> None:
             with closing(tls):
-                self.direct.serve(self.last, tls)  # type: ignore[arg-type]
+                try:
+                    self.direct.serve(self.last, tls)
+                except Exception as error:
+                    failed.append(error)
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -91,6 +96,7 @@ class Served:
             yield ours
         thread.join(10)
         assert not thread.is_alive()
+        assert failed == []
 
     @contextmanager
     def calls(self, party: str = "node-1") -> Iterator[Calls]:
@@ -233,6 +239,15 @@ def test_a_connection_that_says_something_else_is_closed(sent: bytes) -> None:
         except ConnectionError:
             heard = b""
     assert heard == b"" or heard.startswith(b"HTTP/1.1 413 ")
+
+
+def test_a_header_has_a_bound() -> None:
+    served = Served()
+    with served.pair() as ours:
+        ours.sendall(f"POST {PART.path(FLEET)} HTTP/1.1\r\nhost: a\r\n".encode())
+        with pytest.raises(ConnectionError):
+            for number in range(1000):
+                ours.sendall(b"x%d: %s\r\n" % (number, b"a" * 10_000))
 
 
 def test_a_body_that_ends_too_soon_is_not_taken() -> None:

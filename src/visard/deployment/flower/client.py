@@ -155,7 +155,7 @@ class Fleet:
         self._coming: ec.EllipticCurvePrivateKey | None = None  # a new key, until the server takes it
         self._look = 0.0  # when to look for a new key, or try one, again
         self._sent: PartyLedger | None = None
-        self._shelf = Shelf(lambda: InFile(folder, mapped=False))  # what is here of the last message,
+        self._shelf = Shelf(partial(InFile, folder, False))  # what is here of the last message,
         self._used = 0.0  # and since when
         self._told = -1e9  # when it was last said that a connection broke
         self._node = Node()

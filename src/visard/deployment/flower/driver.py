@@ -128,7 +128,7 @@ class Fetcher:
             with self._turns:
                 return self._part(name)
 
-        shelf = Shelf(lambda: InFile(self.folder), given=self._given)
+        shelf = Shelf(lambda served: InFile(self.folder), given=self._given)
         message = fetched(number, tree, puller(in_turn, limit, over.is_set), shelf)
         self.confirm(number)
         return message

@@ -121,13 +121,14 @@ class InFile:
     """A payload in memory or, if it is long, in a file without a name.
 
     In the file it lies so that decoded tensors need no copy. `mapped`: it is memory that can be let go and is read
-    again; else it stays the file that it is.
+    again; else it stays the file that it is. It is written over the file of a payload that has `served`, where there is
+    one: new pages would cost more than the bytes in them.
     """
 
-    def __init__(self, folder: Path | None = None, mapped: bool = True) -> None:
+    def __init__(self, folder: Path | None = None, mapped: bool = True, served: Filed | None = None) -> None:
         self._folder, self._short, self._size, self._pad = folder, bytearray(), 0, 0
         self._file: Any = None
-        self._mapped = mapped
+        self._mapped, self._served = mapped, served
 
     def __del__(self) -> None:
         if self._file is not None:
@@ -139,7 +140,11 @@ class InFile:
             self._short += data
             if self._size <= SHORT:
                 return
-            self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+            if self._served is None:
+                self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
+            else:
+                self._file = os.fdopen(os.dup(self._served.handle), "r+b", buffering=0)
+                self._file.seek(0)
             self._pad = -largest_at(self._short) % ALIGNED
             data, self._short = memoryview(bytes(self._pad) + self._short), bytearray()
         while data:
@@ -175,14 +180,17 @@ class Shelf:
     It holds on to those of the message that it was last used for.
     """
 
-    new: Callable[[], Buffer] = InMemory
+    new: Callable[[Filed | None], Buffer] = lambda served: InMemory()
     whole: dict[str, Any] = field(default_factory=dict)
     names: dict[str, list[str]] = field(default_factory=dict)  # of the parts of whole ones
     coming: dict[str, Coming] = field(default_factory=dict)
     given: Callable[[list[str]], Any] = lambda _: None  # the payload with these parts, if it need not come in parts
+    served: Filed | None = None  # the file of a payload that is not needed any more
 
     def keep(self, names: Collection[str]) -> None:
         """Let go of everything that is not part of a message."""
+        gone = [payload for name, payload in self.whole.items() if name not in names and isinstance(payload, Filed)]
+        self.served = next(iter(gone), self.served) if names else None
         self.whole = {name: payload for name, payload in self.whole.items() if name in names}
         self.coming = {name: coming for name, coming in self.coming.items() if name in names}
         self.names = {name: parts for name, parts in self.names.items() if name in names}
@@ -230,7 +238,9 @@ def _payload(name: str, content: bytes, children: list[str], pull: Callable[[str
         _check_size(len(given))
         shelf.names[name] = names
         return given
-    coming = shelf.coming.setdefault(name, Coming(shelf.new()))
+    if (coming := shelf.coming.get(name)) is None:
+        coming = shelf.coming[name] = Coming(shelf.new(shelf.served))
+        shelf.served = None
     new = list(dict.fromkeys(n for n in names[coming.parts :] if n not in coming.places))
     parts = in_order(lambda part: _bare(pull(part)), new)
     try:
