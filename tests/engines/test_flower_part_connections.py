@@ -33,7 +33,7 @@ from visard.deployment.flower.calls import Calls
 from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.part_connections import PartConnections
 from visard.deployment.flower.parts import Parts
-from visard.deployment.flower.room import Room
+from visard.deployment.flower.room import FULL, Room
 from visard.deployment.flower.store import Store
 from visard.deployment.listener import Limits
 from visard.processes import Data
@@ -245,9 +245,9 @@ def test_a_header_has_a_bound() -> None:
     served = Served()
     with served.pair() as ours:
         ours.sendall(f"POST {PART.path(FLEET)} HTTP/1.1\r\nhost: a\r\n".encode())
+        more = b"".join(b"x%d: %s\r\n" % (number, b"a" * 10_000) for number in range(1000))
         with pytest.raises(ConnectionError):
-            for number in range(1000):
-                ours.sendall(b"x%d: %s\r\n" % (number, b"a" * 10_000))
+            ours.sendall(more)
 
 
 def test_a_body_that_ends_too_soon_is_not_taken() -> None:
@@ -318,10 +318,19 @@ def test_a_key_that_is_not_taken_any_more_hears_why() -> None:
     assert answer.headers[REFUSAL] == "the key of node-1 was revoked on Monday: stolen x: y"
 
 
-def test_parts_do_not_come_by_the_other_calls() -> None:
-    path = PART.path(FLEET)
-    caller = Caller(path, of_part(PART), [CONTENT])
-    assert (caller.call(connected()), caller.taken, caller.through) == (401, 0, None)
+def test_parts_come_over_other_connections_too() -> None:
+    """As behind a proxy that ends TLS."""
+    served, path = Served(), PART.path(FLEET)
+    caller = Caller(path, of_part(PART), [CONTENT[:3], CONTENT[3:]])
+    assert caller.call(served.callers, served.direct) == TAKEN
+    assert (served.kept.taken, caller.through, caller.proven) == ([(PART, CONTENT)], None, ["node-1"])
+    again = Caller(path, of_part(PART, key="00" * 32), [CONTENT])
+    assert (again.call(served.callers, served.direct), again.taken, again.proven) == (401, 0, [])
+    long = Caller(path, of_part(PART), [bytes(2**20)] * 1000)
+    assert (long.call(served.callers, served.direct), long.taken) == (413, Limits().body_bytes // 2**20 + 1)
+    full = Served(party_bytes=len(CONTENT) - 1)
+    assert Caller(path, of_part(PART), [CONTENT]).call(full.callers, full.direct) == FULL
+    assert len(served.kept.taken) == 1
 
 
 class Linked:

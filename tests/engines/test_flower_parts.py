@@ -97,8 +97,8 @@ class Caller:
         self.through = (await receive())["body"]
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    def call(self, callers: Callers | None = None) -> int:
-        door = FleetOnly(self.app, callers or known(), Limits())
+    def call(self, callers: Callers | None = None, parts: Any = None) -> int:
+        door = FleetOnly(self.app, callers or known(), Limits(), parts)
         door.prove = lambda _, party: self.proven.append(party)
         asyncio.run(door(self.scope, self.receive, self.send))
         status: int = self.heard[0]["status"]

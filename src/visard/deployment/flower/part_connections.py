@@ -74,7 +74,7 @@ class PartConnections:
                     raise TurnedAway(401)
                 _fill(tls, unread)
                 unread = unread[:0]
-                status, content = self._do(part, party, body)
+                status, content = self.do(part, party, [body])
             except TurnedAway as turned:
                 _say(tls, turned.status, why=turned.why)
                 _fill(tls, unread)  # else what is on its way would reset the connection, and the answer with it
@@ -82,12 +82,13 @@ class PartConnections:
                 _say(tls, status, content)
         return True
 
-    def _do(self, part: Part, party: str, body: memoryview) -> tuple[int, Sequence[Data]]:
+    def do(self, part: Part, party: str, body: Sequence[Data]) -> tuple[int, Sequence[Data]]:
+        """What a call of a party asks for, as far as there is room."""
         if not part.session:
-            return self._parts.do(part, [body], counted=True)
-        with self._room.taking(party, part.name, len(body)) as why:
+            return self._parts.do(part, body, counted=True)
+        with self._room.taking(party, part.name, sum(map(len, body))) as why:
             if not why:
-                return self._parts.do(part, [body], counted=True)
+                return self._parts.do(part, body, counted=True)
         self._callers.tell(why)
         raise TurnedAway(FULL, why)
 

@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,9 @@ from visard.deployment.flower import FLEET, REFUSAL
 from visard.deployment.flower.callers import Callers, Headers, TurnedAway
 from visard.deployment.flower.handover import FILES, Giver
 from visard.deployment.flower.http import Http
+from visard.deployment.flower.part import Part
 from visard.deployment.flower.part_connections import PartConnections
-from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, whole
+from visard.deployment.flower.parts import App, Inside, Parts, Receive, Scope, Send, say, whole
 from visard.deployment.flower.register import Register, tls_context
 from visard.deployment.flower.room import Room
 from visard.deployment.flower.store import Store
@@ -41,7 +42,7 @@ from visard.deployment.health import Health
 from visard.deployment.keys import ServerKeys
 from visard.deployment.listener import Connection, Limits, Listener
 from visard.errors import UsageError, VisardError
-from visard.processes import settle, share_memory_of_threads
+from visard.processes import Data, settle, share_memory_of_threads
 
 SOCKET = "control.sock"
 # nodes are registered from the key folder alone, and parts come over connections of their own, where they are counted
@@ -54,11 +55,12 @@ class FleetOnly:
     """The application for calls from outside: the fleet's paths for registered keys, and nothing else.
 
     Flower reads a call whole before it looks at the signature, so callers that bring no signature of a registered key,
-    or send more than any part of a message can be long, are turned away here.
+    or send more than any part of a message can be long, are turned away here. Parts mostly come over connections of
+    their own; here they come where TLS ends before the server.
     """
 
-    def __init__(self, app: App, callers: Callers, limits: Limits) -> None:
-        self.app, self.callers, self.limits = app, callers, limits
+    def __init__(self, app: App, callers: Callers, limits: Limits, parts: PartConnections) -> None:
+        self.app, self.callers, self.limits, self.parts = app, callers, limits, parts
         # called for whoever brings a signature
         self.prove: Callable[[Connection, str], None] = lambda connection, party: None
 
@@ -67,14 +69,27 @@ class FleetOnly:
             return
         connection = scope["state"]["connection"]
         connection.due = time.monotonic() + self.limits.request_seconds
+        path, headers = scope["path"], dict(scope["headers"])
         try:
-            body = await self._body(scope["path"], dict(scope["headers"]), receive, connection)
+            if (part := Part.at(path, FLEET)) is not None:
+                await say(send, *await self._part(path, part, headers, receive, connection))
+            else:
+                body = await self._body(path, headers, receive, connection)
+                await self.app(scope, _handed(body, receive), send)
         except TurnedAway as turned:
-            return await _turn_away(send, turned.status, turned.why)
-        else:
-            await self.app(scope, _handed(body, receive), send)
+            await _turn_away(send, turned.status, turned.why)
         finally:
             connection.due = None
+
+    async def _part(
+        self, path: str, part: Part, headers: Headers, receive: Receive, connection: Connection
+    ) -> tuple[int, Sequence[Data]]:
+        """The answer to a call for a part."""
+        party = self.callers.of_part(path, part, headers)
+        self.prove(connection, party)
+        if (pieces := await whole(receive, self.limits.body_bytes)) is None:
+            raise TurnedAway(413)
+        return await asyncio.to_thread(self.parts.do, part, party, pieces)
 
     async def _body(self, path: str, headers: Headers, receive: Receive, connection: Connection) -> bytes:
         """The body of a call, once it is known to be that of a party."""
@@ -134,8 +149,8 @@ def serve(
     quiet: dict[str, Any] = {"log_level": "error", "access_log": False, "server_header": False, "lifespan": "off"}
     quiet["timeout_graceful_shutdown"] = GRACE
     context, callers, parts = tls_context(keys), Callers(say), Parts(link, store)
-    guarded, store.say = FleetOnly(app, callers, limits), callers.tell
     direct = PartConnections(callers, parts, Room(limits, state, store.is_here, store.shrink), limits)
+    guarded, store.say = FleetOnly(app, callers, limits, direct), callers.tell
     fleet = uvicorn.Server(
         uvicorn.Config(guarded, h11_max_incomplete_event_size=limits.header_bytes, ws="none", **quiet)
     )
