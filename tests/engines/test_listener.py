@@ -376,9 +376,9 @@ def test_what_comes_after_a_connection_was_closed_is_not_read_in_the_clear(keys:
 
         there.listener.parts = slow
         _, writer = await there.tls(party=True, says=b"part", protocol=PARTS)
-        there.listener.expel("node-1")
         writer.write(b"more")
         await asyncio.sleep(0.1)
+        there.listener.expel("node-1")
         go.set()
         await asyncio.sleep(0.1)
         assert read in ([], [b""], [b"more"])
