@@ -101,6 +101,17 @@ def test_norms_are_of_the_update_and_of_running_statistics_apart() -> None:
     assert norms({}) == {}
 
 
+@pytest.mark.parametrize("size", [0, 6, 7, 8, 30])
+def test_norms_in_pieces_are_those_of_the_slow_loop(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BLOCK", 7)
+    value, sent = ({"a": torch.randn(2, size), "b": torch.randn(3)} for _ in range(2))
+    pairs = [pair for k in value for pair in zip(value[k].view(-1), sent[k].view(-1), strict=True)]
+    slow = sum(float(x - y) ** 2 for x, y in pairs)
+    assert norms(value, sent)[""] == pytest.approx(math.sqrt(slow), rel=1e-12)
+    turned = [{k: v.mT if v.ndim == 2 else v for k, v in part.items()} for part in (value, sent)]
+    assert norms(*turned)[""] == pytest.approx(math.sqrt(slow), rel=1e-12), "however they lie in memory"
+
+
 def test_a_long_update_is_shortened_in_its_own_direction_and_its_own_part() -> None:
     lengths = norms(VALUE, SENT)
     found = shortened(VALUE, SENT, {"": 2.5, "running statistics": 100.0}, lengths)
