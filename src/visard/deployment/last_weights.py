@@ -118,10 +118,11 @@ class LastWeights:
                 beside.unlink()
                 os.link(self._written[1], beside)
                 return
+        if large:
+            self._writing = self._thread.submit(_put, path, encoded(known))
+        else:
+            _put(path, encoded(known))
         self._written = what, path
-        self._writing = self._thread.submit(_put, path, encoded(known))
-        if not large:
-            self.wait()
 
     def _path(self, request: Request) -> Path:
         return self.folder.states / request.run / f"seen-{quote(request.client, safe='')}.bin"
