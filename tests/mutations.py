@@ -489,7 +489,7 @@ MUTANTS = (
     Mutant("002-kd-temperature", "002 Table 2, KD: T^2", "log_target=True) * temperature**2", "log_target=True)",
            unit("fedfr_joint", "distillation_is_zero_for_equal_logits_and_matches_its_definition")),
     Mutant("002-personal-pairs", "002 personal 1:1: one local picture",
-           "below=int(mine.sum()), far=far, rule=rule", "below=None, far=far, rule=rule",
+           "below=int(mine.sum()), far=far", "below=None, far=far",
            unit("personal", "1_to_1_is_every_pair_with_a_local_picture")),
     Mutant("002-legacy-gallery", "002 personal 1:N: gallery not renormalised (audit 4)",
            "means: Floats = (sums / count[:, None]).astype(np.float32)",

@@ -135,15 +135,13 @@ def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool)
     return sums
 
 
-def verify_templates(
-    pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = IJB_FAR, rule: str = "conservative"
-) -> Roc:
+def verify_templates(pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = IJB_FAR) -> Roc:
     """1:1 metrics of the template numbers `first` and `second` (P,), `same` (P,) telling the genuine pairs."""
     truth = np.asarray(same)
     scores = template_scores(pooled, first, second)
     if truth.shape != scores.shape or truth.dtype != np.bool_:
         raise VisardError(f"same: expected {len(scores)} booleans, got {truth.dtype} {truth.shape}")
-    return roc_of(scores[truth], scores[~truth], far=far, rule=rule)
+    return roc_of(scores[truth], scores[~truth], far=far)
 
 
 def template_scores(pooled: Pooled, first: Any, second: Any) -> Floats:
@@ -241,11 +239,10 @@ def search_galleries(
     *,
     ranks: tuple[int, ...] = RANKS,
     fpir: tuple[float, ...] = FPIR,
-    legacy: bool = True,
 ) -> Search:
     """Search all probes in each gallery on its own; galleries and probes are (template numbers, subjects).
 
-    The `legacy` rule is added where every subject has one template in all galleries together, as it demands.
+    The rule of old evaluations is added where every subject has one template in all galleries together, as it demands.
     """
     if not galleries:
         raise UsageError("galleries: none given")
@@ -262,7 +259,7 @@ def search_galleries(
     rank = {k: sum(result.rank[k] for result in found.values()) / len(found) for k in ranks}
     subjects = np.concatenate([_subjects(gallery, "gallery") for gallery in galleries.values()])
     once = len(np.unique(subjects)) == len(subjects)
-    old = search_legacy(pooled, galleries, probes, ranks=ranks, fpir=fpir) if legacy and once else None
+    old = search_legacy(pooled, galleries, probes, ranks=ranks, fpir=fpir) if once else None
     return Search(found, rank, tpir, old)
 
 
