@@ -242,12 +242,12 @@ class Settings(Section):
             plain["model"]["frozen_norm"] = self.frozen_norm
         else:
             del plain["model"]["frozen_norm"]
-        unsaid: tuple[str, ...] = () if self.model.is_cut else ("train",)  # the default is left out: all of it trains
+        left_out: tuple[str, ...] = () if self.model.is_cut else ("train",)  # the default is left out: all of it trains
         if not self.model.fresh:
-            unsaid += ("fresh",)
+            left_out += ("fresh",)
         if not self.model.is_cut or self.model.rank:
-            unsaid += ("cache", "cache_in")  # there are no activations to keep
-        plain["model"] = {k: v for k, v in plain["model"].items() if k not in unsaid}
+            left_out += ("cache", "cache_in")  # there are no activations to keep
+        plain["model"] = {k: v for k, v in plain["model"].items() if k not in left_out}
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the default is left out: the plain mean
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}

@@ -147,10 +147,10 @@ def far_point(steps: Steps, target: float) -> tuple[FarPoint, set[int]]:
     return FarPoint(target, true / G, false / N, threshold, true, false, target * N < 10), missing
 
 
-def curve(steps: Steps, points: int = 200) -> Curve:
-    """About `points` exact corners, at the last corner below each of the log-spaced rates from 1 / N to 1."""
+def curve(steps: Steps) -> Curve:
+    """About 200 exact corners, at the last corner below each of the log-spaced rates from 1 / N to 1."""
     N, G = steps.impostors, steps.genuine
-    wanted = np.floor(np.geomspace(1.0, N, points) + 1e-6).astype(np.int64) if N > 1 else np.array([1])
+    wanted = np.floor(np.geomspace(1.0, N, 200) + 1e-6).astype(np.int64) if N > 1 else np.array([1])
     index = np.searchsorted(steps.false, np.unique(np.concatenate([[0], wanted])), side="right") - 1
     index = np.unique(np.concatenate([[0], index]))
     return Curve(
