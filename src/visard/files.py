@@ -302,7 +302,7 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def items(value: Any) -> list[Any]:
+def json_list(value: Any) -> list[Any]:
     """A JSON list, or an empty one for anything else."""
     return value if isinstance(value, list) else []
 
