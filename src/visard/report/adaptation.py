@@ -109,9 +109,9 @@ def _name(test: dict[str, Any]) -> str:
     )
 
 
-def points(value: float | None, digits: int = 1) -> str:
+def points(value: float | None) -> str:
     """A difference of shares in percentage points, with its sign."""
-    return NO_VALUE if value is None else f"{100 * value:+.{digits}f}"
+    return NO_VALUE if value is None else f"{100 * value:+.1f}"
 
 
 def _difference(change: dict[str, Any]) -> float | None:
