@@ -77,6 +77,8 @@ def test_equation_9_with_literal_numbers() -> None:
     # d reg / d cos = -2 (v - d) d' = 1, twice; the part of w_2 across w_1 is (0, 0.8)
     expected = torch.tensor([[0.0, 2 * 0.8], [2 * (1 - 0.36), 2 * -0.48], [0.0, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(gradient(W, how), expected)
+    torch.testing.assert_close(gradient(W, replace(how, reduction="mean")), expected / 6)
+    torch.testing.assert_close(gradient(W, replace(how, reduction="per_class")), expected / 2)
     moved = spread_out(W, replace(how, weight=0.1))
     torch.testing.assert_close(moved[0], torch.tensor(unit([1.0, -0.16]), dtype=torch.float64))
     torch.testing.assert_close(moved[1], torch.tensor(unit([0.6 - 0.128, 0.8 + 0.096]), dtype=torch.float64))
