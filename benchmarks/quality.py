@@ -84,7 +84,7 @@ def rejecting(
             kept = np.ones(len(score), bool)
             kept[np.argsort(score, kind="stable")[: round(rejected * len(score))]] = False
             found = rates(kept)
-        spread, apart = interval(found[1:], 0.95, "identity"), interval(found[1:] - every[1:], 0.95, "identity")
+        spread, apart = interval(found[1:], "identity"), interval(found[1:] - every[1:], "identity")
         difference = None if score is None else (apart.low, apart.high)
         lines.append(Line(name, float(found[0]), spread.low, spread.high, difference))
     return lines

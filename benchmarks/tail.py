@@ -40,10 +40,9 @@ from visard.engines.watchers import Watchers
 from visard.engines.world import World, make_world
 from visard.learning.features import input_batch
 from visard.learning.heads import build_head
-from visard.learning.train import Training, train
+from visard.learning.train import Training, keep_statistics, train
 from visard.models.cut import Trunk
 from visard.models.files import save_model
-from visard.models.frozen_norm import keep_statistics
 from visard.numerics import Numerics
 from visard.processes import cores
 from visard.report.run_folder import EventLog

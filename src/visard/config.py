@@ -242,12 +242,12 @@ class Settings(Section):
             plain["model"]["frozen_norm"] = self.frozen_norm
         else:
             del plain["model"]["frozen_norm"]
-        unsaid: tuple[str, ...] = () if self.model.is_cut else ("train",)  # the default is left out: all of it trains
+        left_out: tuple[str, ...] = () if self.model.is_cut else ("train",)  # the default is left out: all of it trains
         if not self.model.fresh:
-            unsaid += ("fresh",)
+            left_out += ("fresh",)
         if not self.model.is_cut or self.model.rank:
-            unsaid += ("cache", "cache_in")  # there are no activations to keep
-        plain["model"] = {k: v for k, v in plain["model"].items() if k not in unsaid}
+            left_out += ("cache", "cache_in")  # there are no activations to keep
+        plain["model"] = {k: v for k, v in plain["model"].items() if k not in left_out}
         plain["method"] = {"name": METHODS.name_of(self.method), **dataclasses.asdict(self.method)}  # type: ignore[call-overload]
         if self.aggregation != Mean():  # the default is left out: the plain mean
             plain["aggregation"] = {"rule": RULES.name_of(self.aggregation), **dataclasses.asdict(self.aggregation)}
@@ -284,14 +284,34 @@ class Settings(Section):
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-LATER = (  # settings inside a setting of a method, and the value at which each changes nothing
-    ("negatives_by", "correction", 1.0),
-    ("clustering", "min_quality", 0),
-    ("clustering", "min_separation", -1),
-    ("clustering", "apart", 0),
-    ("contrast", "norm", "running"),
-    ("personalise", "vectors", "kept"),
+# (path, value) of settings that came after runs were made, and the value at which each changes nothing
+LATER: tuple[tuple[str, Any], ...] = (
+    ("numerics.deterministic", False),
+    ("evaluation.fmr", EvaluationSettings.model_fields["fmr"].default),
+    ("evaluation.tuning.between", "test"),
+    ("evaluation.tuning.flip", True),
+    ("aggregation.dp.unit", "client"),
+    ("partition.exclude", []),
+    ("partition.without", []),
+    ("method.mask_absent", True),
+    ("method.in_turn", 1),
+    ("method.refresh_head", False),
+    ("method.target_batch", 0),
+    ("method.target_dropout", True),
+    ("method.target_entropy", 0),
+    ("method.negatives_by.correction", 1.0),
+    ("method.clustering.min_quality", 0),
+    ("method.clustering.min_separation", -1),
+    ("method.clustering.apart", 0),
+    ("method.contrast.norm", "running"),
+    ("method.personalise.vectors", "kept"),
 )
+LATER_OF_METHODS: dict[str, tuple[tuple[str, Any], ...]] = {
+    "pretrain": (("method.head_start", "random"),),
+    "fedface": (("method.vectors_lr", None),),
+    "fedfr-da": (("method.participation", 1),),
+    "hf-maml": (("method.training.momentum", 0),),
+}
 
 
 def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
@@ -299,44 +319,15 @@ def _leave_out_later(content: dict[str, Any], frozen_norm: bool) -> None:
     method = content["method"]
     if not frozen_norm:
         content["model"].pop("frozen_norm", None)
-    if not content["numerics"]["deterministic"]:
-        del content["numerics"]["deterministic"]
-    if content["evaluation"]["fmr"] == EvaluationSettings.model_fields["fmr"].default:
-        del content["evaluation"]["fmr"]
-    if (dp := content.get("aggregation", {}).get("dp")) is not None and dp.get("unit") == "client":
-        del dp["unit"]
-    if content["evaluation"]["tuning"]["between"] == "test":
-        del content["evaluation"]["tuning"]["between"]
-    for name in ("exclude", "without"):
-        if not content["partition"][name]:
-            del content["partition"][name]
-    if content["evaluation"]["tuning"]["flip"]:
-        del content["evaluation"]["tuning"]["flip"]
-    if method.get("mask_absent"):
-        del method["mask_absent"]
-    if method["name"] == "pretrain" and method.get("head_start") == "random":
-        del method["head_start"]
-    if method.get("in_turn") == 1:
-        del method["in_turn"]
-    if method.get("refresh_head") is False:
-        del method["refresh_head"]
-    if method.get("target_batch") == 0:
-        del method["target_batch"]
-    if method.get("target_dropout"):
-        del method["target_dropout"]
-    if method.get("target_entropy") == 0:
-        del method["target_entropy"]
-    if method["name"] == "fedface" and method.get("vectors_lr") is None:
-        method.pop("vectors_lr", None)
     if method.get("negatives") == "none":
         del method["negatives"], method["negatives_by"]
-    if method["name"] == "fedfr-da" and method["participation"] == 1:
-        del method["participation"]
-    for part, name, off in LATER:
-        if method.get(part, {}).get(name) == off:
-            del method[part][name]
-    if method["name"] == "hf-maml" and not method["training"]["momentum"]:
-        del method["training"]["momentum"]
+    for path, value in (*LATER, *LATER_OF_METHODS.get(method["name"], ())):
+        *sections, name = path.split(".")
+        section = content
+        for part in sections:
+            section = section.get(part, {})
+        if name in section and section[name] == value:
+            del section[name]
     for part in method.values():
         if isinstance(part, dict) and "amount" in part and part.get("optimiser") == "sgd":
             del part["optimiser"]

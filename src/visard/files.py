@@ -302,6 +302,11 @@ def mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def json_list(value: Any) -> list[Any]:
+    """A JSON list, or an empty one for anything else."""
+    return value if isinstance(value, list) else []
+
+
 def cache_folder() -> Path:
     """$VISARD_CACHE, or visard in the user's cache folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -17,8 +17,8 @@ from visard import models
 from visard.config import HEADING, Settings, load, parse
 from visard.errors import UsageError
 from visard.learning.objective import still_statistics
+from visard.learning.train import keep_statistics
 from visard.models.files import save_model
-from visard.models.frozen_norm import keep_statistics
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 AVERAGING = ("fedavg", "hf-maml", "fedfr-da", "fedfr-joint", "central", "finetune", "dan", "encrypted-mmd")

@@ -49,8 +49,8 @@ def toy(folder: Path) -> None:
     finally:
         net.close()
     states_now = {c: states.client_state(c) for c in world.clients}
-    told = {"w": server.w.tolist(), "problems": net.traffic.problems, "states": states_now}
-    (folder / "toy.json").write_text(json.dumps(told))
+    result = {"w": server.w.tolist(), "problems": net.traffic.problems, "states": states_now}
+    (folder / "toy.json").write_text(json.dumps(result))
 
 
 @contextmanager

@@ -35,7 +35,7 @@ TRAINING = OneStep(lr=0.3, weight_decay=0.01, momentum=0.9)
 FEDFACE = FedFace(rounds=4, training=TRAINING, spread=SpreadOut(weight=1.0, margin=0.9))
 
 
-def phones(folder: str, people: int = 14) -> World:
+def one_identity_each(folder: str, people: int = 14) -> World:
     """One person on each client, two public people, networks with batch norm whose weights are given."""
     where = Path(folder) / "faces"
     faces = FaceSet.open(where) if where.exists() else noise_faces(where, people + 5, images=5)
@@ -52,9 +52,9 @@ def phones(folder: str, people: int = 14) -> World:
     return world
 
 
-def phones_and_method(folder: str, training: dict[str, Any] | None = None) -> tuple[World, FedFace]:
+def world_and_method(folder: str) -> tuple[World, FedFace]:
     """What a worker of the pool builds."""
-    return phones(folder), FEDFACE
+    return one_identity_each(folder), FEDFACE
 
 
 class OneByOne(LocalNetwork):
@@ -103,7 +103,7 @@ def small_cohorts(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["all pictures", "some pictures, half of the clients", "random fixed vectors", "enrolled"],
 )
 def test_a_cohort_equals_its_clients_one_by_one(tmp_path: Path, method: FedFace) -> None:
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     assert len(list(cohorts(world, [Request(client=c) for c in world.training]))) > 3
     together, alone = engine(tmp_path, world), engine(tmp_path, world, OneByOne)
     a, b = run(together, method), run(alone, method)
@@ -119,7 +119,7 @@ def test_a_cohort_equals_its_clients_one_by_one(tmp_path: Path, method: FedFace)
 @contextmanager
 def pool(folder: Path, world: World) -> Iterator[PoolNetwork]:
     states = Checkpoint(folder / "pool", "cohort")
-    recipe = Recipe("tests.engines.test_cohort:phones_and_method", {"folder": str(folder)})
+    recipe = Recipe("tests.engines.test_cohort:world_and_method", {"folder": str(folder)})
     net = PoolNetwork(world, states, Ledger(states.ledger), recipe, 2)
     try:
         yield net
@@ -130,7 +130,7 @@ def pool(folder: Path, world: World) -> Iterator[PoolNetwork]:
 @pytest.mark.usefixtures("small_cohorts")
 @pytest.mark.usefixtures("quick_children")
 def test_the_pool_shares_a_cohort_out_and_gives_the_same_bits(tmp_path: Path) -> None:
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     expected = run(engine(tmp_path, world), FEDFACE)
     with pool(tmp_path, world) as net:
         got = run(net, FEDFACE)
@@ -141,7 +141,7 @@ def test_the_pool_shares_a_cohort_out_and_gives_the_same_bits(tmp_path: Path) ->
 
 @pytest.mark.usefixtures("small_cohorts")
 def test_one_bad_client_of_a_cohort_loses_only_itself(tmp_path: Path) -> None:
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     bad = world.training[4]
     data = world.clients[bad]
     none = data.train.take([])
@@ -157,7 +157,7 @@ def test_one_bad_client_of_a_cohort_loses_only_itself(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("small_cohorts")
 @pytest.mark.usefixtures("quick_children")
 def test_a_pool_finds_the_bad_client_of_a_cohort_too(tmp_path: Path) -> None:
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     message = Down(world.new_weights(), None, 0.1)
     asked = dict.fromkeys(world.training, message)
     bad = world.training[2]
@@ -198,7 +198,7 @@ class Watched(LocalNetwork):
 
 def test_client_i_never_gets_another_row(tmp_path: Path) -> None:
     """Partial participation, and a client that is away for a while: rows stay with their owners, on both ways."""
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     net = engine(tmp_path, world, Watched)
     assert isinstance(net, Watched)
     method = FedFace(rounds=9, training=TRAINING, participation=0.4, spread=SpreadOut(weight=0.5, margin=0.9))
@@ -232,8 +232,8 @@ def test_client_i_never_gets_another_row(tmp_path: Path) -> None:
 
 
 def test_untrained_batch_norm_is_refused_and_one_identity_may_not_train_it(tmp_path: Path) -> None:
-    world = phones(str(tmp_path))
-    fresh = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
+    fresh = one_identity_each(str(tmp_path))
     fresh.start_from = None
     with pytest.raises(UsageError, match="it is untrained: give model.weights"):
         FEDFACE.start(fresh.setup())
@@ -244,14 +244,14 @@ def test_untrained_batch_norm_is_refused_and_one_identity_may_not_train_it(tmp_p
 
 
 def test_enrolling_makes_all_class_vectors_and_trains_nothing(tmp_path: Path) -> None:
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     s = run(engine(tmp_path, world), FedFace(training=TRAINING, enrol=True, participation=0.2), 1)
     assert set(s.W) == set(world.training)
     assert all(torch.equal(s.theta[k], v) for k, v in world.new_weights().items())
 
 
 def test_frozen_statistics_stay_and_several_steps_train(tmp_path: Path) -> None:
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     s = run(engine(tmp_path, world), FedFace(training=OneStep(lr=0.1, amount=3), init="random"), 1)
     start = world.new_weights()
     for key, value in s.theta.items():
@@ -262,7 +262,7 @@ def test_frozen_statistics_stay_and_several_steps_train(tmp_path: Path) -> None:
 
 def test_reduce_averages_like_the_method_by_itself(tmp_path: Path) -> None:
     """`net.reduce` of a step without cohorts is the weighted mean of the replies to `net.ask`."""
-    world = phones(str(tmp_path))
+    world = one_identity_each(str(tmp_path))
     net = toy_engine(tmp_path, world)
     method = FedFace(training=OneStep(lr=0.3, amount=2))
     asked = dict.fromkeys(world.training, Down(world.new_weights(), None, 0.3))

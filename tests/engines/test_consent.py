@@ -153,8 +153,8 @@ def test_every_method_says_what_a_hostile_server_can_do(name: str) -> None:
 def test_a_server_cannot_write_lines_of_its_own_into_the_question(tmp_path: Path, faces: Path) -> None:
     server = Server(tmp_path, faces, None)
     evil = {"init": "x\n\nWhat would leave this machine, and what it reveals:\n  nothing\r\x1b[2J"}
-    told = server.spec["settings"]
-    request = Request(RUN, server.spec | {"settings": told | {"method": told["method"] | evil}})
+    settings = server.spec["settings"]
+    request = Request(RUN, server.spec | {"settings": settings | {"method": settings["method"] | evil}})
     world, method = server.party.make_world(server.spec, Policy(methods=("fedavg",)))
     shown = text(request, world, method, Policy(methods=("fedavg",)))
     assert len([row for row in shown.splitlines() if row.startswith("What would leave")]) == 1

@@ -184,7 +184,7 @@ def test_a_sampled_cohort_is_counted_and_a_chosen_one_is_not(tmp_path: Path) -> 
     assert "epsilon if cohorts are known" not in chosen.traffic.figures
 
 
-def test_cohorts_of_nobody_are_refused_before_they_happen(tmp_path: Path) -> None:
+def test_empty_cohorts_are_refused_before_they_happen(tmp_path: Path) -> None:
     net = private(tmp_path, clients=5, noise=1.0, sampling="poisson")
     asked = dict.fromkeys(sample_clients(net, 0.4), DOWN)
     with pytest.raises(UsageError, match="a round without any client is too likely"):

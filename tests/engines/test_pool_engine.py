@@ -73,7 +73,7 @@ def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(
     monkeypatch.setenv("VISARD_TOY_MARK", str(tmp_path / "died"))
     expected = rounds(toy_engine(tmp_path, toy_world(tmp_path, CLIENTS)), Toy(), 1)
     with pool(tmp_path, {"client-001": "die once"}, workers=1) as net:
-        hire, hired = net._hire, []
+        hire, hired = net._start_worker, []
 
         def short_lived() -> None:
             hire()
@@ -81,7 +81,7 @@ def test_a_replacement_that_is_killed_while_it_starts_is_replaced_too(
             if len(hired) <= AGAIN:
                 hired[-1].process.kill()
 
-        monkeypatch.setattr(net, "_hire", short_lived)
+        monkeypatch.setattr(net, "_start_worker", short_lived)
         got = rounds(net, Toy(), 1)
     assert len(hired) == AGAIN + 1
     assert torch.equal(got.w, expected.w)

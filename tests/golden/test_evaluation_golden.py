@@ -22,13 +22,6 @@ def test_tar_at_far_conservative() -> None:
     assert [p.threshold for p in roc.tar] == [0.6, 0.6, 0.4, 0.8]
 
 
-def test_tar_at_far_nearest() -> None:
-    """FAR values on offer: 0, 0.1, 0.3, ...; 0.2 is as near to 0.1 as to 0.3, the larger is taken."""
-    roc = roc_of(GENUINE, IMPOSTOR, far=(0.19, 0.2, 0.04), rule="nearest")
-    assert [p.far_reached for p in roc.tar] == [0.1, 0.3, 0.0]
-    assert [p.tar for p in roc.tar] == [0.75, 1.0, 0.5]
-
-
 def test_equal_error_rate() -> None:
     """At 0.6: FAR 0.1, FRR 0.25; at 0.5: FAR 0.3, FRR 0.25. Between them FAR = FRR = 0.25."""
     assert roc_of(GENUINE, IMPOSTOR).eer == pytest.approx(0.25, abs=1e-15)

@@ -22,19 +22,16 @@ STREAM = Limits(keep_all=0, chunk=5_000, tile=64)
 
 @settings(deadline=None)
 @given(SCORES, SCORES)
-def test_rules_agree_with_scikit_learn(genuine: list[float], impostor: list[float]) -> None:
+def test_rates_agree_with_scikit_learn(genuine: list[float], impostor: list[float]) -> None:
     gen, imp = np.array(genuine, np.float32), np.array(impostor, np.float32)
     truth, scores = np.r_[np.ones(len(gen)), np.zeros(len(imp))], np.r_[gen, imp]
     fpr, tpr, _ = roc_curve(truth, scores, drop_intermediate=False)
-    near_fpr, near_tpr, _ = roc_curve(truth, scores)
-    roc, near = roc_of(gen, imp, far=FAR), roc_of(gen, imp, far=FAR, rule="nearest")
+    roc = roc_of(gen, imp, far=FAR)
     assert np.isclose(roc.auc, roc_auc_score(truth, scores), atol=1e-12, rtol=0)
-    for point, other in zip(roc.tar, near.tar, strict=True):
+    for point in roc.tar:
         assert point.tar == tpr[fpr <= point.far].max()
-        assert other.tar == near_tpr[::-1][np.argmin(np.abs(near_fpr[::-1] - other.far))]
-        for p in (point, other):
-            assert p.far_reached == np.mean(imp >= np.float32(p.threshold))
-            assert p.tar == np.mean(gen >= np.float32(p.threshold))
+        assert point.far_reached == np.mean(imp >= np.float32(point.threshold))
+        assert point.tar == np.mean(gen >= np.float32(point.threshold))
 
 
 @settings(deadline=None)
@@ -51,18 +48,18 @@ def test_figures_are_ordered_and_bounded(genuine: list[float], impostor: list[fl
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 2**32 - 1), st.integers(3, 150), st.integers(1, 40), st.sampled_from(["conservative", "nearest"]))
-def test_order_of_rows_and_settings_change_nothing(seed: int, n: int, dim: int, rule: str) -> None:
+@given(st.integers(0, 2**32 - 1), st.integers(3, 150), st.integers(1, 40))
+def test_order_of_rows_and_settings_change_nothing(seed: int, n: int, dim: int) -> None:
     rng = np.random.default_rng(seed)
     identity = np.r_[0, 0, 1, rng.integers(0, max(2, n // 4), size=n - 3)]
     features = rng.standard_normal((n, dim)).astype(np.float32)
     features += rng.standard_normal((int(identity.max()) + 1, dim)).astype(np.float32)[identity]
     features[rng.random(n) < 0.2] = features[0]  # repeated pictures: tied scores
-    expected = stream_roc(features, identity, far=FAR, rule=rule)
+    expected = stream_roc(features, identity, far=FAR)
     order = rng.permutation(n)
     for limits in (Limits(), STREAM, dataclasses.replace(STREAM, keep_guessed=0, threads=2)):
-        assert stream_roc(features[order], identity[order], far=FAR, rule=rule, limits=limits).tar == expected.tar
-        got = stream_roc(features[order], identity[order], far=FAR, rule=rule, limits=limits)
+        assert stream_roc(features[order], identity[order], far=FAR, limits=limits).tar == expected.tar
+        got = stream_roc(features[order], identity[order], far=FAR, limits=limits)
         assert (got.eer, got.eer_threshold, got.auc, got.histogram) == (
             expected.eer,
             expected.eer_threshold,

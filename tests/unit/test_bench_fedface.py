@@ -154,8 +154,8 @@ def test_ijbc_stands_beside_the_papers_figures(tmp_path: Path, monkeypatch: pyte
     probes = files / "meta" / "ijbc_1N_probe_mixed.csv"
     probes.write_text(probes.read_text() + "4,300,img/5.jpg,3\n")  # somebody of the second gallery too
     faces = FaceSet.open(import_faces("ijb", files, tmp_path / "data" / "ijbc").path)
-    told = evaluate(load_model(run / "model.safetensors"), faces, protocols=("ijb",)).to_dict()["ijb"]["mean"]
+    result = evaluate(load_model(run / "model.safetensors"), faces, protocols=("ijb",)).to_dict()["ijb"]["mean"]
     names = ("tar@far=1e-05", "tar@far=0.0001", "tpir@fpir=0.01", "tpir@fpir=0.1")
-    assert [metric_of(c, run) for c in IJBC] == [told[name] for name in names]
+    assert [metric_of(c, run) for c in IJBC] == [result[name] for name in names]
     (table,) = (t for t in find("fedfr-joint", "paper").tables if "IJB-C" in t.title)
     assert table.paper["FedAvg"]["TAR @ FAR 1e-05"] == 73.79

@@ -280,8 +280,8 @@ def test_workers_are_spread_over_the_devices(monkeypatch: pytest.MonkeyPatch, tm
     engine = PoolNetwork(world, states, None, Recipe("a:b", {}), 6, ["cuda:0", "cuda:1", "cuda:2"])  # type: ignore[arg-type]
     assert sorted(made) == ["cuda:0", "cuda:0", "cuda:1", "cuda:1", "cuda:2", "cuda:2"]
     lost = engine.workers[1]
-    engine._fire(lost)
-    engine._hire()
+    engine._stop_worker(lost)
+    engine._start_worker()
     assert made[-1] == lost.device
     engine.close()
 

@@ -51,7 +51,7 @@ def test_the_same_question_gets_the_same_noise() -> None:
     assert torch.equal(heard[0], heard[2])
 
 
-def test_every_batch_has_noise_of_its_own_which_nobody_else_can_make() -> None:
+def test_every_batch_has_noise_of_its_own_which_no_other_client_can_make() -> None:
     net, how = wire(1, 4), method(noise=LOUD)
     how.round(start(how, net), net)
     mine, yours = (Session.from_state(net.parties[c].state["session"]) for c in ("s0", "t"))

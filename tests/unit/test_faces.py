@@ -89,8 +89,8 @@ def test_fingerprint_is_stable_and_sees_changes(tmp_path: Path, faces: FaceSet) 
 
 
 def test_describe_counts(faces: FaceSet) -> None:
-    told = describe(faces)
-    assert (told["pictures"], told["identities"], told["pictures_per_identity"]) == (8, 4, [1, 2.0, 3])
+    result = describe(faces)
+    assert (result["pictures"], result["identities"], result["pictures_per_identity"]) == (8, 4, [1, 2.0, 3])
 
 
 def test_fewer_rows_than_announced(tmp_path: Path) -> None:

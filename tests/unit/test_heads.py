@@ -104,13 +104,13 @@ def test_initialisation_follows_the_default_generator() -> None:
     assert weight(1).norm(dim=1).mean() == pytest.approx(1.0, abs=0.05)
 
 
-def test_sphereface2_label_of_nobody() -> None:
+def test_sphereface2_label_of_no_class() -> None:
     """-1 is a negative for all classes: its loss equals that of a stranger and pulls no class closer."""
     head = SphereFace2(4, 8)
     features = torch.randn(1, 8, requires_grad=True)
-    nobody = head.loss(features, torch.tensor([-1]))
+    no_class = head.loss(features, torch.tensor([-1]))
     cos_before = head.logits(features).detach()
-    (gradient,) = torch.autograd.grad(nobody, features)
+    (gradient,) = torch.autograd.grad(no_class, features)
     after = head.logits(features.detach() - 1e-2 * gradient / gradient.norm())
     assert torch.logsumexp(after, 1) < torch.logsumexp(cos_before, 1)
     with pytest.raises(VisardError, match="label -1"):
@@ -148,7 +148,7 @@ def test_wrong_input_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_masked_label_of_nobody_is_allowed() -> None:
+def test_masked_label_of_no_class_is_allowed() -> None:
     mask = torch.tensor([True, True, True, False])
     assert torch.isfinite(SphereFace2(4, 8).loss(torch.randn(2, 8), torch.tensor([-1, 0]), mask))
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from visard.cli import commands, main
-from visard.cli.deploy import Log, reporting, teller
+from visard.cli.deploy import Log, reporter, reporting
 from visard.deployment.health import Health
 from visard.errors import UsageError, VisardError
 
@@ -63,7 +63,7 @@ def test_nothing_there_is_not_well(
 
 
 def test_a_log_of_json_has_an_object_in_each_line(capsys: pytest.CaptureFixture[str]) -> None:
-    teller(Log.json)("a party said \x1b[31m\n and more")
+    reporter(Log.json)("a party said \x1b[31m\n and more")
     with pytest.raises(BaseException) as ended, reporting(Log.json):
         raise VisardError("the disk is full")
     assert getattr(ended.value, "exit_code", None) == 1

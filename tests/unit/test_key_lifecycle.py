@@ -70,7 +70,7 @@ def test_an_entry_is_no_certificate_of_a_server_and_the_other_way_round(keys: Pa
     assert not entry.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
 
 
-def test_what_another_ca_or_nobody_has_signed_is_refused_and_named(keys: Path, tmp_path: Path) -> None:
+def test_an_entry_of_another_ca_or_without_a_signature_is_refused_and_named(keys: Path, tmp_path: Path) -> None:
     asked = signed(keys, tmp_path / "good")
     other = Ca.make()
     nodes = keys / "server" / "nodes"
@@ -242,16 +242,16 @@ def test_the_commands(
         ("--ca", str(keys / "ca"), "--keys", str(keys / "server")),
     )
     assert run(monkeypatch, "request", "--out", str(home), "--node", "1", "--role", "house-1") == 0
-    told = capsys.readouterr().out.split()[-1]
+    fingerprint = capsys.readouterr().out.split()[-1]
     csr = str(home / "node-1.csr")
     assert run(monkeypatch, "sign", csr, *there, "--out", out) == 2
     assert "there is no terminal to ask at" in capsys.readouterr().err
     assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", "0" * 64) == 1
     assert "is refused: its key is not the one with the fingerprint 000" in capsys.readouterr().err
-    assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", told[:16]) == 2
+    assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", fingerprint[:16]) == 2
     assert "give the whole of it, 64 characters" in capsys.readouterr().err
     assert not list((keys / "server" / "nodes").iterdir())
-    read = " ".join(told[i : i + 4] for i in range(0, 64, 4)).upper()
+    read = " ".join(fingerprint[i : i + 4] for i in range(0, 64, 4)).upper()
     assert run(monkeypatch, "sign", csr, *there, "--out", out, "--fingerprint", read, "--days", "30") == 0
     for name in ("ca.crt", "node-1.crt"):
         (home / name).write_bytes((Path(out) / name).read_bytes())
@@ -265,11 +265,11 @@ def test_the_commands(
     monkeypatch.setattr("visard.cli.console.console._width", 80)
     assert run(monkeypatch, "show", "--keys", str(keys / "server")) == 0
     shown = capsys.readouterr().out
-    assert f"node-1: {told}\n" in shown, "whole in a narrow terminal, to be copied"
+    assert f"node-1: {fingerprint}\n" in shown, "whole in a narrow terminal, to be copied"
     assert shown.count("revoked on") == 2
 
 
-def test_nobody_else_gets_a_key_for_a_party_that_has_one(keys: Path, tmp_path: Path) -> None:
+def test_only_the_party_itself_gets_another_key(keys: Path, tmp_path: Path) -> None:
     """A request in the name of another party, whose roles it would get: the fingerprint of its own key is right."""
     signed(keys, tmp_path / "one")
     other = key_lifecycle.request(tmp_path / "other", "1", ["house-1"])

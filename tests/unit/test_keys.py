@@ -35,16 +35,16 @@ pytestmark = pytest.mark.flower
 def test_a_number_that_has_roles_is_never_given_again(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-2": ("house-2",)}))
     (tmp_path / "keys" / "server" / "nodes" / "node-2.pub").unlink()
-    told = add_party(tmp_path / "keys" / "server", tmp_path / "late", [])
-    assert "--node 3" in told[tmp_path / "late"]
-    assert "house-2" not in told[tmp_path / "late"]
+    purposes = add_party(tmp_path / "keys" / "server", tmp_path / "late", [])
+    assert "--node 3" in purposes[tmp_path / "late"]
+    assert "house-2" not in purposes[tmp_path / "late"]
 
 
 def test_a_party_that_comes_later_gets_the_next_number_and_its_roles(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-1": ("house-1",)}))
-    told = add_party(tmp_path / "keys" / "server", tmp_path / "late", ["house-3"])
-    assert list(told) == [tmp_path / "late"]
-    assert "--node 3 --role house-3" in told[tmp_path / "late"]
+    purposes = add_party(tmp_path / "keys" / "server", tmp_path / "late", ["house-3"])
+    assert list(purposes) == [tmp_path / "late"]
+    assert "--node 3 --role house-3" in purposes[tmp_path / "late"]
     server, own = ServerKeys.load(tmp_path / "keys"), PartyKeys.load(tmp_path / "late", "3")
     assert list(server.parties) == ["node-1", "node-2", "node-3"]
     assert server.assignment.of == {"node-1": ("house-1",), "node-3": ("house-3",)}
@@ -59,8 +59,8 @@ def test_a_party_that_comes_later_gets_the_next_number_and_its_roles(tmp_path: P
 
 
 def test_roles_are_bound_to_keys_that_exist(tmp_path: Path) -> None:
-    told = make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-1": ("house-1",)}))
-    assert "it has none yet: visard keys bind" in told[tmp_path / "keys" / "node-2"]
+    purposes = make_keys(tmp_path / "keys", 2, ["server.example"], Assignment({"node-1": ("house-1",)}))
+    assert "it has none yet: visard keys bind" in purposes[tmp_path / "keys" / "node-2"]
     bind_roles(tmp_path / "keys" / "server", ["2=house-2", "1=pool", "1=house-1"])
     bound = {"node-1": ("house-1", "pool"), "node-2": ("house-2",)}
     assert ServerKeys.load(tmp_path / "keys").assignment.of == bound

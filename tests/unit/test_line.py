@@ -63,6 +63,6 @@ def test_what_a_lost_worker_had_not_begun_comes_back_in_its_place() -> None:
     batch = line.next(0)
     assert positions(batch) == [0, 1, 2, 3, 4]
     line.back(batch[1:])
-    line.once_more(batch[0])
+    line.retry(batch[0])
     assert positions(line.next(0)) == [0], "alone"
     assert positions(line.next(0)) == [1, 2, 3, 4, 5]

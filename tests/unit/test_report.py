@@ -941,18 +941,18 @@ def test_replies_that_were_not_accepted_are_counted(tmp_path: Path) -> None:
     assert verdict.text in page_of(folder).text
 
 
-def test_refused_pictures_take_the_promise_away(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("refused", "level", "title"),
+    [
+        (reply("refused", parts=[["face", "pictures", 3072]]), "alarm", "Private data left the clients"),
+        (reply("refused", 5000, parts=[]), "caution", "Replies of unknown content left the clients"),
+    ],
+)
+def test_a_refused_reply_takes_the_promise_away(tmp_path: Path, refused: Any, level: str, title: str) -> None:
     folder = write_run(tmp_path / "run", rounds=6)
-    recorded(folder, reply("refused", parts=[["face", "pictures", 3072]]))
+    recorded(folder, refused)
     verdict = judge(add_up(read_run(folder)))
-    assert (verdict.level, verdict.title) == ("alarm", "Private data left the clients")
-
-
-def test_a_reply_that_could_not_be_read_takes_the_promise_away(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", rounds=6)
-    recorded(folder, reply("refused", 5000, parts=[]))
-    verdict = judge(add_up(read_run(folder)))
-    assert (verdict.level, verdict.title) == ("caution", "Replies of unknown content left the clients")
+    assert (verdict.level, verdict.title) == (level, title)
 
 
 def test_a_broken_record_takes_the_promise_away(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from sklearn.metrics import auc as sk_auc
 from sklearn.metrics import roc_curve
 
-from visard.errors import UsageError, VisardError
+from visard.errors import VisardError
 from visard.evaluation.grid import Grid, Tally, every_score
 from visard.evaluation.roc import BINS, Steps, allowed, area, bin_of, edges
 from visard.evaluation.scores import Limits, Roc, roc_of, stream_roc
@@ -43,14 +43,6 @@ def figures(roc: Roc) -> dict[str, object]:
     record = roc.to_dict()
     del record["passes"], record["curve"], record["histogram"]
     return record
-
-
-def insightface(genuine, impostor, target: float) -> float:
-    """TPR at the point of scikit-learn's curve whose FPR is nearest, searched from the far end."""
-    truth = np.r_[np.ones(len(genuine)), np.zeros(len(impostor))]
-    fpr, tpr, _ = roc_curve(truth, np.r_[genuine, impostor])
-    fpr, tpr = fpr[::-1], tpr[::-1]
-    return float(tpr[np.argmin(np.abs(fpr - target))])  # argmin takes the first of equals
 
 
 def slow_tar(genuine, impostor, target: float) -> float:
@@ -101,9 +93,6 @@ def test_scores_at_hand_match_the_definitions(name: str) -> None:
         assert point.tar == slow_tar(genuine, impostor, point.far)
         assert point.far_reached == np.mean(impostor >= point.threshold) <= point.far
         assert point.tar == np.mean(genuine >= point.threshold)
-    for point in roc_of(genuine, impostor, far=targets, rule="nearest").tar:
-        assert point.tar == insightface(genuine, impostor, point.far)
-        assert point.far_reached == np.mean(impostor >= point.threshold)
     assert roc.auc == pytest.approx(slow_auc(genuine, impostor), abs=1e-15)
     assert roc.eer == pytest.approx(slow_eer(genuine, impostor), abs=1e-15)
 
@@ -123,12 +112,11 @@ def test_a_rate_of_fewer_than_ten_impostors_is_unreliable() -> None:
     assert [p.unreliable for p in roc.tar] == [False, False, True]
 
 
-@pytest.mark.parametrize("rule", ["conservative", "nearest"])
 @pytest.mark.parametrize("noise", [0.3, 1.5, 4.0])
-def test_streaming_equals_scikit_learn(noise: float, rule: str) -> None:
+def test_streaming_equals_scikit_learn(noise: float) -> None:
     features, identity = faces(900, 60, noise=noise)
     genuine, impostor = split_scores(features, identity)
-    roc = stream_roc(features, identity, far=FAR, rule=rule, limits=STREAM)
+    roc = stream_roc(features, identity, far=FAR, limits=STREAM)
     truth = np.r_[np.ones(len(genuine)), np.zeros(len(impostor))]
     fpr, tpr, _ = roc_curve(truth, np.r_[genuine, impostor], drop_intermediate=False)
     assert (roc.genuine, roc.impostors) == (len(genuine), len(impostor))
@@ -138,10 +126,7 @@ def test_streaming_equals_scikit_learn(noise: float, rule: str) -> None:
     d0, d1 = fpr[crossing] + tpr[crossing] - 1, fpr[crossing + 1] + tpr[crossing + 1] - 1
     assert roc.eer == pytest.approx(fpr[crossing] + (fpr[crossing + 1] - fpr[crossing]) * -d0 / (d1 - d0), abs=1e-13)
     for point in roc.tar:
-        if rule == "conservative":
-            assert point.tar == tpr[fpr <= point.far].max()
-        else:
-            assert point.tar == insightface(genuine, impostor, point.far)
+        assert point.tar == tpr[fpr <= point.far].max()
         assert point.far_reached == np.mean(impostor >= point.threshold)
         assert point.tar == np.mean(genuine >= point.threshold)
 
@@ -158,13 +143,12 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("rule", ["conservative", "nearest"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_change_no_figure(name: str, rule: str) -> None:
+def test_settings_change_no_figure(name: str) -> None:
     features, identity = faces(700, 40)
-    expected = stream_roc(features, identity, far=FAR, rule=rule, limits=STREAM)
+    expected = stream_roc(features, identity, far=FAR, limits=STREAM)
     limits = dataclasses.replace(STREAM, **SETTINGS[name])
-    got = stream_roc(features, identity, far=FAR, rule=rule, limits=limits)
+    got = stream_roc(features, identity, far=FAR, limits=limits)
     if got.auc_error:
         assert abs(got.auc - expected.auc) <= got.auc_error < 1e-3
         got = dataclasses.replace(got, auc=expected.auc, auc_error=0.0)
@@ -180,8 +164,7 @@ def test_wrong_guesses_cost_a_pass_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("kind", ["two points", "few values", "opposite", "orthogonal"])
-@pytest.mark.parametrize("rule", ["conservative", "nearest"])
-def test_streaming_with_heavy_ties(kind: str, rule: str) -> None:
+def test_streaming_with_heavy_ties(kind: str) -> None:
     rng = np.random.default_rng(3)
     n = 300
     features = {
@@ -193,10 +176,9 @@ def test_streaming_with_heavy_ties(kind: str, rule: str) -> None:
     identity = rng.integers(20, size=n) if kind != "orthogonal" else np.arange(n) % 16
     genuine, impostor = split_scores(features, identity)
     for limits in (STREAM, dataclasses.replace(STREAM, exact_auc_pairs=0, keep_guessed=0), Limits()):
-        roc = stream_roc(features, identity, far=(0.5, 0.1, 0.01), rule=rule, limits=limits)
-        assert figures(roc) | {"auc": 0, "auc_error": 0} == figures(
-            roc_of(genuine, impostor, far=(0.5, 0.1, 0.01), rule=rule)
-        ) | {"auc": 0, "auc_error": 0}
+        roc = stream_roc(features, identity, far=(0.5, 0.1, 0.01), limits=limits)
+        expected = roc_of(genuine, impostor, far=(0.5, 0.1, 0.01))
+        assert figures(roc) | {"auc": 0, "auc_error": 0} == figures(expected) | {"auc": 0, "auc_error": 0}
         assert abs(roc.auc - roc_of(genuine, impostor).auc) <= roc.auc_error + 1e-15
 
 
@@ -305,8 +287,6 @@ def test_bad_input_is_one_line(features, identity, message: str) -> None:
 
 
 def test_wrong_settings_are_one_line() -> None:
-    with pytest.raises(UsageError, match="rule: 'best'"):
-        stream_roc(GOOD, np.array([0, 0, 1, 1]), rule="best")
     for far in (0.0, 1.5, math.nan):
         with pytest.raises(VisardError, match=r"not in \(0, 1\]"):
             stream_roc(GOOD, np.array([0, 0, 1, 1]), far=(far,))

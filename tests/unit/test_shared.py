@@ -57,7 +57,7 @@ def test_what_messages_share_is_written_once(tmp_path: Path) -> None:
     bundle.close()
 
 
-def test_a_reader_that_scribbles_harms_nobody(tmp_path: Path) -> None:
+def test_a_reader_that_writes_changes_no_other_copy(tmp_path: Path) -> None:
     bundle = Bundle(tmp_path / "x")
     tree = bundle.tree(torch.ones(4))
     build(tree, Tensor, Mapped(tmp_path / "x")).zero_()

@@ -172,8 +172,8 @@ def test_identity_weights_multiply() -> None:
 def test_identity_bootstrap_is_wider_when_persons_differ() -> None:
     hits = np.array([100, 0] * 20)
     totals = np.full(40, 100)
-    by_person = bootstrap_share(hits, totals, 400, 0, 0.95)
-    by_pair = bootstrap_share(np.repeat([1, 0], 2000), np.ones(4000, int), 400, 0, 0.95)
+    by_person = bootstrap_share(hits, totals, 400, 0)
+    by_pair = bootstrap_share(np.repeat([1, 0], 2000), np.ones(4000, int), 400, 0)
     assert by_person.high - by_person.low > 5 * (by_pair.high - by_pair.low)
 
 
@@ -241,7 +241,6 @@ SAME = IDS[PAIRS[:, 0]] == IDS[PAIRS[:, 1]]
         (lambda: verify_pairs(GOOD, PAIRS, np.ones(10, bool)), "no impostor pairs"),
         (lambda: verify_pairs(GOOD, PAIRS, np.arange(10) < 5, identity=IDS), "contradicts the identities"),
         (lambda: verify_pairs(GOOD, PAIRS, np.arange(10) < 5, folds=11), "folds: 11"),
-        (lambda: verify_pairs(GOOD, PAIRS, np.arange(10) < 5, folds=5, level=1.0), "confidence level"),
         (lambda: summarise({}), "no clients"),
     ],
 )

@@ -58,7 +58,7 @@ class Compress(Postprocessor):
         changes = {}
         for field, sent, value in _weights(message, reply):
             if sent.keys() == value.keys():
-                left = unsaid(client.state, f"{type(reply).__name__}.{field}") if self.feedback else {}
+                left = earlier_errors(client.state, f"{type(reply).__name__}.{field}") if self.feedback else {}
                 changes[field] = {k: self._entry(client, k, sent[k], v, left) for k, v in value.items()}
         return replace(reply, **changes) if changes else reply  # type: ignore[type-var]
 
@@ -126,7 +126,7 @@ def _weights(message: Any, reply: Any) -> Iterator[tuple[str, Weights, Weights]]
             yield field, sent, value
 
 
-def unsaid(state: State, where: str) -> Weights:
+def earlier_errors(state: State, where: str) -> Weights:
     """The errors of earlier rounds in a field; changes to it are changes of the state."""
     found: Weights = state.setdefault("compress", {}).setdefault(where, {})
     return found

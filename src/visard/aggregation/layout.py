@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from visard.aggregation.compression import WIDE, Compress, unsaid
+from visard.aggregation.compression import WIDE, Compress, earlier_errors
 from visard.aggregation.dp import entries_of
 from visard.core import Client, Disclosure, Weights, declared_kinds
 from visard.crypto.secure_sum import Vector, decoded, encoded
@@ -65,7 +65,7 @@ class Levels:
         found = []
         for name, widths in self.widths.items():
             sent, value = getattr(message, name), getattr(reply, name)
-            left = unsaid(client.state, f"{type(reply).__name__}.{name}") if self.feedback else {}
+            left = earlier_errors(client.state, f"{type(reply).__name__}.{name}") if self.feedback else {}
             for key, width in widths.items():
                 update = torch.zeros(sent[key].shape, dtype=torch.float64)
                 if value is not None:

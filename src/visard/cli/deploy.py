@@ -36,7 +36,7 @@ class Log(StrEnum):
     json = "json"
 
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 HealthOption = Annotated[
     str,
     typer.Option(
@@ -85,25 +85,25 @@ def server(
     from visard.deployment.keys import ServerKeys
     from visard.deployment.listener import Limits
 
-    tell = teller(log)
+    report = reporter(log)
     limits = Limits(
         connections, address_connections, party_connections, handshake_seconds, header_seconds, request_seconds,
         header_bytes, body_bytes, party_bytes, free_bytes,
     )  # fmt: skip
 
     def ready() -> None:
-        tell(f"listening on {host}:{port} for {len(loaded.parties)} registered nodes")
+        report(f"listening on {host}:{port} for {len(loaded.parties)} registered nodes")
         if idle := [party for party in loaded.parties if not loaded.assignment.of.get(party)]:
             more = " ..." if len(idle) > 5 else ""
-            tell(
+            report(
                 f"no role is bound to {', '.join(idle[:5])}{more}: such a node takes part in nothing (visard keys bind)"
             )
-        tell(f"start a run with: visard run PRESET --engine flower --server {folder}")
+        report(f"start a run with: visard run PRESET --engine flower --server {folder}")
 
     with reporting(log):
         loaded, folder = ServerKeys.load(keys), own_folder(state)
-        serve(loaded, folder, host, port, ready, tell, limits, health)
-        tell("stopped")
+        serve(loaded, folder, host, port, ready, report, limits, health)
+        report("stopped")
 
 
 def take_part(
@@ -123,8 +123,8 @@ def take_part(
 
     States are encrypted if a key is named.
     """
-    tell = teller(log)
-    tell(f"connecting to {server}")  # at once: what follows takes seconds to import
+    report = reporter(log)
+    report(f"connecting to {server}")  # at once: what follows takes seconds to import
     from visard.at_rest import Key
     from visard.deployment.consent import Consent
     from visard.deployment.flower.client import Fleet
@@ -139,24 +139,24 @@ def take_part(
     own = PartyKeys.load(keys, node)
     key = Key.load(encrypt_with)  # fails at once if it is wrong
     if own.ends - time.time() < SOON:
-        tell(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
+        report(f"the entry of this node's key ends {day(own.ends)}: visard keys renew")
     with only_user(state):
-        supervisor = Supervisor(recipe, state, tell, policy, own.fingerprint, key.path if key else None, own.file)
-        fleet = Fleet(server, own.ca, own.private, tell, _new_keys(keys, node, own, supervisor, tell), state)
+        supervisor = Supervisor(recipe, state, report, policy, own.fingerprint, key.path if key else None, own.file)
+        fleet = Fleet(server, own.ca, own.private, report, _new_keys(keys, node, own, supervisor, report), state)
         ledger = PartyLedger(state, server, node, lambda: supervisor.carried)
         do = supervisor.do
         if policy is None:
-            do = Consent(supervisor.do, state, f"{server}, CA fingerprint {own.fingerprint}", tell, ask).do
+            do = Consent(supervisor.do, state, f"{server}, CA fingerprint {own.fingerprint}", report, ask).do
         watched = Health(health, fleet.health) if health else None
         try:
-            _answer(fleet, supervisor, do, poll, ledger, tell)
+            _answer(fleet, supervisor, do, poll, ledger, report)
         finally:
             if watched is not None:
                 watched.close()
 
 
 def _new_keys(
-    folder: Path, node: str, own: PartyKeys, supervisor: Supervisor, tell: Tell
+    folder: Path, node: str, own: PartyKeys, supervisor: Supervisor, report: Report
 ) -> Callable[[], ec.EllipticCurvePrivateKey | None]:
     """A function that returns a new key of the party once its entry is there; the worker, which signs, is restarted."""
     from visard.deployment.keys import PartyKeys
@@ -171,7 +171,7 @@ def _new_keys(
             found = PartyKeys.load(folder, node)
         except UsageError as error:  # half copied, or of another key
             if str(error) != said:
-                tell(str(error))
+                report(str(error))
             said = str(error)
             return None
         before, held, seen, said = held, found, found.stamp(), ""
@@ -183,12 +183,12 @@ def _new_keys(
     return renewed
 
 
-def _answer(fleet: Fleet, supervisor: Supervisor, do: Do, poll: float, ledger: PartyLedger, tell: Tell) -> None:
+def _answer(fleet: Fleet, supervisor: Supervisor, do: Do, poll: float, ledger: PartyLedger, report: Report) -> None:
     def stop(number: int, _: object) -> None:
         if number == signal.SIGTERM or fleet.stopping:
             supervisor.stop()
         else:
-            tell("stopping after the step at hand (Ctrl-C again stops at once)")
+            report("stopping after the step at hand (Ctrl-C again stops at once)")
         fleet.stop()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -198,7 +198,7 @@ def _answer(fleet: Fleet, supervisor: Supervisor, do: Do, poll: float, ledger: P
     finally:
         supervisor.close()
         ledger.close()
-    tell("stopped")
+    report("stopped")
 
 
 def own_folder(path: Path) -> Path:
@@ -243,16 +243,16 @@ def health(
         raise typer.Exit(1)
 
 
-def teller(log: Log, level: str = "info") -> Tell:
+def reporter(log: Log, level: str = "info") -> Report:
     """Says a line with its time, as text or as JSON."""
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         if log is Log.text:
             return say(f"{time.strftime('%H:%M:%S')} {text}")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         return print(json.dumps({"time": now, "level": level, "text": line(text)}), flush=True)
 
-    return tell
+    return report
 
 
 @contextmanager
@@ -263,5 +263,5 @@ def reporting(log: Log) -> Iterator[None]:
     except VisardError as error:
         if log is Log.text:
             raise
-        teller(log, "error")(one_line(error))
+        reporter(log, "error")(one_line(error))
         raise typer.Exit(error.exit_code) from None

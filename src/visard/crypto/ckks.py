@@ -89,9 +89,9 @@ def add(parts: Sequence[bytes], polynomials: int, primes: int, what: str) -> byt
     return residues_to_bytes(total)
 
 
-def shift(answer: bytes, by: np.ndarray, what: str) -> bytes:
+def shift(answer: bytes, by: np.ndarray) -> bytes:
     """An answer with numbers (DEGREE,) below the first prime added to its first polynomial: to what it decrypts to."""
-    array = residues_from_bytes(answer, 2, ANSWER, what)
+    array = residues_from_bytes(answer, 2, ANSWER, "an answer")
     array[0, 0] = (array[0, 0] + by) % np.uint64(PRIMES[0])
     return residues_to_bytes(array)
 

@@ -324,7 +324,7 @@ class PackedCkks(Packing):
     def mask(self, key: Any, answer: Sequence[bytes], seeds: Seeds) -> list[bytes]:
         size, prime = len(answer), ckks.PRIMES[0]
         masks = np.array(mask_numbers(seeds, size * DEGREE, prime), np.uint64).reshape(size, DEGREE)
-        return [ckks.shift(c, m, "an answer") for c, m in zip(answer, masks, strict=True)]
+        return [ckks.shift(c, m) for c, m in zip(answer, masks, strict=True)]
 
     def total(self, key: Any, answers: Sequence[Sequence[bytes]]) -> list[bytes]:
         return [ckks.add(group, 2, ANSWER, "an answer") for group in zip(*answers, strict=True)]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from visard.data.faces import FaceSet
 from visard.data.listing import Extras, Numbers, csv_fields, printable, rows_of
 from visard.errors import UsageError, VisardError
-from visard.files import mapping, whole
+from visard.files import json_list, mapping, whole
 
 ARRAY = "pairs"  # (P, 4) int64: row, row, same, fold
 FOLDS = 10
@@ -92,8 +92,7 @@ def load_pairs(faces: FaceSet, file: Path | str | None = None) -> Pairs:
     if not fits or table.min(initial=0) < 0 or table[:, :2].max(initial=0) >= len(faces):
         raise VisardError(f"{faces.path / 'pairs.npy'} is no list of pairs of this set")
     plain = np.array(table)
-    known = faces.info.get("pairs_lost")
-    entries = known if isinstance(known, list) else []
+    entries = json_list(faces.info.get("pairs_lost"))
     lost = tuple((str(e[0]), str(e[1])) for e in entries if isinstance(e, list) and len(e) == 2)
     count = whole(faces.info.get("pairs_dropped")) or 0
     return Pairs(plain[:, 0], plain[:, 1], plain[:, 2] == 1, plain[:, 3], lost, count)
@@ -108,8 +107,7 @@ def read_pairs(path: Path, faces: FaceSet) -> Pairs:
     """
     by_rows, lines = read_pair_list(path)
     row_of = {} if by_rows else {faces.file(row): row for row in range(len(faces))}
-    listed = faces.info.get("skipped")
-    entries = listed if isinstance(listed, list) else []
+    entries = json_list(faces.info.get("skipped"))
     skipped = {str(entry[0]) for entry in entries if isinstance(entry, list) and entry}
     table, lost = [], list[tuple[str, str]]()
     for where, a, b, same, fold in lines:

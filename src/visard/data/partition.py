@@ -212,9 +212,9 @@ def partition(faces: FaceSet, settings: PartitionSettings, seed: int) -> Manifes
         owned[name] = ClientRows(**{which: rows[part == number].tolist() for number, which in enumerate(PARTS)})
     if clients and settings.hold_out >= len(clients):
         raise UsageError(f"hold_out = {settings.hold_out} leaves none of {len(clients)} clients to train")
-    unsaid = {name for name in ("fold", "exclude", "without") if not getattr(settings, name)}
+    left_out = {name for name in ("fold", "exclude", "without") if not getattr(settings, name)}
     content = Content(
-        kind=settings.kind, seed=seed, settings=settings.model_dump(mode="json", exclude=unsaid),
+        kind=settings.kind, seed=seed, settings=settings.model_dump(mode="json", exclude=left_out),
         faces=faces.fingerprint(), count=len(faces), clients=owned,
         unseen={name: rows_of(faces, group).tolist() for name, group in unseen.items()},
         hold_out=list(clients)[len(clients) - settings.hold_out :],

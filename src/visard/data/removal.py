@@ -28,7 +28,7 @@ from visard.data.faces import SKIPPED, FaceSet, FaceSetWriter
 from visard.data.pairs import ARRAY as PAIRS
 from visard.data.storage import ARRAYS, FILES, HEADER, array_path, recover, refuse_others
 from visard.errors import UsageError, VisardError, did_you_mean
-from visard.files import file_digest, mapping, read_json, whole, write_json
+from visard.files import file_digest, json_list, mapping, read_json, whole, write_json
 
 CHUNK = 256  # pictures that are written at a time
 LEFT = (  # what a removal does not reach
@@ -267,9 +267,7 @@ def _about(faces: FaceSet, info: dict[str, Any], people: Sequence[str], gone: np
 
 
 def _listed(info: dict[str, Any], name: str) -> list[list[str]]:
-    found = info.get(name)
-    entries = found if isinstance(found, list) else []
-    return [[str(word) for word in entry] for entry in entries if isinstance(entry, list)]
+    return [[str(word) for word in entry] for entry in json_list(info.get(name)) if isinstance(entry, list)]
 
 
 def _is_about(entry: Sequence[str], person: str) -> bool:

@@ -84,7 +84,7 @@ class JobQueue:
         """Jobs that a lost worker had not begun."""
         self._waiting.extendleft(reversed(jobs))
 
-    def once_more(self, job: Job) -> None:
+    def retry(self, job: Job) -> None:
         """Try a job whose worker died at another worker, alone."""
         self._again.append(job)
 
@@ -126,12 +126,12 @@ class PoolNetwork(EngineNetwork):
         self.recipe, self.devices = recipe, devices
         self.memory = memory_folder()
         self.workers: list[Worker] = []
-        self._hired = self._asks = 0
+        self._started = self._asks = 0
         self._begun, self._failed = False, 0  # whether a worker ever started, and how many in a row did not
         self._paces: dict[str, Pace] = {}  # by step
         self.selector = selectors.DefaultSelector()
         for _ in range(min(workers, len(world.training))):
-            self._hire()
+            self._start_worker()
 
     def close(self) -> None:
         for worker in self.workers:
@@ -140,15 +140,15 @@ class PoolNetwork(EngineNetwork):
         self.selector.close()
         remove_folder(self.memory)
 
-    def _hire(self) -> None:
-        self._hired += 1
-        areas = [self.memory / f"replies-{self._hired}-{i}" for i in range(2)]
+    def _start_worker(self) -> None:
+        self._started += 1
+        areas = [self.memory / f"replies-{self._started}-{i}" for i in range(2)]
         taken = [worker.device for worker in self.workers]
         worker = Worker(self.recipe, self.states, areas, min(self.devices, key=taken.count))  # the least used
         self.workers.append(worker)
         self.selector.register(worker.channel, selectors.EVENT_READ, worker)
 
-    def _fire(self, worker: Worker) -> None:
+    def _stop_worker(self, worker: Worker) -> None:
         self.selector.unregister(worker.channel)
         self.workers.remove(worker)
         worker.kill()
@@ -194,8 +194,8 @@ class PoolNetwork(EngineNetwork):
             wait_in_turn(before)
             bundle.unlink(missing_ok=True)
             for worker in [w for w in self.workers if w.jobs]:  # the method stopped listening
-                self._fire(worker)
-                self._hire()
+                self._stop_worker(worker)
+                self._start_worker()
 
     def _hand_out(self, line: JobQueue, bundle: Path, given: int, timeout: float) -> None:
         """Give jobs to every worker that is idle, or nearly done with a batch of light jobs."""
@@ -257,13 +257,13 @@ class PoolNetwork(EngineNetwork):
                 raise VisardError(f"a worker process ended while starting (exit code {code})")
         jobs = list(worker.jobs)
         worker.jobs.clear()
-        self._fire(worker)
-        self._hire()
+        self._stop_worker(worker)
+        self._start_worker()
         for job in jobs[1:]:
             job.tries -= 1
         line.back(jobs[1:])
         if jobs and jobs[0].tries == 1 and why == DIED:
-            line.once_more(jobs[0])
+            line.retry(jobs[0])
         elif jobs:
             yield jobs[0].position, [request.reply(failure=why) for request in jobs[0].requests]
 

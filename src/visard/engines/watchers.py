@@ -63,30 +63,30 @@ class Watchers:
         self._failed: set[int] = set()
 
     def begun(self, folder: Path) -> None:
-        self.tell("begun", folder)
+        self.notify("begun", folder)
 
     def resumed(self, rounds: int) -> None:
-        self.tell("resumed", rounds)
+        self.notify("resumed", rounds)
 
     def rendering(self, done: int, total: int) -> None:
-        self.tell("rendering", done, total)
+        self.notify("rendering", done, total)
 
     def activations(self, done: int, total: int) -> None:
-        self.tell("activations", done, total)
+        self.notify("activations", done, total)
 
     def round(self, stage: str, step: int, steps: int, metrics: dict[str, float]) -> None:
-        self.tell("round", stage, step, steps, metrics)
+        self.notify("round", stage, step, steps, metrics)
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
-        self.tell("evaluation", metrics)
+        self.notify("evaluation", metrics)
 
     def problem(self, text: str) -> None:
-        self.tell("problem", text)
+        self.notify("problem", text)
 
     def ended(self, finished: bool) -> None:
-        self.tell("ended", finished)
+        self.notify("ended", finished)
 
-    def tell(self, event: str, *values: Any) -> None:
+    def notify(self, event: str, *values: Any) -> None:
         """Forward one event."""
         for number, watcher in enumerate(self._all):
             try:

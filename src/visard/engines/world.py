@@ -32,9 +32,9 @@ from visard.data.faces import ClientData, FaceSet, FaceView, Federation
 from visard.data.partition import Manifest
 from visard.data.sources.catalog import open_faces
 from visard.errors import UsageError
+from visard.learning.train import keep_statistics
 from visard.models.cut import Trunk, activation_shape, choose
 from visard.models.files import read_model, start
-from visard.models.frozen_norm import keep_statistics
 from visard.models.inputs import Inputs
 from visard.models.lora import LowRank
 from visard.numerics import Numerics, compute_on, seed_device

@@ -26,7 +26,7 @@ from visard.data.storage import array_path
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, matrix, shares
 from visard.evaluation.ijb import Search, Switches, pool, search_galleries, verify_templates
-from visard.evaluation.metrics import FAR, IJB_FAR
+from visard.evaluation.metrics import FAR
 from visard.evaluation.scores import Roc, roc_of
 from visard.evaluation.verification import DISTANCES, Verification, consecutive, held_out, verify_pairs
 
@@ -318,9 +318,7 @@ class TemplateTest(Result):
     identification: tuple[Search, ...]
 
 
-def ijb_metrics(
-    features: Floats, faces: FaceSet, switches: Switches, rates: tuple[float, ...] | None = None
-) -> TemplateTest:
+def ijb_metrics(features: Floats, faces: FaceSet, switches: Switches) -> TemplateTest:
     """1:1 and 1:N of every split: one of IJB-B and IJB-C, ten of IJB-A with mean and standard deviation over them."""
     one: list[Roc] = []
     many: list[Search] = []
@@ -330,7 +328,7 @@ def ijb_metrics(
         pooled = pool(features, t.template, t.media, row=t.row, score=score, keep_norm=switches.N)
         if array_path(faces.path, f"template_pairs_{split}").is_file():
             pairs = load_template_pairs(faces, split)
-            one.append(verify_templates(pooled, pairs.first, pairs.second, pairs.same, far=rates or IJB_FAR))
+            one.append(verify_templates(pooled, pairs.first, pairs.second, pairs.same))
         if faces.info.get("ijb", {}).get("galleries"):
             files = load_galleries(faces, split)
             galleries = {name: (g.template, g.subject) for name, g in files.galleries.items()}

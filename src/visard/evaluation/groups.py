@@ -129,7 +129,6 @@ def errors_by_group(
     by: str = "group",
     fmr: float = 1e-3,
     bootstrap: int = 200,
-    level: float = 0.95,
     seed: int = 0,
 ) -> GroupErrors:
     """Errors of all pairs of pictures (N, E), whose `group` (N,) is a row of `names`; nothing on failures to enrol.
@@ -161,8 +160,8 @@ def errors_by_group(
         "everyone",
         len(sizes),
         len(ids),
-        _rate(false.sum(1), impostors.sum(1), level, len(sizes) // 2),
-        _rate(missed.sum(1), genuine.sum(1), level, len(sizes)),
+        _rate(false.sum(1), impostors.sum(1), len(sizes) // 2),
+        _rate(missed.sum(1), genuine.sum(1), len(sizes)),
     )
     all_rates = [np.divide(e.sum(1), t.sum(1), out=np.full(len(e), np.nan), where=t.sum(1) > 0)
                  for e, t in ((false, impostors), (missed, genuine))]  # fmt: skip
@@ -173,8 +172,8 @@ def errors_by_group(
             both = int(((sizes[:, g] > 0) & (sizes[:, h] > 0)).sum())
             crowd = people[g] // 2 if g == h else min(people[g], people[h])
             rates = (
-                _rate(false[:, cell], impostors[:, cell], level, crowd, all_rates[0]),
-                _rate(missed[:, cell], genuine[:, cell], level, both, all_rates[1]),
+                _rate(false[:, cell], impostors[:, cell], crowd, all_rates[0]),
+                _rate(missed[:, cell], genuine[:, cell], both, all_rates[1]),
             )
             if g == h:
                 found.append(Group(names[used[g]], int(people[g]), int(sizes[:, g].sum()), *rates))
@@ -260,7 +259,7 @@ def _trials(sizes: Doubles, weights: Doubles) -> tuple[Doubles, Doubles]:
     return (genuine * upper).reshape(len(weights), -1), (impostors * upper).reshape(len(weights), -1)
 
 
-def _rate(errors: Doubles, trials: Doubles, level: float, crowd: int, everyone: Doubles | None = None) -> Rate:
+def _rate(errors: Doubles, trials: Doubles, crowd: int, everyone: Doubles | None = None) -> Rate:
     """A rate from its value (first) and its draws; `crowd`: independent trials for the rule of three."""
     count, total = round(float(errors[0])), round(float(trials[0]))
     if not total:
@@ -268,13 +267,13 @@ def _rate(errors: Doubles, trials: Doubles, level: float, crowd: int, everyone: 
     drawn = np.divide(errors, trials, out=np.full(len(errors), np.nan), where=trials > 0)
     if len(drawn) == 1:
         return Rate(count, total, count / total)
-    spread = interval(drawn[1:], level, "identity")
+    spread = interval(drawn[1:], "identity")
     bound = min(1.0, 3.0 / max(1, crowd))
     if count == 0:
         spread = replace(spread, high=max(bound, spread.high))
     if count == total:
         spread = replace(spread, low=min(1.0 - bound, spread.low))
-    apart = None if everyone is None else interval(drawn[1:] - everyone[1:], level, "identity")
+    apart = None if everyone is None else interval(drawn[1:] - everyone[1:], "identity")
     if apart is not None and count in (0, total):  # draws cannot differ from what was seen
         base = everyone[0] if everyone is not None else 0.0
         low, high = min(apart.low, spread.low - base), max(apart.high, spread.high - base)
@@ -307,7 +306,6 @@ def errors_by(
     *,
     fmr: float = 1e-3,
     bootstrap: int = 200,
-    level: float = 0.95,
     seed: int = 0,
 ) -> GroupErrors:
     """Errors by domain, or by an attribute, over the people of one view or of several together, with enrolment.
@@ -338,7 +336,7 @@ def errors_by(
         group += [names[_name(faces, by, mark, len(sets))] for mark in marks[fresh].tolist()]
     ids, place = np.array(identity, np.int64), np.array(group, np.int64)
     found = errors_by_group(
-        np.concatenate(rows), ids, place, list(names), by=by, fmr=fmr, bootstrap=bootstrap, level=level, seed=seed
+        np.concatenate(rows), ids, place, list(names), by=by, fmr=fmr, bootstrap=bootstrap, seed=seed
     )
     parts = [_skipped(faces, [v for v in views if v.faces.path == faces.path], by, len(sets), names) for faces in sets]
     if any(part is None for part in parts):
@@ -349,10 +347,10 @@ def errors_by(
     skipped = np.concatenate(moved)
     tried = {name: skipped[skipped[:, 1] == number] for name, number in names.items()}
     groups = tuple(
-        replace(one, enrolment=_enrolment(tried[one.name], ids[place == names[one.name]], bootstrap, level, seed))
+        replace(one, enrolment=_enrolment(tried[one.name], ids[place == names[one.name]], bootstrap, seed))
         for one in found.groups
     )
-    everyone = replace(found.everyone, enrolment=_enrolment(skipped, ids, bootstrap, level, seed))
+    everyone = replace(found.everyone, enrolment=_enrolment(skipped, ids, bootstrap, seed))
     empty = set(names) - {one.name for one in groups}
     lost = [f"{name}: not one picture could be enrolled." for name in names if name in empty and len(tried[name])]
     return replace(found, everyone=everyone, groups=groups, warnings=(*found.warnings, *lost))
@@ -388,7 +386,7 @@ def _skipped(faces: FaceSet, views: Sequence[FaceView], by: str, sets: int, name
     return np.column_stack([skipped.identity[mine], np.array(group, np.int64), skipped.reason[mine]]).astype(np.int64)
 
 
-def _enrolment(skipped: Ints, enrolled: Ints, bootstrap: int, level: float, seed: int) -> Enrolment:
+def _enrolment(skipped: Ints, enrolled: Ints, bootstrap: int, seed: int) -> Enrolment:
     """Failures of a group, with an interval over its people; `enrolled`: whom each of its pictures shows."""
     failed = skipped[np.isin(skipped[:, 2], (NO_FACE, LOW_QUALITY)), 0]
     people, place = np.unique(np.concatenate([enrolled, failed]), return_inverse=True)
@@ -396,6 +394,6 @@ def _enrolment(skipped: Ints, enrolled: Ints, bootstrap: int, level: float, seed
     wrong = np.bincount(place[len(enrolled) :], minlength=len(people)).astype(np.float64)
     rng = np.random.default_rng(seed)
     weights = np.vstack([np.ones((1, len(people))), draws(rng, len(people), bootstrap)])
-    rate = _rate(weights @ wrong, weights @ total, level, len(people))
+    rate = _rate(weights @ wrong, weights @ total, len(people))
     lost = np.setdiff1d(failed, enrolled)
     return Enrolment(rate, int((skipped[:, 2] == UNREADABLE).sum()), len(lost))

@@ -135,15 +135,13 @@ def _sum(given: Any, rows: Ints, weight: Doubles, starts: Ints, keep_norm: bool)
     return sums
 
 
-def verify_templates(
-    pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = IJB_FAR, rule: str = "conservative"
-) -> Roc:
+def verify_templates(pooled: Pooled, first: Any, second: Any, same: Any, *, far: tuple[float, ...] = IJB_FAR) -> Roc:
     """1:1 metrics of the template numbers `first` and `second` (P,), `same` (P,) telling the genuine pairs."""
     truth = np.asarray(same)
     scores = template_scores(pooled, first, second)
     if truth.shape != scores.shape or truth.dtype != np.bool_:
         raise VisardError(f"same: expected {len(scores)} booleans, got {truth.dtype} {truth.shape}")
-    return roc_of(scores[truth], scores[~truth], far=far, rule=rule)
+    return roc_of(scores[truth], scores[~truth], far=far)
 
 
 def template_scores(pooled: Pooled, first: Any, second: Any) -> Floats:
@@ -239,13 +237,11 @@ def search_galleries(
     galleries: Mapping[str, tuple[Any, Any]],
     probes: tuple[Any, Any],
     *,
-    ranks: tuple[int, ...] = RANKS,
     fpir: tuple[float, ...] = FPIR,
-    legacy: bool = True,
 ) -> Search:
     """Search all probes in each gallery on its own; galleries and probes are (template numbers, subjects).
 
-    The `legacy` rule is added where every subject has one template in all galleries together, as it demands.
+    The rule of old evaluations is added where every subject has one template in all galleries together, as it demands.
     """
     if not galleries:
         raise UsageError("galleries: none given")
@@ -253,16 +249,16 @@ def search_galleries(
     found = {}
     for name, gallery in galleries.items():
         rows = pooled.rows[pooled.place(gallery[0], f"gallery {name}")]
-        found[name] = identify(rows, _subjects(gallery, f"gallery {name}"), wanted, subject, ranks=ranks, fpir=fpir)
+        found[name] = identify(rows, _subjects(gallery, f"gallery {name}"), wanted, subject, fpir=fpir)
     tpir: dict[float, float | None] = {}
     for k, rate in enumerate(fpir):
         each = [result.tpir[k].tpir for result in found.values()]
         known = [value for value in each if value is not None]
         tpir[rate] = sum(known) / len(known) if len(known) == len(each) else None
-    rank = {k: sum(result.rank[k] for result in found.values()) / len(found) for k in ranks}
+    rank = {k: sum(result.rank[k] for result in found.values()) / len(found) for k in RANKS}
     subjects = np.concatenate([_subjects(gallery, "gallery") for gallery in galleries.values()])
     once = len(np.unique(subjects)) == len(subjects)
-    old = search_legacy(pooled, galleries, probes, ranks=ranks, fpir=fpir) if legacy and once else None
+    old = search_legacy(pooled, galleries, probes, fpir=fpir) if once else None
     return Search(found, rank, tpir, old)
 
 
@@ -275,7 +271,6 @@ def search_legacy(
     galleries: Mapping[str, tuple[Any, Any]],
     probes: tuple[Any, Any],
     *,
-    ranks: tuple[int, ...] = RANKS,
     fpir: tuple[float, ...] = FPIR,
 ) -> Legacy:
     """`legacy_insightface`: galleries merged, false alarms counted over pairs, no rank-1 condition.
@@ -291,7 +286,7 @@ def search_legacy(
         raise VisardError(f"galleries: subject {names[count > 1][0]} has several templates, {LEGACY} allows one")
     gallery = pooled.rows[pooled.place(template[index], "galleries")]
     place = pooled.place(probes[0], "probes")
-    return legacy_rule(gallery, names, pooled.rows, _subjects(probes, "probes"), place=place, ranks=ranks, fpir=fpir)
+    return legacy_rule(gallery, names, pooled.rows, _subjects(probes, "probes"), place=place, fpir=fpir)
 
 
 def legacy_rule(

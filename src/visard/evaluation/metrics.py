@@ -17,7 +17,7 @@ import numpy as np
 
 from visard.errors import VisardError
 from visard.evaluation.arrays import Result
-from visard.files import mapping, number, whole
+from visard.files import json_list, mapping, number, whole
 from visard.plugins import Registry
 from visard.text import NBSP, listing, percent, plain, share, visible
 
@@ -59,9 +59,8 @@ def _at(rate: str, value: str) -> Callable[[dict[str, Any]], dict[float, Any]]:
     """Reads a list of rates: {"far": 0.1, "tar": 0.6}, ... as {0.1: 0.6}, lax ones first."""
 
     def read(record: dict[str, Any]) -> dict[float, Any]:
-        rows = record.get(value)
-        found = {at: row.get(value) for row in map(mapping, rows if isinstance(rows, list) else [])
-                 if (at := number(row.get(rate))) is not None}  # fmt: skip
+        rows = map(mapping, json_list(record.get(value)))
+        found = {at: row.get(value) for row in rows if (at := number(row.get(rate))) is not None}
         return dict(sorted(found.items(), reverse=True))
 
     return read

@@ -16,7 +16,7 @@ from visard.errors import VisardError
 from visard.evaluation.arrays import Doubles, Floats, Ints, labels
 from visard.evaluation.grid import Grid
 from visard.evaluation.identification import search, split_gallery
-from visard.evaluation.metrics import FEW, LEVEL, describe, values
+from visard.evaluation.metrics import FEW, describe, values
 from visard.evaluation.protocols import Settings, make_pairs
 from visard.evaluation.scores import Limits, stream_roc
 from visard.evaluation.verification import (
@@ -86,7 +86,7 @@ def compare(
     )
     found = []
     for k, (old, new) in enumerate(zip(rocs[0].tar, rocs[1].tar, strict=True)):
-        spread = interval(now[:, k] - was[:, k], LEVEL, "identity")
+        spread = interval(now[:, k] - was[:, k], "identity")
         known = spread.replicates > 0
         found.append(
             Change(
@@ -191,7 +191,7 @@ def change(
         found[v.name] = {"before": first, "after": v.value, "difference": v.value - first}
         if v.name in was and v.name in now and len(was[v.name]) == len(now[v.name]):
             one, two = (np.array([np.nan if x is None else x for x in s[v.name]], np.float64) for s in (was, now))
-            found[v.name] |= interval(two - one, LEVEL, "identity").to_dict()
+            found[v.name] |= interval(two - one, "identity").to_dict()
     return found
 
 

@@ -189,7 +189,6 @@ def personal_roc(
     local: Any,
     *,
     far: tuple[float, ...] = PERSONAL_FAR,
-    rule: str = "conservative",
     limits: Limits = STREAM,
 ) -> Roc:
     """1:1 over the test pictures (N, E) of all clients with their `identity` (N,); `local`: the client's identities.
@@ -203,7 +202,7 @@ def personal_roc(
         raise VisardError("no test picture shows an identity of the client")
     number = np.empty(len(names), np.int64)
     number[np.argsort(~mine, kind="stable")] = np.arange(len(names))  # local identities get the smallest numbers
-    return stream_roc(features, number[inverse], below=int(mine.sum()), far=far, rule=rule, limits=limits)
+    return stream_roc(features, number[inverse], below=int(mine.sum()), far=far, limits=limits)
 
 
 def personal_search_legacy(

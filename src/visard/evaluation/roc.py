@@ -1,15 +1,15 @@
-"""The ROC as a staircase of exact counts, and the rules that read metrics off it.
+"""The ROC as a staircase of exact counts, and how metrics are read off it.
 
 Accept if score >= threshold. FAR(t) = share of impostor scores >= t, TAR(t) = share of genuine scores >= t.
 A staircase may be partly coarse: a step may stand for a whole bin of scores, of which there are 2^16. Its corners are
-exact all the same; a rule whose answer lies inside such a bin names the bin, and the caller looks into it.
+exact all the same; a metric whose value lies inside such a bin names the bin, and the caller looks into it.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -19,11 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from visard.errors import UsageError
 from visard.evaluation.arrays import Doubles, Floats, Ints, Result
-
-RULES = ("conservative", "nearest")
-LOOK_AROUND = 1 << 22  # scores that one more look for the nearest rule may ask for
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class FarPoint(Result):
     threshold: float
     genuine_accepted: int
     impostors_accepted: int
-    rule: str
+    rule: str = field(default="conservative", kw_only=True)
     unreliable: bool
 
 
@@ -98,13 +94,6 @@ def allowed(target: float, total: int) -> int:
     return k
 
 
-def known_rule(rule: str) -> str:
-    """The rule, if there is such a one."""
-    if rule not in RULES:
-        raise UsageError(f"rule: {rule!r} is not one of {', '.join(RULES)}")
-    return rule
-
-
 def _closed(steps: Steps, *corners: int) -> set[int]:
     """The bins that the steps into these corners cross: what hides the exact scores there."""
     return {int(steps.bin[i]) for i in corners if i < len(steps.bin)} - {-1}
@@ -114,49 +103,6 @@ def conservative(steps: Steps, target: float) -> tuple[int, set[int]]:
     """Last corner with FAR <= target: the largest TAR, at the smallest score that may be a threshold."""
     i = int(np.searchsorted(steps.false, allowed(target, steps.impostors), side="right")) - 1
     return i, _closed(steps, i, i + 1)
-
-
-def nearest(steps: Steps, target: float) -> tuple[int, set[int]]:
-    """The corner whose FAR is nearest to the target, the larger FAR and then the larger TAR on ties.
-
-    As InsightFace's evaluation does with scikit-learn's `roc_curve`, which leaves out a corner if the steps
-    before and after it are equal (and keeps the first and the last).
-    """
-    f, t, last = steps.false, steps.true, len(steps.false) - 1
-    same = np.concatenate([[False], (np.diff(f, 2) == 0) & (np.diff(t, 2) == 0), [False]])
-    same[1] = False
-    known = steps.bin < 0
-    known[:-1] &= known[1:]
-    stop = np.flatnonzero(~same | ~known)
-    i = int(np.searchsorted(f, allowed(target, steps.impostors), side="right")) - 1
-    low = int(stop[np.searchsorted(stop, i, side="right") - 1])
-    ends, seen = [low], [low]
-    if i < last:
-        first = int(stop[np.searchsorted(stop, i + 1)])
-        level = int(np.searchsorted(f, f[first], side="right")) - 1
-        ends.append(int(stop[np.searchsorted(stop, level, side="right") - 1]))
-        seen += [first, ends[-1]]
-    missing: set[int] = set()
-    for corner in seen:
-        if not known[corner]:
-            missing |= _around(steps, corner)
-    far = f[ends] / steps.impostors
-    return ends[int(np.argmin(np.abs(far - target)[::-1])) * -1 - 1], missing
-
-
-def _around(steps: Steps, corner: int) -> set[int]:
-    """Bins around a corner up to the next ones with genuine scores: equal steps seldom run past those.
-
-    On either side no further than LOOK_AROUND impostors, but at least one bin.
-    """
-    ups = np.flatnonzero(np.diff(steps.true)) + 1  # steps that hold genuine scores
-    place = int(np.searchsorted(ups, corner, side="right"))
-    first = int(ups[place - 1]) if place else 1
-    last = int(ups[place]) if place < len(ups) else len(steps.bin) - 1
-    near = np.searchsorted(steps.false, steps.false[corner] - LOOK_AROUND)
-    far = np.searchsorted(steps.false, steps.false[corner] + LOOK_AROUND, side="right")
-    begin, end = max(first, min(int(near), corner)), min(last, max(int(far), corner + 1))
-    return {int(b) for b in steps.bin[begin : end + 1]} - {-1}
 
 
 def equal_error(steps: Steps) -> tuple[float, float, set[int]]:
@@ -190,21 +136,21 @@ def area(steps: Steps) -> tuple[float, float]:
     return int(twice) / (2 * N * G), int(open_) / (2 * N * G)
 
 
-def far_point(steps: Steps, target: float, rule: str) -> tuple[FarPoint, set[int]]:
-    """TAR at a target FAR by the named rule, and the bins that must be opened before it is final."""
-    i, missing = (conservative if known_rule(rule) == "conservative" else nearest)(steps, target)
+def far_point(steps: Steps, target: float) -> tuple[FarPoint, set[int]]:
+    """TAR at a target FAR, and the bins that must be opened before it is final."""
+    i, missing = conservative(steps, target)
     false, true = int(steps.false[i]), int(steps.true[i])
     threshold = float(steps.threshold[i])
     if i == 0:  # nothing may be accepted: just above the largest score
         threshold = float(np.nextafter(np.float32(steps.threshold[1]), np.float32(np.inf)))
     N, G = steps.impostors, steps.genuine
-    return FarPoint(target, true / G, false / N, threshold, true, false, rule, target * N < 10), missing
+    return FarPoint(target, true / G, false / N, threshold, true, false, target * N < 10), missing
 
 
-def curve(steps: Steps, points: int = 200) -> Curve:
-    """About `points` exact corners, at the last corner below each of the log-spaced rates from 1 / N to 1."""
+def curve(steps: Steps) -> Curve:
+    """About 200 exact corners, at the last corner below each of the log-spaced rates from 1 / N to 1."""
     N, G = steps.impostors, steps.genuine
-    wanted = np.floor(np.geomspace(1.0, N, points) + 1e-6).astype(np.int64) if N > 1 else np.array([1])
+    wanted = np.floor(np.geomspace(1.0, N, 200) + 1e-6).astype(np.int64) if N > 1 else np.array([1])
     index = np.searchsorted(steps.false, np.unique(np.concatenate([[0], wanted])), side="right") - 1
     index = np.unique(np.concatenate([[0], index]))
     return Curve(

@@ -11,7 +11,7 @@ genuine-impostor pairings that fall into one bin, 1e-5 with poor features and 1e
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ from visard.evaluation.roc import (
     edges,
     equal_error,
     far_point,
-    known_rule,
     ranges,
     staircase,
     values_of,
@@ -71,7 +70,7 @@ class Roc(Result):
 
     genuine: int
     impostors: int
-    rule: str
+    rule: str = field(default="conservative", kw_only=True)  # TAR at the largest FAR up to the one asked for
     tar: tuple[FarPoint, ...]
     eer: float
     eer_threshold: float
@@ -82,13 +81,7 @@ class Roc(Result):
     passes: int = 1
 
 
-def roc_of(
-    genuine: Any,
-    impostor: Any,
-    *,
-    far: tuple[float, ...] = FAR,
-    rule: str = "conservative",
-) -> Roc:
+def roc_of(genuine: Any, impostor: Any, *, far: tuple[float, ...] = FAR) -> Roc:
     """Exact ROC of given scores, larger = more similar."""
     gen, imp = np.asarray(genuine).ravel(), np.asarray(impostor).ravel()
     _both_kinds(len(gen), len(imp))
@@ -98,11 +91,11 @@ def roc_of(
     bars = Histogram(*(tuple(c.tolist()) for c in counts))
     cosines = gen.dtype == imp.dtype == np.float32 and all(np.abs(s).max() < 1.00001 for s in (gen, imp))
     if len(gen) + len(imp) > MANY and cosines:
-        return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), known_rule(rule), bars)
-    return _read(Steps.of(gen, imp), shares(far, "far"), rule, bars)[0]
+        return _of_many(np.sort(gen), np.sort(imp), shares(far, "far"), bars)
+    return _read(Steps.of(gen, imp), shares(far, "far"), bars)[0]
 
 
-def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, bars: Histogram) -> Roc:
+def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], bars: Histogram) -> Roc:
     """The same as one step a score, from sorted cosines: bins, of which only those that matter are opened."""
     cut = [np.append(np.searchsorted(scores, edges()), len(scores)) for scores in (gen, imp)]
     genuine_bins, impostor_bins = (np.diff(ends) for ends in cut)
@@ -115,7 +108,7 @@ def _of_many(gen: Floats, imp: Floats, targets: tuple[float, ...], rule: str, ba
         ]
         part = values_of(np.sort(np.concatenate(inside)), inside[0])
         steps = staircase(genuine_bins + impostor_bins, genuine_bins, *part, have)
-        roc, missing = _read(steps, targets, rule, bars, 1, area_found)
+        roc, missing = _read(steps, targets, bars, 1, area_found)
         if not missing:
             return roc
         have |= missing
@@ -127,7 +120,6 @@ def stream_roc(
     *,
     below: int | None = None,
     far: tuple[float, ...] = FAR,
-    rule: str = "conservative",
     limits: Limits | None = None,
 ) -> Roc:
     """Exact ROC of cosine scores of all pairs of a set; genuine = equal identity.
@@ -136,7 +128,6 @@ def stream_roc(
     """
     limits = limits or Limits()
     targets = shares(far, "far")
-    known_rule(rule)  # fails before the work, not after it
     grid = Grid.build(features, identity, limits.tile, below)
     G, N = grid.counts
     _both_kinds(G, N)
@@ -147,11 +138,11 @@ def stream_roc(
             steps = Steps.build(value, count - gen, gen)
             of_bins, of_all = (np.bincount(bin_of(scores), minlength=BINS) for scores in (genuine, every))
             bars = _bars(of_bins, of_all - of_bins)
-            return _read(steps, targets, rule, bars)[0]
-        return _stream(grid, targets, rule, limits, limits.threads or available)
+            return _read(steps, targets, bars)[0]
+        return _stream(grid, targets, limits, limits.threads or available)
 
 
-def _stream(grid: Grid, targets: tuple[float, ...], rule: str, limits: Limits, threads: int) -> Roc:
+def _stream(grid: Grid, targets: tuple[float, ...], limits: Limits, threads: int) -> Roc:
     G, N = grid.counts
     genuine = genuine_scores(grid) if limits.keep_genuine >= G else None
     ranker = Ranker(genuine) if genuine is not None and limits.exact_auc_pairs >= G + N else None
@@ -167,7 +158,7 @@ def _stream(grid: Grid, targets: tuple[float, ...], rule: str, limits: Limits, t
     while True:
         part = picked(kept, have)
         steps = staircase(found.all_bins, found.genuine_bins, *part, have)
-        roc, missing = _read(steps, targets, rule, bars, passes, area_found)
+        roc, missing = _read(steps, targets, bars, passes, area_found)
         if not missing:
             return roc
         have |= missing
@@ -179,19 +170,17 @@ def _stream(grid: Grid, targets: tuple[float, ...], rule: str, limits: Limits, t
 def _read(
     steps: Steps,
     targets: tuple[float, ...],
-    rule: str,
     bars: Histogram,
     passes: int = 1,
     area_found: float | None = None,
 ) -> tuple[Roc, set[int]]:
     """All metrics off a staircase, and the bins that must be opened before they are final."""
-    answers = [far_point(steps, target, rule) for target in targets]
+    answers = [far_point(steps, target) for target in targets]
     rate, threshold, missing = equal_error(steps)
     auc, auc_error = area(steps) if area_found is None else (area_found, 0.0)
     roc = Roc(
         genuine=steps.genuine,
         impostors=steps.impostors,
-        rule=rule,
         tar=tuple(point for point, _ in answers),
         eer=rate,
         eer_threshold=threshold,

@@ -12,7 +12,7 @@ import torch
 from visard.errors import UsageError, VisardError
 from visard.evaluation.arrays import Bools, Doubles, Floats, Ints, Result, labels, shares, unit_rows
 from visard.evaluation.grid import Grid, one_thread_each
-from visard.evaluation.metrics import FAR
+from visard.evaluation.metrics import FAR, LEVEL
 from visard.evaluation.scores import Limits, Roc, roc_of, stream_roc
 
 CELLS = 1 << 22  # replicates x pairs worked on at a time
@@ -29,13 +29,13 @@ class Interval(Result):
     unit: str
 
 
-def interval(values: Doubles, level: float, unit: str) -> Interval:
+def interval(values: Doubles, unit: str) -> Interval:
     """Central percentile interval; replicates without a value (NaN) are left out."""
     kept = values[~np.isnan(values)]
     if not len(kept):
-        return Interval(float("nan"), float("nan"), level, 0, unit)
-    low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(float(low), float(high), level, len(kept), unit)
+        return Interval(float("nan"), float("nan"), LEVEL, 0, unit)
+    low, high = np.quantile(kept, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Interval(float(low), float(high), LEVEL, len(kept), unit)
 
 
 def draws(rng: np.random.Generator, units: int, replicates: int) -> Doubles:
@@ -107,28 +107,25 @@ def bootstrap_pairs(
     far: tuple[float, ...],
     replicates: int,
     seed: int,
-    level: float,
     extra: Callable[[Doubles], dict[str, Doubles]] | None = None,
 ) -> dict[str, Interval]:
     """Intervals for every metric of `weighted_metrics` and of `extra` (a function of the pair weights)."""
-    if not 0 < level < 1:
-        raise UsageError(f"confidence level: {level} is not between 0 and 1")
     found: dict[str, list[Doubles]] = {}
     for weights in pair_weights(same, owners, replicates, seed):
         found_here = weighted_metrics(scores, same, weights, far) | (extra(weights) if extra else {})
         for name, values in found_here.items():
             found.setdefault(name, []).append(values)
     unit = "pair" if owners is None else "identity"
-    return {name: interval(np.concatenate(parts), level, unit) for name, parts in found.items()}
+    return {name: interval(np.concatenate(parts), unit) for name, parts in found.items()}
 
 
-def bootstrap_share(hits: Ints, totals: Ints, replicates: int, seed: int, level: float) -> Interval:
+def bootstrap_share(hits: Ints, totals: Ints, replicates: int, seed: int) -> Interval:
     """Interval of Σ hits / Σ totals over units (identities) drawn with replacement."""
     drawn = draws(np.random.default_rng(seed), len(totals), replicates)
     below = drawn @ totals.astype(np.float64)
     shares = np.full(replicates, np.nan)
     np.divide(drawn @ hits.astype(np.float64), below, out=shares, where=below > 0)
-    return interval(shares, level, "identity")
+    return interval(shares, "identity")
 
 
 DISTANCES = np.arange(0, 4, 0.01)  # squared distances tried as thresholds, as in LFW evaluations
@@ -214,15 +211,13 @@ def verify_pairs(
     identity: Any = None,
     folds: int = 10,
     far: tuple[float, ...] = FAR,
-    rule: str = "conservative",
     bootstrap: int = 200,
-    level: float = 0.95,
     seed: int = 0,
 ) -> Verification:
     """LFW-style verification of the pairs (P, 2) of rows of `features`, `same` (P,) telling the genuine ones.
 
     Folds are consecutive pairs in the given order. With `identity` (one per row) the bootstrap draws
-    identities, otherwise pairs; `bootstrap=0` leaves it out. Its TAR uses the conservative rule.
+    identities, otherwise pairs; `bootstrap=0` leaves it out.
     """
     scores = pair_scores(features, pairs)
     truth = np.asarray(same)
@@ -230,7 +225,7 @@ def verify_pairs(
         raise VisardError(f"same: expected {len(scores)} booleans, got {truth.dtype} {truth.shape}")
     if not 2 <= folds <= len(scores):
         raise UsageError(f"folds: {folds} is not between 2 and the number of pairs, {len(scores)}")
-    roc = roc_of(scores[truth], scores[~truth], far=far, rule=rule)
+    roc = roc_of(scores[truth], scores[~truth], far=far)
     distance, fold = 2.0 - 2.0 * scores.astype(np.float64), consecutive(len(scores), folds)
     (accuracy,), (chosen,) = held_out(distance, truth, np.ones((1, len(scores))), fold)
     best, threshold = best_threshold(scores, truth)
@@ -247,7 +242,7 @@ def verify_pairs(
             return {"accuracy": held_out(distance, truth, weights, fold)[0].mean(axis=1)}
 
         targets = shares(far, "far")
-        intervals = bootstrap_pairs(scores, truth, owners, targets, bootstrap, seed, level, accuracies)
+        intervals = bootstrap_pairs(scores, truth, owners, targets, bootstrap, seed, accuracies)
     return _with(
         roc,
         accuracy=float(accuracy.mean()),
@@ -265,9 +260,7 @@ def verify_all(
     identity: Any,
     *,
     far: tuple[float, ...] = FAR,
-    rule: str = "conservative",
     bootstrap: int = 0,
-    level: float = 0.95,
     seed: int = 0,
     limits: Limits | None = None,
 ) -> Verification:
@@ -276,14 +269,13 @@ def verify_all(
     The bootstrap draws identities and recomputes the TAR with the thresholds held where all pairs put them:
     with many more impostor than genuine pairs nearly all of the uncertainty is in the genuine ones.
     """
-    roc = stream_roc(features, identity, far=far, rule=rule, limits=limits)
+    roc = stream_roc(features, identity, far=far, limits=limits)
     if not bootstrap:
         return _with(roc)
     grid = Grid.build(features, identity, (limits or Limits()).tile)
     hits, totals = genuine_hits(grid, np.array([point.threshold for point in roc.tar]))
     found = {
-        f"tar/{point.far:g}": bootstrap_share(hits[:, k], totals, bootstrap, seed, level)
-        for k, point in enumerate(roc.tar)
+        f"tar/{point.far:g}": bootstrap_share(hits[:, k], totals, bootstrap, seed) for k, point in enumerate(roc.tar)
     }
     return _with(roc, intervals=found)
 

@@ -40,7 +40,6 @@ def export(
     static: bool = False,
     dynamic_batch: bool = True,
     opset: int = OPSET,
-    settings: EvaluationSettings | None = None,
 ) -> tuple[Exported, Loss | None]:
     """Write a model as ONNX, and with `int8` as ONNX of 8-bit integers, measured on the people of `data`.
 
@@ -62,7 +61,7 @@ def export(
             export_onnx(model.network, source, spec, dynamic=dynamic_batch, opset=opset)
         batches = None if used is None else _batches(model, used, 1 if not dynamic_batch else 16)
         made = quantise(source, path, batches)
-    return made, None if test is None else _loss(model, path, test, settings or EvaluationSettings(bootstrap=0))
+    return made, None if test is None else _loss(model, path, test)
 
 
 def _halves(view: FaceView) -> tuple[FaceView, FaceView]:
@@ -82,9 +81,9 @@ def _batches(model: FaceModel, view: FaceView, size: int) -> list[np.ndarray[tup
     return [model.inputs.tensor(pictures[i : i + size]).cpu().numpy() for i in range(0, len(pictures), size)]
 
 
-def _loss(model: FaceModel, path: Path, view: FaceView, settings: EvaluationSettings) -> Loss:
-    small = load_model(path, size=model.size)
-    one, two = (embed(m, view, flip=settings.flip) for m in (model, small))
+def _loss(model: FaceModel, path: Path, view: FaceView) -> Loss:
+    small, settings = load_model(path, size=model.size), EvaluationSettings(bootstrap=0)
+    one, two = (embed(m, view) for m in (model, small))
     cosine = float(np.einsum("nd,nd->n", unit_rows(one), unit_rows(two)).mean())
     before, after = (brief({"verification": verification(f, view.identity, settings)}) for f in (one, two))
     return Loss(len(view), cosine, before, after)

@@ -72,7 +72,7 @@ class Gallery:
     about: dict[str, str]
 
     @classmethod
-    def enrol(cls, people: Sequence[str], features: Any, about: dict[str, str], seed: int = 0) -> Gallery:
+    def enrol(cls, people: Sequence[str], features: Any, about: dict[str, str]) -> Gallery:
         """From the features (n, E) of pictures and the person of each; template = normalised mean of unit features."""
         if not len(people):
             raise UsageError("no person to enrol")
@@ -83,14 +83,14 @@ class Gallery:
         empty = ~sums.any(axis=1)
         if empty.any():
             raise VisardError(f"the features of {names[np.argmax(empty)]} cancel to zero")
-        kept = _some(len(rows), PROBES, seed)
+        kept = _some(len(rows), PROBES)
         templates = unit_rows(sums, "templates")
         return cls(tuple(names.tolist()), templates, count.astype(np.int64), rows[kept], owner[kept], dict(about))
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def with_more(self, other: Gallery, seed: int = 0) -> Gallery:
+    def with_more(self, other: Gallery) -> Gallery:
         """Both galleries' people; their models must be the same and their names different."""
         for key in ABOUT:
             if key != "model_file" and self.about.get(key) != other.about.get(key):
@@ -100,8 +100,8 @@ class Gallery:
         # pictures of either part are kept in proportion to their number
         total = int(self.pictures.sum() + other.pictures.sum())
         mine = min(len(self.probes), round(PROBES * int(self.pictures.sum()) / total))
-        old = _some(len(self.probes), mine if total > PROBES else PROBES, seed)
-        new = _some(len(other.probes), PROBES - len(old), seed)
+        old = _some(len(self.probes), mine if total > PROBES else PROBES)
+        new = _some(len(other.probes), PROBES - len(old))
         return replace(
             self,
             names=self.names + other.names,
@@ -129,13 +129,13 @@ class Gallery:
     def comparison_threshold(self, far: float) -> Threshold:
         """For one picture against one enrolled person: `far` of the enrolled pictures' scores with others reach it."""
         # all people, or some of them if they are many
-        taken = _some(len(self), max(1, COMPARISONS // max(1, len(self.probes))), 0)
+        taken = _some(len(self), max(1, COMPARISONS // max(1, len(self.probes))))
         scores = self.probes @ self.templates[taken].T
         return _threshold(scores[self.owner[:, None] != taken[None, :]], far)
 
     def pair_threshold(self, far: float) -> Threshold:
         """For one picture against another: `far` of the pairs of enrolled pictures of two people reach it."""
-        taken = _some(len(self.probes), math.isqrt(2 * COMPARISONS), 0)
+        taken = _some(len(self.probes), math.isqrt(2 * COMPARISONS))
         rows, owner = self.probes[taken], self.owner[taken]
         once = np.triu(owner[:, None] != owner[None, :], 1)
         return _threshold((rows @ rows.T)[once], far)
@@ -297,11 +297,11 @@ def _reading(path: Path, key: Key | None) -> Iterator[Any]:
         yield file
 
 
-def _some(count: int, most: int, seed: int) -> Ints:
-    """All of `count` rows, or `most` random ones, rising."""
+def _some(count: int, most: int) -> Ints:
+    """All of `count` rows, or `most` random ones, rising; always the same."""
     if count <= most:
         return np.arange(count)
-    return np.sort(np.random.default_rng(seed).choice(count, max(0, most), replace=False))
+    return np.sort(np.random.default_rng(0).choice(count, max(0, most), replace=False))
 
 
 def _threshold(strangers: Floats, rate: float) -> Threshold:

@@ -110,14 +110,13 @@ def embed_pictures(
     pictures: npt.NDArray[np.uint8],
     *,
     flip: bool = False,
-    batch: int = BATCH,
     inputs: Inputs | None = None,
 ) -> npt.NDArray[np.float32]:
     """Features (n, E) of pictures (n, size, size, 3)."""
     taken = inputs or Inputs(size=pictures.shape[1])
     parts = []
-    for start in range(0, len(pictures), batch):
-        some = np.array(pictures[start : start + batch])  # a copy: mapped files cannot be written to
+    for start in range(0, len(pictures), BATCH):
+        some = np.array(pictures[start : start + BATCH])  # a copy: mapped files cannot be written to
         x = taken.tensor(resized(some, taken.size))
         parts += _features(model, [(x, partial(x.flip, 3))], flip)
     return _joined(model, parts, lambda: moved(torch.zeros(2, 3, taken.size, taken.size)))

@@ -96,7 +96,6 @@ def one_step_together(
     numerics: Numerics,
     *,
     lr: float,
-    frozen_norm: bool,
     trained: bool = True,
     vectors_rate: float = 1.0,
 ) -> tuple[list[Tensor], list[float]]:
@@ -107,8 +106,8 @@ def one_step_together(
     From one $\theta$, $\sum_i \frac{n_i}{n}(\theta - \eta\nabla L_i) = \theta - \eta\nabla\sum_i\frac{n_i}{n}L_i$:
     the network steps on the weighted sum and then holds the clients' weighted average. A class vector occurs in
     the loss of its own client alone, so its gradient is $\frac{n_i}{n}\nabla L_i$ and is scaled back. The first step
-    of a new optimiser knows no momentum. Exact while pictures do not see each other (no batch statistics) and
-    nothing is clipped.
+    of a new optimiser knows no momentum. Pictures do not see each other, because batch norm is frozen, and nothing
+    is clipped: so it is exact.
     """
     if not all(len(m.view) for m in members):
         raise PublicError("has no training pictures")
@@ -120,8 +119,7 @@ def one_step_together(
         owner.append(torch.full((len(rows),), i))
         first += len(m.w)
     model.train()
-    if frozen_norm:
-        freeze_norm(model)
+    freeze_norm(model)
     W = moved(torch.cat([m.w for m in members])).requires_grad_(trained)
     of = moved(torch.cat(owner))
     with numerics.autocast():
@@ -209,20 +207,10 @@ def slope(cos: Tensor, kind: Distance) -> Tensor:
     return torch.full_like(cos, {"cosine": -1.0, "half": -0.5, "squared": -2.0}[kind])
 
 
-def regulariser(W: Tensor, how: SpreadOut) -> Tensor:
-    r"""$\sum_c \sum_{\hat c \ne c} \max(0, v - d)^2$ (Eq. 9), or $-d^2$ over the k nearest of each; a scalar."""
-    W = direction(W)
-    total = torch.zeros((), dtype=W.dtype)
-    for _, cos in _blocks(W):
-        if how.pairs == "all":
-            total += ((how.margin - distance(cos, how.distance)).clamp_min(0) ** 2).sum()
-        else:
-            total -= (distance(_nearest(cos, how.k)[0], how.distance) ** 2).sum()
-    return total * _share(len(W), how)
-
-
 def gradient(W: Tensor, how: SpreadOut) -> Tensor:
-    r"""$\nabla_W$ of `regulariser`, block by block without autograd; rows of W have length 1.
+    r"""$\nabla_W \sum_c \sum_{\hat c \ne c} \max(0, v - d)^2$ (Eq. 9), or with $-d^2$ over the k nearest of each.
+
+    Computed block by block without autograd; rows of W have length 1.
 
     A pair within the margin enters twice, as $(c, \hat c)$ and $(\hat c, c)$; a nearest one moves both its ends.
     A cosine does not change with the length of a row, so the part of the gradient along the row is taken out.

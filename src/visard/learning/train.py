@@ -7,11 +7,13 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from functools import cache
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from visard.core import Weights, Work
 from visard.core.method import AtLeastOne, NotNegative, Positive
@@ -345,5 +347,27 @@ def _without_gradients(parts: Collection[nn.Module]) -> Iterator[None]:
 def freeze_norm(model: nn.Module) -> None:
     """Put the batch-norm layers of a network in training into evaluation mode."""
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+        if isinstance(module, _BatchNorm):
             module.eval()
+
+
+def keep_statistics(network: nn.Module) -> None:
+    """Make batch norm of this network and its copies use its running statistics for good (`model.frozen_norm`).
+
+    `train()` no longer has an effect on it, so methods need not know. Its scale and shift still train.
+    """
+    for module in network.modules():
+        if isinstance(module, _NormBase) and module.track_running_stats:
+            kind: Any = type(module)
+            module.__class__ = _still(kind)
+            module.eval()
+
+
+@cache
+def _still(kind: type[Any]) -> type[Any]:
+    """The kind of layer, always in evaluation mode."""
+
+    def train(self: nn.Module, mode: bool = True) -> nn.Module:
+        return nn.Module.train(self, False)
+
+    return type(kind.__name__, (kind,), {"train": train, "__module__": kind.__module__})

@@ -203,7 +203,6 @@ class DAN(Adapting):
     title = "domain adaptation by MMD on pooled pictures"
     paper = "Long et al. 2015"
     hostile = ALREADY_CENTRAL
-    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     kernels: AtLeastOne = 5  # Gaussians, each twice as wide (in squared distance) as the one before
 
@@ -235,7 +234,6 @@ class DANN(Adapting):
     title = "domain adaptation by an adversarial critic on pooled pictures"
     paper = "Ganin et al. 2016"
     hostile = ALREADY_CENTRAL
-    centralises = frozenset({Disclosure.pictures, Disclosure.labels})
 
     hidden: AtLeastOne = 256  # width of the critic
     gamma: float = 10.0  # how fast the reversal grows to 1

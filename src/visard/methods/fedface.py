@@ -168,7 +168,7 @@ class FedFace(Fitting[Server], Looking[Server]):
         members = [Member(c.data.train, self.own(c, msg), c.rng) for c, msg in zip(clients, msgs, strict=True)]
         W, losses = one_step_together(
             model, members, self.margin, self.training, clients[0].numerics,
-            lr=msgs[0].lr, frozen_norm=True, trained=self.train_vectors, vectors_rate=self.vectors_rate,
+            lr=msgs[0].lr, trained=self.train_vectors, vectors_rate=self.vectors_rate,
         )  # fmt: skip
         ups = [Up({}, w, len(m.view), loss) for m, w, loss in zip(members, W, losses, strict=True)]
         return weights_of(model), ups

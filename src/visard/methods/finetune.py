@@ -40,9 +40,7 @@ class FineTune(Method[Theta]):
     hostile = ALREADY_CENTRAL
     extendable = True
     discloses = frozenset({Disclosure.weights, Disclosure.statistic, Disclosure.count, Disclosure.metric})
-    centralises = frozenset(
-        {Disclosure.pictures, Disclosure.labels}
-    )  # the last where they are looked at, see `centralises_from`
+    centralises = frozenset({Disclosure.pictures, Disclosure.labels})  # labels only to look at: `centralises_from`
 
     rounds: AtLeastOne = 20
     training: Training = Training(unit="iterations", amount=100)

@@ -7,13 +7,13 @@ from typing import Any
 
 from visard.data.pictures import CUTS
 from visard.evaluation.metrics import FEW, Metric
-from visard.files import SHARED, mapping, number, whole, write_atomically
+from visard.files import SHARED, json_list, mapping, number, whole, write_atomically
 from visard.models.inputs import Inputs, words
 from visard.report.cards import Card
 from visard.report.disclosure import add_up, judge
 from visard.report.groups import lost
-from visard.report.html import Section, esc, facts, flag, fold, notice, page_of, table
-from visard.report.page import leaving_section
+from visard.report.html import Section, esc, facts, flag, notice, page_of, table
+from visard.report.page import leaving_section, settings_section
 from visard.report.run_folder import Run
 from visard.text import NO_VALUE, count, duration, listing, percent, plural, share, size
 
@@ -41,7 +41,7 @@ def write_page(path: Path, run: Run, record: dict[str, Any]) -> None:
     verdict = judge(leaving, run.status[0] == "finished")
     pill = f'<a class="pill {verdict.level}" href="#leaving">{esc(verdict.title)}</a>'
     sections = [_change(record), _use(record), _groups(record), leaving_section(run, leaving), _cost(run, record),
-                _settings(run)]  # fmt: skip
+                settings_section(run, "run/config.toml", note="")]  # fmt: skip
     page = page_of(
         title=f"{run.name}: adaptation",
         kicker=f"Adaptation of {esc(mapping(record.get('model')).get('file', ''), 60)} {pill}",
@@ -54,11 +54,7 @@ def write_page(path: Path, run: Run, record: dict[str, Any]) -> None:
 
 
 def _sets(record: dict[str, Any], *roles: str) -> list[dict[str, Any]]:
-    return [s for s in map(mapping, _list(record.get("sets"))) if s.get("role") in roles]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+    return [s for s in map(mapping, json_list(record.get("sets"))) if s.get("role") in roles]
 
 
 def _lead(run: Run, record: dict[str, Any]) -> str:
@@ -102,7 +98,7 @@ def _facts(run: Run, record: dict[str, Any]) -> dict[str, str]:
 
 
 def _tests(record: dict[str, Any]) -> list[dict[str, Any]]:
-    return [mapping(test) for test in _list(record.get("tests"))]
+    return [mapping(test) for test in json_list(record.get("tests"))]
 
 
 def _name(test: dict[str, Any]) -> str:
@@ -113,9 +109,9 @@ def _name(test: dict[str, Any]) -> str:
     )
 
 
-def points(value: float | None, digits: int = 1) -> str:
+def points(value: float | None) -> str:
     """A difference of shares in percentage points, with its sign."""
-    return NO_VALUE if value is None else f"{100 * value:+.{digits}f}"
+    return NO_VALUE if value is None else f"{100 * value:+.1f}"
 
 
 def _difference(change: dict[str, Any]) -> float | None:
@@ -132,7 +128,7 @@ def _change(record: dict[str, Any]) -> Section:
     """A card for each rate of each test, and a summary in words."""
     cards = []
     for test in _tests(record):
-        for change in map(mapping, _list(test.get("changes"))):
+        for change in map(mapping, json_list(test.get("changes"))):
             rate = number(change.get("far")) or 0.0
             metric = Metric(f"TAR at FAR {share(rate)}, {_name(test)}", TAR.format(share(rate)), is_share=True)
             text = f"{percent(number(change.get('before')))} → {percent(number(change.get('after')))}"
@@ -161,7 +157,7 @@ def _verdict(test: dict[str, Any]) -> str:
     """A sentence on the rates where it is worse, else on those where it is better, or that no difference shows."""
     spread = [
         (share(number(change.get("far")) or 0.0), low, high)
-        for change in map(mapping, _list(test.get("changes")))
+        for change in map(mapping, json_list(test.get("changes")))
         if (low := number(change.get("low"))) is not None and (high := number(change.get("high"))) is not None
     ]
     if not spread:
@@ -198,7 +194,7 @@ def _thresholds(record: dict[str, Any]) -> str:
             count(number(change.get("false_accepts"))),
         ]
         for test in _tests(record)
-        for change in map(mapping, _list(test.get("changes")))
+        for change in map(mapping, json_list(test.get("changes")))
     ]
     head = ("Tested on", "FAR", "Threshold before", "Threshold after", "False accepts allowed")
     return table(head, rows, "Thresholds for a false accept rate", 1) + (
@@ -223,16 +219,16 @@ def _by_domain(test: dict[str, Any]) -> str:
     before, after = mapping(found.get("before")), mapping(found.get("after"))
     if not before or not after:
         return ""
-    old = {str(mapping(g).get("name")): mapping(g) for g in _list(before.get("groups"))}
+    old = {str(mapping(g).get("name")): mapping(g) for g in json_list(before.get("groups"))}
     rows = []
-    for group in (mapping(after.get("everyone")), *map(mapping, _list(after.get("groups")))):
+    for group in (mapping(after.get("everyone")), *map(mapping, json_list(after.get("groups")))):
         name = str(group.get("name"))
         earlier = mapping(before.get("everyone")) if name == "everyone" else old.get(name, {})
         cells = [cell for key in ("fnmr", "fmr") for cell in (_rate(earlier, key), _rate(group, key))]
         rows.append([esc(name, 40), count(whole(group.get("people"))), *cells, lost(group)])
     head = ("Group", "People", "FNMR before", "FNMR after", "FMR before", "FMR after", "Failed to enrol")
     title = f"{esc(_name(test), 60)}, by {esc(after.get('by', ''), 40)}, at one threshold for all"
-    said = "".join(f'<p class="note">{esc(line, 300)}</p>' for line in _list(after.get("warnings"))[:5])
+    said = "".join(f'<p class="note">{esc(line, 300)}</p>' for line in json_list(after.get("warnings"))[:5])
     return table(head, rows, f"{title} (FMR {share(number(after.get('fmr_target')) or 0.0)})") + said
 
 
@@ -258,7 +254,7 @@ def _cost(run: Run, record: dict[str, Any]) -> Section:
     ]
     body = table(("What", "How much"), [row for row in rows if row[1] != NO_VALUE], "What it cost")
     listed = []
-    for one in map(mapping, _list(record.get("sets"))):
+    for one in map(mapping, json_list(record.get("sets"))):
         people = whole(one.get("people"))
         counts = [count(whole(one.get("pictures"))), "not known" if people is None else count(people)]
         role = ROLES.get(str(one.get("role")), "")
@@ -288,10 +284,3 @@ def _use(record: dict[str, Any]) -> Section:
     items = "".join(f"<li>{esc(line, 400)}</li>" for line in lines)
     link = '<p><a href="run/report.html">The report of the run</a> has every round, every reply and all settings.</p>'
     return Section("use", "Use it", f"<ul>{items}</ul>{_thresholds(record)}{link}", short="Use")
-
-
-def _settings(run: Run) -> Section | None:
-    if not run.config_text:
-        return None
-    text = "\n".join(esc(row) for row in run.config_text.splitlines())
-    return Section("settings", "Settings", fold("run/config.toml", f'<pre tabindex="0">{text}</pre>'))

@@ -13,7 +13,7 @@ from statistics import quantiles
 from typing import Any, TypeVar
 
 from visard.evaluation.metrics import FEW, Metric, describe, order, values
-from visard.files import mapping, number, whole
+from visard.files import json_list, mapping, number, whole
 from visard.report.html import Chart, Json, esc
 from visard.report.run_folder import Run
 from visard.text import count, percent, share, size, visible
@@ -297,7 +297,7 @@ def leaving_by_round(run: Run, moved: dict[tuple[str, int], dict[str, int]], kin
 
 def _series(value: Any) -> list[float]:
     """A list of numbers; empty if one of them is none."""
-    found = [number(v) for v in value] if isinstance(value, list) else []
+    found = [number(v) for v in json_list(value)]
     return [v for v in found if v is not None] if None not in found else []
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from visard.disclosure import Disclosure
 from visard.engines.records import files_of, read_records
 from visard.errors import VisardError
-from visard.files import mapping, whole
+from visard.files import json_list, mapping, whole
 from visard.report.html import esc, table
 from visard.report.run_folder import Run
 from visard.text import count, listing, plural, size
@@ -94,9 +94,7 @@ def read_evidence(run: Run) -> Evidence:
             if outcome not in NOT_ACCEPTED:
                 continue
             others[outcome] += 1
-            listed = record.get("parts")
-            triples = listed if isinstance(listed, list) else []
-            parts = [part for part in triples if isinstance(part, list) and len(part) == 3]
+            parts = [part for part in json_list(record.get("parts")) if isinstance(part, list) and len(part) == 3]
             kinds |= {str(kind) for _, kind, amount in parts if amount}
             over_the_wire = record["event"] == "reply"
             wire = (whole(record.get("header")) or 0) + (whole(record.get("payload")) or 0)

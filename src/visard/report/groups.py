@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from visard.files import mapping, number, whole
+from visard.files import json_list, mapping, number, whole
 from visard.report.html import Section, esc, fold, notice, table
 from visard.report.run_folder import Run
 from visard.text import NO_VALUE, count, percent, share
@@ -25,7 +25,7 @@ def groups_section(run: Run) -> Section | None:
 
 def _tables(record: dict[str, Any]) -> str:
     by, target = esc(record.get("by", ""), 40), number(record.get("fmr_target"))
-    groups, between, said = (_list(record.get(key)) for key in ("groups", "between", "warnings"))
+    groups, between, said = (json_list(record.get(key)) for key in ("groups", "between", "warnings"))
     rows = [_row(mapping(group)) for group in (record.get("everyone"), *groups)] if groups else []
     across = [
         [f"{esc(two.get('first'), 40)} with {esc(two.get('second'), 40)}", _trials(two, "fmr"), _rate(two, "fmr")]
@@ -40,10 +40,6 @@ def _tables(record: dict[str, Any]) -> str:
     text += fold("Impostors of two groups", table(head, across, f"Impostors of two groups, by {by}") if across else "")
     items = "".join(f"<li>{esc(line, 300)}</li>" for line in said[:20])
     return text + (notice("caution", f"Errors by {record.get('by', '')}", f"<ul>{items}</ul>") if items else "")
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
 
 
 def _row(group: dict[str, Any]) -> list[str]:

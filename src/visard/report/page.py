@@ -21,6 +21,7 @@ from visard.report.run_folder import Run, read_run, warnings_of
 from visard.text import NO_VALUE, count, duration, listing, percent, plain, plural, size
 
 MOST_ROWS = 200
+REPEAT = '<p class="note">Complete: with this config.toml and the same data the run can be repeated.</p>'
 READINGS = ("sensors", *READERS)  # kinds of sets that hold no pictures
 
 
@@ -171,7 +172,7 @@ def run_sections(run: Run, leaving: Leaving | None) -> list[Section]:
         with_charts("cost", "Time and traffic", "Cost", charts.cost(run)),
         _replies(run),
         _samples(run),
-        _settings(run),
+        settings_section(run),
         _glossary(heads),
     ]
     return [part for part in parts if part is not None]
@@ -253,12 +254,12 @@ def _samples(run: Run) -> Section | None:
     return Section("samples", "Sample pictures", note + sheet, short="Samples") if sheet else None
 
 
-def _settings(run: Run) -> Section | None:
+def settings_section(run: Run, file: str = "config.toml", note: str = REPEAT) -> Section | None:
+    """The settings file of the run, folded; None if there is none."""
     if not run.config_text:
         return None
-    note = '<p class="note">Complete: with this config.toml and the same data the run can be repeated.</p>'
     text = "\n".join(esc(row) for row in run.config_text.splitlines())
-    return Section("settings", "Settings", note + fold("config.toml", f'<pre tabindex="0">{text}</pre>'))
+    return Section("settings", "Settings", note + fold(file, f'<pre tabindex="0">{text}</pre>'))
 
 
 def _glossary(heads: Sequence[Card]) -> Section | None:

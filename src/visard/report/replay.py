@@ -10,7 +10,7 @@ from typing import Any
 
 from visard.errors import VisardError
 from visard.evaluation.metrics import brief, describe, order
-from visard.files import mapping, number, read_json, whole
+from visard.files import json_list, mapping, number, read_json, whole
 from visard.report.change import points
 from visard.report.html import Section, esc, notice, table
 from visard.report.run_folder import Run, numbers
@@ -118,7 +118,7 @@ def _metrics(where: str, before: dict[str, float | None], after: dict[str, float
 
 def notes(run: Run, kept: dict[str, Any]) -> list[str]:
     """Notes on the comparison."""
-    found = [str(note) for note in kept["notes"]] if isinstance(kept.get("notes"), list) else []
+    found = [str(note) for note in json_list(kept.get("notes"))]
     if not kept.get("finished"):
         found.append(f"{kept.get('name')} was not finished, so there is nothing to compare with")
     start = mapping(kept.get("start"))

@@ -21,6 +21,7 @@ from visard.evaluation.metrics import brief, describe
 from visard.files import (
     APPENDING,
     SHARED,
+    json_list,
     mapping,
     number,
     open_handle,
@@ -301,7 +302,7 @@ class Run:
     def domains(self, side: Literal["source", "target"]) -> list[str]:
         """The domains whose people the source, or the other clients (target), have; empty where settings do not say."""
         found = mapping(self.config.get("partition")).get(f"{side}_domain")
-        listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
+        listed = [found] if isinstance(found, str) else json_list(found)
         return [name for name in listed if isinstance(name, str)][:9]
 
     @cached_property

@@ -65,6 +65,33 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """The arguments of `adapt` that its results depend on."""
+
+    model: str | Path
+    sites: Sequence[str | Path]
+    source: str | Path | None
+    test: str | Path | None
+    method: str | None
+    far: Sequence[float]
+    fold: tuple[int, int]
+    seed: int
+    server: str | Path | None
+    parties: int | None
+    source_party: bool
+    unlabelled: bool
+    inputs: dict[str, str | None]
+    detector: str | None
+    align: str | None
+    overrides: Sequence[str]
+
+    @property
+    def pictures(self) -> list[str | Path]:
+        """All folders, zip files and face sets that were given."""
+        return [path for path in (*self.sites, self.source, self.test) if path is not None]
+
+
+@dataclass(frozen=True)
 class Adapted:
     """The results of `adapt`."""
 
@@ -122,27 +149,26 @@ def adapt(
     """
     begun, folder = time.monotonic(), Path(out)
     inputs = {"input": input, "order": order, "mean": mean, "std": std}
-    _check(sites, source, test, server, parties, method, far, fold)
-    for path in (*sites, source, test):
-        if path is not None:
-            _found(path)
+    asked = _Asked(
+        model, sites, source, test, method, far, fold, seed, server, parties, source_party, unlabelled, inputs,
+        detector, align, overrides,
+    )  # fmt: skip
+    _check(asked)
+    for path in asked.pictures:
+        _found(path)
     given = open_given(model, inputs)
     if detector is not None and (how := align or given.align) != "five":
         raise UsageError(f"--detector: faces are framed by {how} here, without a detector; --align five uses one")
     _check_overrides([method] if method else METHODS, overrides)
     if input is None and given.assumption:
         say(given.assumption)
-    asked = plain(
-        {"model": [given.fingerprint, given.align], "sites": sites, "source": source, "test": test, "method": method,
-         "far": far, "fold": fold, "seed": seed, "server": server, "parties": parties, "source_party": source_party,
-         "unlabelled": unlabelled, "inputs": inputs, "detector": detector, "align": align, "overrides": overrides}
-    )  # fmt: skip
-    _prepare(folder, asked, overwrite)
+    record = plain({**vars(asked), "model": [given.fingerprint, given.align]})
+    _prepare(folder, record, overwrite)
     with only_user(folder):
         if (earlier := _finished(folder)) is not None:
             return earlier
         watchers = Watchers(watcher)
-        about: dict[str, Any] = {"asked": asked, "seconds": {}, **_earlier(folder)}
+        about: dict[str, Any] = {"asked": record, "seconds": {}, **_earlier(folder)}
         write_json(folder / "adapt.json", about)
         sets = _Sets(folder / "faces", given, detector, align, progress, say)
         clients = [sets.take(path, "clients", unlabelled) for path in sites]
@@ -152,66 +178,44 @@ def adapt(
         others += [sets.take(test, "test")] if test is not None else []
         members = [*clients, *others]
         _check_sets(clients, others, chosen)
-        if detector is not None and all((_found(path) / HEADER).is_file() for path in (*sites, source, test) if path):
+        if detector is not None and all((_found(path) / HEADER).is_file() for path in asked.pictures):
             say("--detector is not used: all pictures come as face sets, whose faces were found before")
         if sets.seconds:
             about["seconds"]["import"] = about["seconds"].get("import", 0.0) + sets.seconds
             write_json(folder / "adapt.json", about)
         first = _write_start(folder, model, given, inputs)
-        settings = _settings(
-            folder,
-            first,
-            members,
-            chosen,
-            fold,
-            seed,
-            server,
-            parties,
-            source_party,
-            len(known) == len(clients),
-            far,
-            overrides,
-        )
+        settings = _settings(folder, first, members, chosen, asked, len(known) == len(clients))
         done = _run(folder / "run", settings, watchers)
         tests = BeforeAndAfter.of_run(folder / "run", tuple(far)).tests()
         onnx = _export(folder, given)
         about["seconds"]["all"] = about["seconds"].get("all", 0.0) + time.monotonic() - begun
-        record = about | _record(given, Path(model).name, chosen, members, tests, done)
-        write_json(folder / "adapt.json", plain(record), SHARED)
-        write_page(folder / "report.html", done, plain(record))
-    return Adapted(folder, done, tests, onnx, record)
+        made = about | _record(given, Path(model).name, chosen, members, tests, done)
+        write_json(folder / "adapt.json", plain(made), SHARED)
+        write_page(folder / "report.html", done, plain(made))
+    return Adapted(folder, done, tests, onnx, made)
 
 
-def _check(
-    sites: Sequence[str | Path],
-    source: str | Path | None,
-    test: str | Path | None,
-    server: str | Path | None,
-    parties: int | None,
-    method: str | None,
-    far: Sequence[float],
-    fold: tuple[int, int],
-) -> None:
-    if method is not None and method not in METHODS:
-        raise UsageError(f"--method {method}: must be one of {', '.join(METHODS)}")
-    if not far or not all(0 < rate < 1 for rate in far):
+def _check(asked: _Asked) -> None:
+    fold = asked.fold
+    if asked.method is not None and asked.method not in METHODS:
+        raise UsageError(f"--method {asked.method}: must be one of {', '.join(METHODS)}")
+    if not asked.far or not all(0 < rate < 1 for rate in asked.far):
         raise UsageError("false accept rates are numbers between 0 and 1, for example 0.01")
     if not 1 <= fold[0] <= fold[1] or fold[1] < 2:
         raise UsageError(f"--fold {fold[0]}/{fold[1]}: must be one of several parts, for example 1/5")
-    if server is not None:
-        if sites or source is not None:
+    if asked.server is not None:
+        if asked.sites or asked.source is not None:
             raise UsageError("with --server the sites are the parties: leave out --sites and --source")
-        if test is None:
+        if asked.test is None:
             raise UsageError("with --server give --test: pictures of the parties stay with them")
-        if parties is None or parties < 1:
+        if asked.parties is None or asked.parties < 1:
             raise UsageError("with --server give --parties: how many take part")
         return
-    if not sites:
+    if not asked.sites:
         raise UsageError("give the sites: --sites FOLDER FOLDER ..., or --server for parties elsewhere")
-    if len(sites) == 1 and source is None:
+    if len(asked.sites) == 1 and asked.source is None:
         raise UsageError("one site alone has no other to adapt with: give two sites or more, or --source too")
-    given = [str(path) for path in (*sites, source, test) if path is not None]
-    if twice := [path for path, times in Counter(given).items() if times > 1]:
+    if twice := [path for path, times in Counter(map(str, asked.pictures)).items() if times > 1]:
         raise UsageError(f"{twice[0]} is given twice")
 
 
@@ -455,42 +459,31 @@ OF_METHODS: dict[str, dict[str, Any]] = {
 
 
 def _settings(
-    folder: Path,
-    first: Path,
-    members: Sequence[_Set],
-    method: str,
-    fold: tuple[int, int],
-    seed: int,
-    server: str | Path | None,
-    parties: int | None,
-    source_party: bool,
-    labelled: bool,
-    far: Sequence[float],
-    overrides: Sequence[str],
+    folder: Path, first: Path, members: Sequence[_Set], method: str, asked: _Asked, labelled: bool
 ) -> Settings:
     """The settings of the run, with what the user changes."""
-    roles = {one.role for one in members}
+    roles, server = {one.role for one in members}, asked.server
     tree: dict[str, Any] = {
         "name": folder.resolve().name,
-        "seed": seed,
+        "seed": asked.seed,
         "method": {"name": method, **OF_METHODS[method]},
         "data": {"sets": [{"path": str(m.faces.path), "role": m.role, "name": m.name} for m in members]},
         "partition": {"kind": "parties" if server else "sites", "split": [1.0, 0.0, 0.0], "seed": 0},
         "model": {"weights": str(first.absolute()), "train": "tail", "cache": "fp16"},
-        "evaluation": {"every": 0, "clients": False, "bootstrap": 200, "far": list(far), "fmr": far[0]},
+        "evaluation": {"every": 0, "clients": False, "bootstrap": 200, "far": list(asked.far), "fmr": asked.far[0]},
     }
     if method != "fedfr-joint" and server is None:  # between parties class vectors would be face templates that leave
         tree["method"]["negatives"] = "class_vectors"
     if method == "fedfr-da":
-        tree["method"] |= {"with_source": "source" in roles or source_party, "measure": labelled and not server}
+        tree["method"] |= {"with_source": "source" in roles or asked.source_party, "measure": labelled and not server}
     if "source" in roles or (labelled and "test" not in roles):
-        tree["partition"]["fold"] = [fold[0] - 1, fold[1]]
+        tree["partition"]["fold"] = [asked.fold[0] - 1, asked.fold[1]]
     if server is not None:
         tree["engine"] = {"kind": "flower", "server": str(Path(server).absolute())}
-        tree["partition"]["clients"] = parties
+        tree["partition"]["clients"] = asked.parties
     if "public" in roles:
         tree["model"]["class_vectors"] = str(_class_vectors(folder, first, members))
-    return _load(tree, overrides)
+    return _load(tree, asked.overrides)
 
 
 def _load(tree: dict[str, Any], overrides: Sequence[str]) -> Settings:

@@ -301,7 +301,7 @@ class Forward(Watchers):
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
 
-    def tell(self, event: str, *values: Any) -> None:
+    def notify(self, event: str, *values: Any) -> None:
         send(self._channel, json.dumps([event, *values]).encode())
 
 
@@ -320,6 +320,6 @@ def run_one(channel: socket.socket, preset: str, **how: Any) -> None:
     watcher = Forward(channel)
     try:
         run(preset, **how, watcher=watcher)
-        watcher.tell("finished")
+        watcher.notify("finished")
     except (KeyboardInterrupt, Interrupted):
-        watcher.tell("interrupted")
+        watcher.notify("interrupted")

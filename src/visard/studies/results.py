@@ -160,7 +160,7 @@ def collect(
         }
         paper = {label: list(points) for label, points in fig.paper.items()}
         figures.append(FigureOf(fig.title, fig.x, _about(fig.column), series, paper))
-        reader.none_has_it([row for points in fig.series.values() for _, row in points], fig.column)
+        reader.note_if_missing([row for points in fig.series.values() for _, row in points], fig.column)
     curves = [CurvesOf(c.title, c.metric, reader.curves(c.rows, c.metric, c.title)) for c in plan.curves]
     return Results(
         bench=bench,
@@ -208,7 +208,7 @@ def _table(table: Table, reader: _Reader) -> TableOf:
             x, y = reader.cell(a, c, where).values, reader.cell(b, c, where).values
             compared.append(Compared(a, b, c.title, differences(x, y, reader.seeds), paired(x, y)))
     for c in table.columns:
-        reader.none_has_it([row for row in table.rows if row not in table.means], c)
+        reader.note_if_missing([row for row in table.rows if row not in table.means], c)
     return TableOf(table.title, [_about(c) for c in table.columns], cells, compared)
 
 
@@ -260,7 +260,7 @@ class _Reader:
                 values[seed] = sum(known) / len(known)
         return Cell(values, spread(list(values.values())), lost=len(self.seeds) - len(values) if values else 0)
 
-    def none_has_it(self, rows: Sequence[str], column: Column) -> None:
+    def note_if_missing(self, rows: Sequence[str], column: Column) -> None:
         """A path that leads nowhere in every row is a mistake; in some it says that the row has no such metric."""
         keys = [(row, id(column)) for row in dict.fromkeys(rows)]
         if keys and all(key in self._missing for key in keys):
