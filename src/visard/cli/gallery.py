@@ -11,6 +11,7 @@ import typer
 from visard.cli import options
 from visard.cli.console import bar, list_skipped, say, table
 from visard.errors import UsageError
+from visard.text import plural
 
 if TYPE_CHECKING:
     from visard.inference.gallery import Threshold
@@ -67,7 +68,8 @@ def enroll(
     whole = before.with_more(made) if add else made
     whole.save(gallery, key)
     list_skipped(skipped)
-    say(f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}")
+    pictures, people = plural(int(made.pictures.sum()), "picture"), plural(len(made), "person", "people")
+    say(f"{pictures} of {people}; the gallery has {len(whole)}: {gallery}")
 
 
 def identify(

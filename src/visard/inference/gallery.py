@@ -22,7 +22,7 @@ from safetensors.numpy import save, save_file
 from visard.at_rest import Key, refuse_encrypted
 from visard.data.listing import printable
 from visard.data.removal import Receipt
-from visard.errors import UsageError, VisardError, one_line
+from visard.errors import UsageError, VisardError, did_you_mean, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.roc import allowed
 from visard.files import file_digest, open_file, replacing, unfinished
@@ -165,7 +165,7 @@ class Gallery:
         """The gallery without these people: their templates, and the pictures of them that thresholds are read off."""
         gone = set(people)
         if unknown := sorted(gone - set(self.names)):
-            raise UsageError(f"{unknown[0]!r} is not enrolled")
+            raise UsageError(f"{unknown[0]!r} is not enrolled{did_you_mean(unknown[0], self.names)}")
         kept = np.array([name not in gone for name in self.names])
         if not kept.any():
             raise UsageError("that is everyone in the gallery: delete its file instead")
