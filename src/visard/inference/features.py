@@ -101,7 +101,7 @@ def _of_photos(
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The features of photographs, some at a time; `data` gets their files, and those that were skipped."""
     with closing(photos):
-        for files, squares, skipped in photos.squares(framing(data["align"], say), model.size, progress):
+        for files, squares, skipped, _ in photos.squares(framing(data["align"], say), model.size, progress):
             data["files"] += map(printable, files)
             data["skipped"] += [[printable(file), reason] for file, reason in skipped]
             yield embed(model, squares, flip=flip)

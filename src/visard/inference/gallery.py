@@ -345,6 +345,7 @@ def enrol_folder(
     """
     align = align or model.align
     found = model.embed(Photos(folder), align=align, flip=flip, say=say, progress=progress)
+    _say_crowded(found.crowded, say)
     norm = found.norm
     if len(norm):
         say(f"length of the features: {norm.min():.1f} to {norm.max():.1f}, median {np.median(norm):.1f}")
@@ -361,7 +362,21 @@ def enrol_folder(
     return Gallery.enrol(people, found.features[good], about), [(printable(file), reason) for file, reason in skipped]
 
 
-def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False) -> Floats:
+def _say_crowded(files: Sequence[str], say: Callable[[str], None]) -> None:
+    """Name the pictures of which only the main face was taken."""
+    shown = ", ".join(map(printable, files[:5])) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+    if files:
+        say(f"more than one face, the main one is used: {shown}")
+
+
+def features_of(
+    files: Iterable[Path],
+    model: FaceModel,
+    *,
+    align: str | None = None,
+    flip: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Floats:
     """Features (n, E) of picture files, cut as the model wants; one that cannot be used is an error that names it."""
     named = list(files)
     for path in named:
@@ -370,4 +385,5 @@ def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = 
     found = model.embed(Photos(named), align=align, flip=flip)
     for file, reason in found.skipped:
         raise (VisardError if Path(file).is_file() else UsageError)(f"{file}: {reason}")
+    _say_crowded(found.crowded, say)
     return found.features
