@@ -161,6 +161,7 @@ def test_an_encrypted_gallery(
         ("identify", *picture): "g.gallery is encrypted: give its key (--encrypt-with KEYFILE)",
         ("identify", *picture, "--encrypt-with", "other.key"): "g.gallery is encrypted with another key than",
         ("gallery", "remove", "g.gallery", "nobody-here", *key): "'nobody-here' is not enrolled",
+        ("gallery", "remove", "g.gallery", "persn-7", *key): "'persn-7' is not enrolled (did you mean 'person-7'?)",
         ("gallery", "encrypt", "g.gallery", *key): "g.gallery is encrypted: give its key",
         ("keys", "file", "--out", "my.key"): "never overwritten",
         ("gallery", "list", "other.gallery", "--encrypt-with", "photos"): "cannot be read",
@@ -181,7 +182,7 @@ def test_people_are_added(work: Path, visard_: Callable[..., str]) -> None:
     (work / "photos" / "person-11").rename(work / "new" / "person-11")
     visard_("enroll", "photos", "--model", "m.safetensors", "--gallery", "g.gallery")
     out = visard_("enroll", "new", "--model", "m.safetensors", "--gallery", "g.gallery", "--add")
-    assert "4 pictures of 1 people; the gallery has 12" in " ".join(out.split())
+    assert "4 pictures of 1 person; the gallery has 12" in " ".join(out.split())
     out = visard_("identify", "new/person-11/2.png", "--gallery", "g.gallery", "--json")
     assert json.loads(out)["images"][0]["matches"][0]["person"] == "person-11"
 

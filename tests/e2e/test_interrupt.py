@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from tests.e2e.smoke import SMOKE
 from tests.e2e.test_methods import assert_same_results
 
 import visard
+from visard.cli import main
 from visard.config import load
 from visard.engines.watchers import Watcher
 
@@ -116,3 +118,19 @@ def test_sigterm_cleans_a_partial_import(here: Path) -> None:
     assert process.returncode == 143
     assert "Traceback" not in said
     assert not list(here.iterdir())
+
+
+def test_ctrl_c_before_there_is_anything_to_keep_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    made = typer.Typer()
+    made.command()(interrupted)
+    monkeypatch.setattr("visard.cli.commands", lambda: typer.main.get_command(made))
+    monkeypatch.setattr(sys, "argv", ["visard"])
+    with pytest.raises(SystemExit) as stop:
+        main()
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "visard: stopped (Ctrl-C)\n"

@@ -108,7 +108,7 @@ def test_a_gallery(old: Path, visard_: Callable[..., str]) -> None:
     assert found["images"][0]["matches"][0]["person"] == "person-1"
     assert_close(json.loads(visard_("verify", *asked, *known)), EXPECTED["verify"])
     out = visard_("enroll", "strangers", "--model", MODEL, "--gallery", "staff.gallery", "--add")
-    assert "3 pictures of 1 people; the gallery has 6" in " ".join(out.split())
+    assert "3 pictures of 1 person; the gallery has 6" in " ".join(out.split())
     found = json.loads(visard_("identify", asked[1], *known, "--top", "6"))
     assert {match["person"] for match in found["images"][0]["matches"]} == {f"person-{i}" for i in range(6)}
 

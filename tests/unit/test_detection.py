@@ -32,6 +32,7 @@ from visard.data.sources.importing import import_faces
 from visard.data.synthetic.render import SyntheticSpec
 from visard.data.synthetic.sets import make
 from visard.errors import UsageError, VisardError
+from visard.inference.photos import Photos
 
 RED, GREEN = (255, 0, 0), (0, 255, 0)
 
@@ -119,8 +120,10 @@ def test_cut_by_five_landmarks() -> None:
 
 def test_every_face_or_the_main_one() -> None:
     photo = png(drawn(600, 300, (30, 80, 120), (240, 80, 120), (450, 80, 120)))
-    assert len(FiveFraming(Squares())(photo, 0, 64)) == 1
-    assert len(FiveFraming(Squares(), every=True)(photo, 0, 64)) == 3
+    (main,) = FiveFraming(Squares())(photo, 0, 64)
+    assert main.left == 2
+    found = FiveFraming(Squares(), every=True)(photo, 0, 64)
+    assert [one.left for one in found] == [0, 0, 0]
     with pytest.raises(ValueError, match="no face was found"):
         FiveFraming(Squares())(png(drawn(300, 300)), 0, 64)
     with pytest.raises(ValueError, match=r"quality 0\.\d\d is below 0\.99"):
@@ -378,3 +381,12 @@ def test_scrfd_decodes_as_its_paper_says(tmp_path: Path, monkeypatch: pytest.Mon
     assert found[0].box == (3 * 8 - 8, 4 * 8 - 16, 32, 48)
     assert np.allclose(found[0].points, np.array(face).reshape(5, 2) * 8 + (24, 32))
     assert found[1].box == (8 * 16 - 8, 16 - 8, 16, 16)
+
+
+def test_photographs_of_several_people_are_named(tmp_path: Path) -> None:
+    (tmp_path / "one.png").write_bytes(png(drawn(300, 300, (30, 80, 120))))
+    (tmp_path / "two.png").write_bytes(png(drawn(600, 300, (30, 80, 120), (240, 80, 120))))
+    photos = Photos([tmp_path / "one.png", tmp_path / "two.png"])
+    ((names, _, failed, crowded),) = photos.squares(FiveFraming(Squares()), 64)
+    assert (len(names), failed) == (2, [])
+    assert [Path(name).name for name in crowded] == ["two.png"]

@@ -122,3 +122,10 @@ def test_units_are_hardened(unit: str, tmp_path: Path) -> None:
     level = re.search(r"exposure level for \S+: ([\d.]+)", rated.stdout)
     assert level is not None, rated.stderr
     assert float(level.group(1)) < 2.5
+
+
+def test_the_script_of_the_image_wants_a_digest() -> None:
+    script = FILES / "build.sh"
+    done = subprocess.run(["sh", script], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "TORCH_SHA256=...: the digest of the wheel of torch (docs/containers.md)\n"

@@ -333,7 +333,7 @@ def test_headline_metrics_are_those_of_the_metrics(fed: Path, fed_page: Page) ->
     assert f"{100 * v['accuracy']:.2f} %95 % interval {100 * low:.1f} – {100 * high:.1f} %" in text
     assert f"{100 * v['tar'][1]['tar']:.1f} %" in text
     assert f"{100 * v['eer']:.2f} %" in text
-    assert "unreliable: FAR × impostors = 6 < 10" in text  # 0.0001 of 60,000
+    assert "unreliable: 6 false accepts allowed, at least 10 needed" in text  # 0.0001 of 60,000
     assert "2.45 MB" in text
 
 

@@ -54,3 +54,23 @@ def test_operations_and_time_of_every_party(tmp_path: Path) -> None:
         assert text in page, page
     (chart,) = (c for c in charts.training(shown) if "ncryptions" in c.title)
     assert len(chart.data) == 1, "a sum over parties has no band of single ones"
+
+
+def test_a_deployment_is_no_one_machine_and_its_pictures_are_not_the_servers(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", rounds=3, clients=3))
+    text = single.summary(replace(run, config=run.config | {"partition": {"kind": "parties"}}))
+    assert "with 3 parties, each on its own pictures, and tested it on" in text.replace(NBSP, " ")
+    assert "; the server's machine: " in text
+    assert "one machine" not in text
+    simulated = single.summary(replace(run, config=run.config | {"engine": {"server": "state"}}))
+    assert "with 3 clients on" in simulated.replace(NBSP, " ")
+    assert "one machine" not in simulated
+
+
+def test_a_single_test_has_no_curve_over_the_rounds(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "run", rounds=30))
+    assert any(chart.id == "evaluation" for chart in charts.evaluation(run))
+    last = [e for e in run.events if e["event"] == "evaluation"][-1]
+    events = [e for e in run.events if e["event"] != "evaluation"]
+    bare = replace(run, events=[*events, last | {"step": max(r.step for r in run.rounds)}])
+    assert not charts.evaluation(bare)

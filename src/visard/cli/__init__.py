@@ -184,6 +184,8 @@ def commands() -> click.Group:
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of writing, which name no file
 
+INTERRUPTED = 128 + signal.SIGINT  # the exit code of typer after Ctrl-C
+
 
 def main() -> None:
     """Run a command; every failure is one line on stderr and exit code 1 (failed) or 2 (wrong use)."""
@@ -195,6 +197,10 @@ def main() -> None:
     except VisardError as error:
         _say(one_line(error))
         sys.exit(error.exit_code)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            _say("stopped (Ctrl-C)")
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

@@ -11,6 +11,7 @@ import typer
 from visard.cli import options
 from visard.cli.console import bar, list_skipped, say, table
 from visard.errors import UsageError
+from visard.text import plural
 
 if TYPE_CHECKING:
     from visard.inference.gallery import Threshold
@@ -67,7 +68,8 @@ def enroll(
     whole = before.with_more(made) if add else made
     whole.save(gallery, key)
     list_skipped(skipped)
-    say(f"{int(made.pictures.sum())} pictures of {len(made)} people; the gallery has {len(whole)}: {gallery}")
+    pictures, people = plural(int(made.pictures.sum()), "picture"), plural(len(made), "person", "people")
+    say(f"{pictures} of {people}; the gallery has {len(whole)}: {gallery}")
 
 
 def identify(
@@ -102,7 +104,8 @@ def identify(
         limit = _given(threshold)
     else:
         limit = known.comparison_threshold(far) if fpir is None else known.search_threshold(fpir)
-    features = features_of(images, known.load_model(model), align=known.about["align"], flip=known.about["flip"] == "1")
+    align, flip = known.about["align"], known.about["flip"] == "1"
+    features = features_of(images, known.load_model(model), align=align, flip=flip, say=_quiet if as_json else say)
     found = known.identify(features, top)
     if as_json:
         answer = [
@@ -119,6 +122,10 @@ def identify(
         rows = [(m.name, f"{m.score:.4f}", "yes" if m.score >= limit.value else "no") for m in matches]
         table(str(image), ("person", "score", "accepted"), rows)
     _say(limit)
+
+
+def _quiet(text: str) -> None:
+    """In the place of `say`, where only JSON is wanted."""
 
 
 @options.opens_a_model
@@ -153,7 +160,9 @@ def verify(
     else:
         assert model is not None
         loaded = open_model(model)
-    one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip)).astype("float64")
+    one, two = unit_rows(features_of([a, b], loaded, align=align, flip=flip, say=_quiet if as_json else say)).astype(
+        "float64"
+    )
     score = float(one @ two)
     same = None if limit is None else score >= limit.value
     if as_json:

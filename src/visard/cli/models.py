@@ -349,8 +349,7 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str]]:
     rows = []
     if report["d"] is not None:
         chosen = "chosen from the features" if report["settings"]["d"] in ("auto", "stable") else "given"
-        paper = ", ".join(f"{name} {value:g}" for name, value in report["d_of_the_paper"].items())
-        rows.append(("distance d", f"{report['d']:.3f}", f"{chosen}; the paper: {paper}"))
+        rows.append(("distance d", f"{report['d']:.3f}", chosen))
     if report["oracle"]:
         rows.append(("given", "", f"{report['oracle']}, which is unknown without labels"))
     if report["levels"]:

@@ -162,8 +162,8 @@ def _run_without(
         for part in [took_part(origin, client) for client in without]:
             _show_part(part)
         raise VisardError(
-            f"{origin} was made with parties that are elsewhere, so it is not made again here: revoke the key of who "
-            "is to be left out (visard keys revoke), and ask the others to run again"
+            f"{origin} was made with parties that are elsewhere, so it cannot be repeated here: revoke the key of the "
+            "party to leave out (visard keys revoke) and start a new run with the others"
         )
     watcher = PageWatcher() if watch else RunWatcher()
     try:

@@ -282,6 +282,7 @@ class FiveFraming:
         if not faces:
             raise ValueError(NO_FACE)
         found = [self._cut(picture, face, size) for face in (faces if self.every else faces[:1])]
+        found = [framed._replace(left=len(faces) - len(found)) for framed in found]
         good = [framed for framed in found if framed.quality is not None and framed.quality[0] >= self.least]
         if not good:
             best = max(float(framed.quality[0]) for framed in found if framed.quality is not None)

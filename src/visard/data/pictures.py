@@ -80,6 +80,7 @@ class Framed(NamedTuple):
     square: Pixels
     points: Points | None = None  # landmarks (5, 2) in the square
     quality: npt.NDArray[np.float32] | None = None  # see `visard.data.detection.quality`
+    left: int = 0  # other faces of the picture, which were left out
 
 
 @dataclass(frozen=True, eq=False)

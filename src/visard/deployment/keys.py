@@ -263,7 +263,7 @@ def make_keys(out: Path, parties: int, hosts: list[str], assignment: Assignment 
     (out / "server" / "nodes").mkdir(mode=0o700)
     purposes = {
         out / "server": "to the server's machine; visard server --keys",
-        out / "ca": "offline, to a safe place: who has it can pose as the server; visard keys sign needs it",
+        out / "ca": "offline, to a safe place: anyone who has it can pose as the server; visard keys sign needs it",
     }
     for number in range(1, parties + 1):
         folder = out / f"node-{number}"

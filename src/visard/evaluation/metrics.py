@@ -95,7 +95,8 @@ METRICS: Registry[Metric] = Registry("metrics", {
         "TAR at FAR {}",
         "True accept rate: the share of genuine pairs accepted at the threshold at which at most"
         " {} of the impostor pairs are accepted (the false accept rate).",
-        test="verification", read=_at("far", "tar"), doubt=_few("impostors", f"FAR × impostors = {{}} < {FEW}"), card=1,
+        test="verification", read=_at("far", "tar"), card=1,
+        doubt=_few("impostors", f"{{}} false accepts allowed, at least {FEW} needed"),
     ),
     "rank1": Share(
         "Rank-1 identification",

@@ -101,7 +101,7 @@ def _of_photos(
 ) -> Iterator[npt.NDArray[np.float32]]:
     """The features of photographs, some at a time; `data` gets their files, and those that were skipped."""
     with closing(photos):
-        for files, squares, skipped in photos.squares(framing(data["align"], say), model.size, progress):
+        for files, squares, skipped, _ in photos.squares(framing(data["align"], say), model.size, progress):
             data["files"] += map(printable, files)
             data["skipped"] += [[printable(file), reason] for file, reason in skipped]
             yield embed(model, squares, flip=flip)
@@ -154,9 +154,6 @@ def read_features(path: Path, view: FaceView) -> npt.NDArray[np.float32]:
     return features
 
 
-PAPER_D = {"FedFR-S": 1.2, "FedFR-L": 0.9}  # of C-FINCH in Zhuang et al. 2021, on other features
-
-
 @dataclass(frozen=True)
 class Vectors:
     """The input of clustering: features (n, D), with identity and file of each row where they are known."""
@@ -206,7 +203,6 @@ def label(vectors: Vectors, settings: Clustering) -> tuple[Clusters, dict[str, A
     return found, {
         "settings": asdict(settings) | {"d": str(settings.d)},
         "d": found.d if found.d is not None and math.isfinite(found.d) else None,
-        "d_of_the_paper": PAPER_D,
         "oracle": settings.oracle or None,
         "levels": list(found.levels),
         "seconds": time.perf_counter() - begun,

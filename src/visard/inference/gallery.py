@@ -22,7 +22,7 @@ from safetensors.numpy import save, save_file
 from visard.at_rest import Key, refuse_encrypted
 from visard.data.listing import printable
 from visard.data.removal import Receipt
-from visard.errors import UsageError, VisardError, one_line
+from visard.errors import UsageError, VisardError, did_you_mean, one_line
 from visard.evaluation.arrays import unit_rows
 from visard.evaluation.roc import allowed
 from visard.files import file_digest, open_file, replacing, unfinished
@@ -165,7 +165,7 @@ class Gallery:
         """The gallery without these people: their templates, and the pictures of them that thresholds are read off."""
         gone = set(people)
         if unknown := sorted(gone - set(self.names)):
-            raise UsageError(f"{unknown[0]!r} is not enrolled")
+            raise UsageError(f"{unknown[0]!r} is not enrolled{did_you_mean(unknown[0], self.names)}")
         kept = np.array([name not in gone for name in self.names])
         if not kept.any():
             raise UsageError("that is everyone in the gallery: delete its file instead")
@@ -345,6 +345,7 @@ def enrol_folder(
     """
     align = align or model.align
     found = model.embed(Photos(folder), align=align, flip=flip, say=say, progress=progress)
+    _say_crowded(found.crowded, say)
     norm = found.norm
     if len(norm):
         say(f"length of the features: {norm.min():.1f} to {norm.max():.1f}, median {np.median(norm):.1f}")
@@ -361,7 +362,21 @@ def enrol_folder(
     return Gallery.enrol(people, found.features[good], about), [(printable(file), reason) for file, reason in skipped]
 
 
-def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = None, flip: bool = False) -> Floats:
+def _say_crowded(files: Sequence[str], say: Callable[[str], None]) -> None:
+    """Name the pictures of which only the main face was taken."""
+    shown = ", ".join(map(printable, files[:5])) + (f" and {len(files) - 5} more" if len(files) > 5 else "")
+    if files:
+        say(f"more than one face, the main one is used: {shown}")
+
+
+def features_of(
+    files: Iterable[Path],
+    model: FaceModel,
+    *,
+    align: str | None = None,
+    flip: bool = False,
+    say: Callable[[str], None] = lambda text: None,
+) -> Floats:
     """Features (n, E) of picture files, cut as the model wants; one that cannot be used is an error that names it."""
     named = list(files)
     for path in named:
@@ -370,4 +385,5 @@ def features_of(files: Iterable[Path], model: FaceModel, *, align: str | None = 
     found = model.embed(Photos(named), align=align, flip=flip)
     for file, reason in found.skipped:
         raise (VisardError if Path(file).is_file() else UsageError)(f"{file}: {reason}")
+    _say_crowded(found.crowded, say)
     return found.features

@@ -46,6 +46,7 @@ class Embedded:
     features: npt.NDArray[np.float32]
     files: tuple[str, ...] = ()
     skipped: tuple[tuple[str, str], ...] = ()  # file, reason
+    crowded: tuple[str, ...] = ()  # files with more faces than the main one, which was taken
 
     def __len__(self) -> int:
         return len(self.features)
@@ -110,13 +111,15 @@ class FaceModel:
                 [embed(self, opened.take([]), flip=flip), *in_parts(self, opened, flip, progress)]
             )
             return Embedded(features, tuple(opened.faces.file(int(row)) for row in opened.index))
-        files, skipped, parts = list[str](), list[tuple[str, str]](), []
+        files, skipped, crowded, parts = list[str](), list[tuple[str, str]](), list[str](), []
         with closing(opened):
-            for names, squares, failed in opened.squares(framing(align or self.align, say), self.size, progress):
+            cut = framing(align or self.align, say)
+            for names, squares, failed, several in opened.squares(cut, self.size, progress):
                 files += names
                 skipped += failed
+                crowded += several
                 parts.append(embed(self, squares, flip=flip))
-        return Embedded(np.concatenate(parts), tuple(files), tuple(skipped))
+        return Embedded(np.concatenate(parts), tuple(files), tuple(skipped), tuple(crowded))
 
     @property
     def contract(self) -> str:

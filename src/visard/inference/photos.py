@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from visard.data.detection import FiveFraming, open_detector
 from visard.data.listing import Container
-from visard.data.pictures import Framing, Haar, is_picture, why_not
+from visard.data.pictures import Framed, Framing, Haar, is_picture, why_not
 from visard.errors import UsageError
 from visard.files import read_bytes
 
@@ -66,8 +66,9 @@ class Photos:
 
     def squares(
         self, cut: Framing | FiveFraming, size: int, progress: Callable[[int, int], None] | None = None
-    ) -> Iterator[tuple[list[str], Squares, list[tuple[str, str]]]]:
-        """Some pictures at a time, in order: names of those that could be cut, their squares, and why not the others.
+    ) -> Iterator[tuple[list[str], Squares, list[tuple[str, str]], list[str]]]:
+        """Some pictures at a time, in order: names of those that could be cut, their squares, why not the others, and
+        names of those that show more faces than the one in the square.
 
         `progress(done, total)` hears of each batch when the next one is asked for.
         """
@@ -78,16 +79,16 @@ class Photos:
                 found = [(name, one) for (name, _), one in zip(some, cuts, strict=True)]
                 good = [(name, one) for name, one in found if not isinstance(one, str)]
                 failed = [(name, one) for name, one in found if isinstance(one, str)]
-                squares = np.stack([one for _, one in good]) if good else np.empty((0, size, size, 3), np.uint8)
-                yield [name for name, _ in good], squares, failed
+                squares = np.stack([one.square for _, one in good]) if good else np.empty((0, size, size, 3), np.uint8)
+                yield [name for name, _ in good], squares, failed, [name for name, one in good if one.left]
                 if progress is not None:
                     progress(start + len(some), len(self._files))
 
 
-def _square(read: Callable[[], bytes], cut: Framing | FiveFraming, size: int) -> Squares | str:
+def _square(read: Callable[[], bytes], cut: Framing | FiveFraming, size: int) -> Framed | str:
     """The square that goes into the network, or why not."""
     try:
         data = read()
-        return cut(data, 0, size)[0].square if data else "the file is empty"
+        return cut(data, 0, size)[0] if data else "the file is empty"
     except Exception as error:  # decoders fail in every way there is on damaged data
         return why_not(error)

@@ -107,7 +107,7 @@ def _no_model(path: Path) -> UsageError:
     if (path / "model.safetensors").is_file():
         return UsageError(f"{path} is a folder: give {path}/model.safetensors")
     names = [entry.name for entry in entries()]
-    kept = f", or is the name of one that is kept: {', '.join(names)}" if names else ""
+    kept = f", or is the name of one that is kept: {', '.join(names)}" if names else ", and none is kept under a name"
     return UsageError(f"{path}: a model file ends in {', '.join(ENDINGS)}{kept}")
 
 

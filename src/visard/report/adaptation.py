@@ -138,8 +138,8 @@ def _change(record: dict[str, Any]) -> Section:
     shown = "".join(card.html(i) for i, card in enumerate(cards))
     body = f'<ul class="cards">{shown}</ul>' + "".join(_verdict(test) for test in _tests(record))
     body += (
-        '<p class="note">Intervals are of the change and draw people with replacement, the same people before and '
-        "after, with the thresholds as they are.</p>"
+        '<p class="note">The intervals are those of the change: people are drawn with replacement, the same ones '
+        "before and after, and the thresholds stay as they are.</p>"
     )
     if any(test.get("estimate") for test in _tests(record)):
         body += notice("caution", "What is an estimate", f"<p>{ABOUT_ESTIMATES}</p>")
@@ -245,7 +245,7 @@ def _cost(run: Run, record: dict[str, Any]) -> Section:
     rounds = sum(r.seconds or 0.0 for r in run.rounds)
     rows = [
         ["Finding and aligning faces", duration(number(seconds.get("import")))],
-        ["Grouping and training", duration(rounds)],
+        ["Grouping and training" if run.method == "fedfr-da" else "Training", duration(rounds)],
         ["All, from the call to this page", duration(number(seconds.get("all")))],
         ["Left the clients", size(number(cost.get("bytes_up")))],
         ["Went to the clients", size(number(cost.get("bytes_down")))],

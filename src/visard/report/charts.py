@@ -187,6 +187,8 @@ def evaluation(run: Run) -> list[Chart]:
     sets = list(dict.fromkeys([*run.tests, *(s for e in run.measured for s in e.generic)]))
     names = sorted(dict.fromkeys(n for e in run.measured for f in e.generic.values() for n in f), key=order)
     metrics = [m for m in map(describe, names) if m.is_share]
+    if not any(len(tested(run, s, m.key)) > 1 for s in sets for m in metrics):
+        return []  # a test at the end alone is in the cards and the table
     layout = by_round(last_round(run), True, first_round(run)) | marks(run)
     by_set = []
     for test_set in sets:

@@ -83,8 +83,11 @@ def summary(run: Run) -> str:
     model, parameters = mapping(run.config.get("model")).get("name"), number(run.started.get("parameters"))
     text = f"{run.method} trained a{f' {model}' if model else ''} network"
     text += f" ({count(parameters)} parameters)" if parameters else ""
-    text += f" with {plural(run.clients, 'client')}" if run.clients else ""
-    text += _data(run)
+    own = mapping(run.config.get("partition")).get("kind") == "parties"  # then the data are the server's, to test on
+    who = plural(run.clients, "party" if own else "client", "parties" if own else "clients")
+    text += f" with {who}" if run.clients else ""
+    data = _data(run)
+    text += (", each on its own pictures" + (f", and tested it{data}" if data else "")) if own else data
     stages = [name for name, *_ in run.stages]
     if run.rounds:
         text += f": {plural(len(run.rounds), 'round')}"
@@ -94,7 +97,10 @@ def summary(run: Run) -> str:
     cores = whole(machine.get("cores"))
     hardware = [str(machine[k]) for k in ("cpu", "system") if machine.get(k)]
     hardware += [plural(cores, "core")] if cores else []
-    return text + (f" on one machine ({', '.join(hardware)})." if hardware else ".") + _domains(run)
+    elsewhere = own or mapping(run.config.get("engine")).get("server") is not None
+    where = "; the server's machine:" if elsewhere else " on one machine"
+    about = ", ".join(hardware)
+    return text + ((f"{where} {about}." if elsewhere else f"{where} ({about}).") if hardware else ".") + _domains(run)
 
 
 def _domains(run: Run) -> str:
