@@ -47,7 +47,7 @@ from visard.deployment.flower.link import parts, record
 from visard.deployment.flower.objects import InFile, Shelf, array, fetched, in_order
 from visard.deployment.flower.part import GONE, OVER, TAKEN, Part
 from visard.deployment.flower.parts import Parts
-from visard.deployment.flower.store import SMALL, Lent, Store
+from visard.deployment.flower.store import SMALL, Lent, Store, name_of_object
 from visard.deployment.remote import set_aside
 from visard.engines.codec import decode, encode
 from visard.engines.frame import ALIGNED, largest_at
@@ -92,9 +92,11 @@ class Sent:
 @pytest.mark.parametrize("payload", [b"", b"short", RANDOM, ZEROS], ids=["empty", "short", "random", "zeros"])
 def test_parts_are_those_of_flower_and_are_moved_once(payload: bytes) -> None:
     sent, theirs = Sent(payload), Sent(payload, parts=lambda data: Array("uint8", (len(data),), "visard", data))
-    names = [node for node in sent.objects if node not in theirs.objects]
-    assert all(isinstance(sent.objects[name], Message) for name in names), "but for the time of the message"
-    assert sent.chunks == theirs.chunks
+    assert [sent.objects[name].deflate() for name in sent.chunks] == [
+        theirs.objects[name].deflate() for name in theirs.chunks
+    ]
+    assert sent.chunks == [name_of_object([sent.objects[name].deflate()]) for name in sent.chunks], "by our digest"
+    assert all(name_of_object([found.deflate()]) == name for name, found in theirs.objects.items() if name not in theirs.chunks)
     shelf = Shelf()
     assert parts(fetched(sent.number, sent.tree, sent.pull, shelf)) == (b"header", payload)
     assert sorted(sent.pulled) == sorted(sent.objects), "every part once"

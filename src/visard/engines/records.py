@@ -191,8 +191,17 @@ def cuts(size: int) -> list[tuple[int, int]]:
 
 def name_of(part: Data) -> str:
     """The name of a part: the digest of what Flower calls an object, which is a line of text before the bytes."""
-    digest = hashlib.sha256(head_of(len(part)))
-    digest.update(part)
+    return name_of_pieces((head_of(len(part)), part))
+
+
+def name_of_pieces(content: Sequence[Data]) -> str:
+    """The same of a part with its line of text, in pieces. BLAKE3 takes a third of the time of SHA-256, which was a
+    fifth of a round with a large network."""
+    from blake3 import blake3
+
+    digest = blake3()
+    for piece in content:
+        digest.update(piece)
     return digest.hexdigest()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +13,7 @@ from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkStat
 from flwr.server.superlink.utils import check_abort
 
 from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NEWS, NOT_YET, OVER, REFUSED, TAKEN, Part
-from visard.deployment.flower.store import Store
+from visard.deployment.flower.store import Store, name_of_object
 from visard.processes import Data, Filed
 
 AT_ONCE = 2  # threads that hash: while they do, others can work
@@ -37,10 +36,7 @@ class Parts:
         return self._take(part, body, counted) if part.session else self._give(part, body, counted)
 
     def _take(self, part: Part, body: Sequence[Data], counted: bool) -> tuple[int, Sequence[Data]]:
-        digest = hashlib.sha256()
-        for piece in body:
-            digest.update(piece)
-        if digest.hexdigest() != part.name:
+        if name_of_object(body) != part.name:
             return REFUSED, ()
         if counted and self._over(part):
             return OVER, ()

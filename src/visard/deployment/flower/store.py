@@ -23,7 +23,7 @@ from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectSto
 
 from visard.deployment.flower.part import MOST_PARTS
 from visard.engines.frame import ALIGNED, largest_at
-from visard.engines.records import PART, cuts, head_of
+from visard.engines.records import PART, cuts, head_of, name_of_pieces
 from visard.processes import Data, Filed
 
 IN_MEMORY = 2**29  # bytes
@@ -267,7 +267,7 @@ class Store(InMemoryObjectStore):
         name, pieces, filed = getattr(self._coming, "part", ("", (), False))
         if name == object_id:
             return self._put(object_id, pieces, filed)
-        if get_object_id(object_content) != object_id:
+        if name_of_object([object_content]) != object_id:
             raise ValueError(f"the content of part {object_id} is another one")
         return self._put(object_id, [object_content])
 
@@ -364,6 +364,14 @@ class Store(InMemoryObjectStore):
             if not self._places and self._file is not None:
                 self._file.truncate(0)
                 self._free, self._end = {}, 0
+
+
+def name_of_object(pieces: Sequence[Data]) -> str:
+    """The name of what Flower calls an object, by its content: of a chunk ours, of anything else Flower's."""
+    content = _headed(pieces)
+    if _is_chunk(content, sum(map(len, content))):
+        return name_of_pieces(content)
+    return str(get_object_id(b"".join(content)))
 
 
 def _headed(pieces: Sequence[Data]) -> list[Data]:
