@@ -59,6 +59,15 @@ def test_personal_baselines_have_the_data_and_work_of_fedfr_joint(scale: str, tm
         assert (own.method.head.scale, own.method.head.margin) == (work.head.scale, work.head.margin)
 
 
+def test_at_paper_scale_no_step_of_fedfr_joint_is_clipped(tmp_path: Path) -> None:
+    """At the paper's weights every step would be; and the bias of the branch starts from 0, as in the released code."""
+    methods: list[Any] = [job.settings().method for job in jobs_of(find("fedfr-joint", "paper"), [0], tmp_path)]
+    joint = [m for m in methods if m.name == "fedfr-joint"]
+    assert len(joint) > 10
+    assert {m.training.clip for m in joint} == {0}
+    assert {m.branch.bias_start for m in joint} == {"zero"}
+
+
 def test_the_papers_spread_out_separates(tmp_path: Path) -> None:
     """lambda = 10 of the mean over all pairs; of the mean for each class one step threw 1,000 vectors together."""
     job = next(j for j in jobs_of(find("fedface", "paper"), [0], tmp_path) if j.row.name == "FedFace")
