@@ -96,7 +96,9 @@ def test_parts_are_those_of_flower_and_are_moved_once(payload: bytes) -> None:
         theirs.objects[name].deflate() for name in theirs.chunks
     ]
     assert sent.chunks == [name_of_object([sent.objects[name].deflate()]) for name in sent.chunks], "by our digest"
-    assert all(name_of_object([found.deflate()]) == name for name, found in theirs.objects.items() if name not in theirs.chunks)
+    assert all(
+        name_of_object([found.deflate()]) == name for name, found in theirs.objects.items() if name not in theirs.chunks
+    )
     shelf = Shelf()
     assert parts(fetched(sent.number, sent.tree, sent.pull, shelf)) == (b"header", payload)
     assert sorted(sent.pulled) == sorted(sent.objects), "every part once"
@@ -593,7 +595,7 @@ class Shaky(Fleet):
         return SimpleNamespace(objects_to_push=self.wanted, session_id="session")
 
     def call(self, part: Part, content: Sequence[bytes]) -> httpx.Response:
-        assert get_object_id(b"".join(content)) == part.name
+        assert name_of_object(content) == part.name
         self.calls += 1
         self.moved[part.name] = self.moved.get(part.name, 0) + 1
         if self.breaks("before", self.calls):

@@ -34,14 +34,14 @@ from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, T
 from visard.deployment.flower.part_connections import PartConnections
 from visard.deployment.flower.parts import Parts
 from visard.deployment.flower.room import FULL, Room
-from visard.deployment.flower.store import Store
+from visard.deployment.flower.store import Store, name_of_object
 from visard.deployment.listener import Limits
 from visard.processes import Data
 
 pytestmark = [pytest.mark.flower, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of flwr
 
 CONTENT = b"ArrayChunk  7\0content"
-PART = Part(17, "0f" * 18, sha256(CONTENT).hexdigest())
+PART = Part(17, "0f" * 18, name_of_object([CONTENT]))
 ACTIVATE = f"{FLEET}activate-node"
 KEY_FOR_MACS = "5a" * 32
 

@@ -25,7 +25,7 @@ from visard.deployment.flower.objects import array
 from visard.deployment.flower.part import GIVEN, REFUSED, TAKEN, Part
 from visard.deployment.flower.parts import Parts
 from visard.deployment.flower.room import FULL, MANY, Room
-from visard.deployment.flower.store import Store
+from visard.deployment.flower.store import Store, name_of_object
 from visard.deployment.listener import Limits
 from visard.engines.records import head_of
 
@@ -61,7 +61,7 @@ class Door:
 
     def send(self, content: bytes, name: str = "") -> int:
         """Send a part of node-1 with a session of its own; the answer."""
-        part = Part(17, "0f" * 18, name or sha256(content).hexdigest())
+        part = Part(17, "0f" * 18, name or name_of_object([content]))
         if part.name not in self.store.store:
             self.store.preregister(17, ObjectTree(object_id=part.name))
         answer = self.served.call(part, of_part(part), content)
@@ -86,7 +86,7 @@ def test_a_party_has_a_bounded_number_of_bytes_at_the_server(tmp_path: Path, mon
     assert door.send(parts[0]) == FULL, "as any other that comes once more"
     assert door.said == [f"no room for a part of node-1: {most} of its bytes wait here (--party-bytes)"], "once"
     assert door.send(part_of(10)) == TAKEN, "what fits is taken"
-    held = sha256(parts[0]).hexdigest()
+    held = name_of_object([parts[0]])
     assert door.ask(held) == GIVEN, "asking for parts is not bounded, and does not change what is counted"
     assert door.send(b"", held) == REFUSED, "nor does another content under the name of a part"
     assert door.send(parts[3]) == FULL

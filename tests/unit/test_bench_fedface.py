@@ -26,7 +26,7 @@ from visard.studies.execute import jobs_of
 from visard.studies.fedface import PAIRS, matched, turned_pairs
 from visard.studies.fedfr_joint import IJBC
 from visard.studies.plan import SCALES
-from visard.studies.results import metric_of
+from visard.studies.results import NotHere, metric_of
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -57,6 +57,15 @@ def test_personal_baselines_have_the_data_and_work_of_fedfr_joint(scale: str, tm
         mine, theirs = own.method.training, work.training
         assert (mine.lr, mine.batch_size, mine.amount) == (theirs.lr, theirs.batch_size, theirs.amount)
         assert (own.method.head.scale, own.method.head.margin) == (work.head.scale, work.head.margin)
+
+
+def test_at_paper_scale_no_step_of_fedfr_joint_is_clipped(tmp_path: Path) -> None:
+    """At the paper's weights every step would be; and the bias of the branch starts from 0, as in the released code."""
+    methods: list[Any] = [job.settings().method for job in jobs_of(find("fedfr-joint", "paper"), [0], tmp_path)]
+    joint = [m for m in methods if m.name == "fedfr-joint"]
+    assert len(joint) > 10
+    assert {m.training.clip for m in joint} == {0}
+    assert {m.branch.bias_start for m in joint} == {"zero"}
 
 
 def test_the_papers_spread_out_separates(tmp_path: Path) -> None:
@@ -104,7 +113,8 @@ def lfw_set(tmp_path: Path, out: Path) -> FaceSet:
 def test_figure_5_counts_pairs_that_turned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISARD_DATA", str(tmp_path / "data"))
     before, after = (model_in(tmp_path / "runs" / n / "seed-0", i) for i, n in enumerate(("pretrain", "FedFace")))
-    assert metric_of(PAIRS[0], after) is None, "without lfw there is nothing to say"
+    with pytest.raises(NotHere, match="no face set lfw"):
+        metric_of(PAIRS[0], after)
     faces = lfw_set(tmp_path, tmp_path / "data" / "lfw")
     expected = []
     for folder in (before, after):
@@ -149,7 +159,9 @@ def test_pairs_that_turned_by_a_slow_loop() -> None:
 def test_ijbc_stands_beside_the_papers_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VISARD_DATA", str(tmp_path / "data"))
     run = model_in(tmp_path / "run", 0, 112)
-    assert [metric_of(c, run) for c in IJBC] == [None] * 4
+    for column in IJBC:
+        with pytest.raises(NotHere, match="no face set ijbc"):
+            metric_of(column, run)
     files = ijbc_files(tmp_path / "IJBC")
     probes = files / "meta" / "ijbc_1N_probe_mixed.csv"
     probes.write_text(probes.read_text() + "4,300,img/5.jpg,3\n")  # somebody of the second gallery too

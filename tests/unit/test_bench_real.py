@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +37,16 @@ def network(tmp_path: Path) -> Path:
     spec = {"model": "tiny", "embedding": "16", "size": "32"}
     save_model(file, build("tiny", embedding=16, size=32).state_dict(), spec)
     return file
+
+
+def test_five_seeds_unless_others_are_named(network: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("bench", "fedfr-da", "--only", "S Source-Only", "--list")
+    seeds = []
+    for more in (("--scale", "real", "--model", str(network)), ("--scale", "smoke")):
+        assert visard(*words, *more) == 0
+        found = [re.findall(r" seed=(\d+)", line) for line in capsys.readouterr().out.splitlines()]
+        seeds.append([int(*one) for one in found])
+    assert seeds == [[0, 1, 2, 3, 4], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("name", FROM_A_NETWORK)

@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from visard.data.sources.catalog import find_set
-from visard.errors import UsageError
 from visard.evaluation.benchmarks import lfw_metrics, pairs_of, squared_distances
 from visard.evaluation.scores import stream_roc
 from visard.files import read_json, write_json
-from visard.inference.model import embed, load_model, open_data
+from visard.inference.model import embed, load_model
 from visard.runs.before_after import BeforeAndAfter
 from visard.studies import BENCHES, paper, scales
 from visard.studies.plan import TRAINED_NORM, Column, Curves, Figure, Plan, Row, Scale, Table
-from visard.studies.results import on_set
+from visard.studies.results import on_set, users_set
 
 CENTRAL, RANDOM, TRAINABLE, ALONE, FEDFACE = (
     "central fine-tuning", "random fixed", "random trainable", "no spread-out", "FedFace",
@@ -48,15 +46,13 @@ PRINTED = (
 )
 
 
-def matched(folder: Path) -> np.ndarray | None:
+def matched(folder: Path) -> np.ndarray:
     """Which pairs of one person of LFW a run's model matches, at the distance that the other folds choose."""
     kept = folder / "lfw-pairs.json"
     if not kept.exists():
-        try:
-            view = open_data(find_set("lfw"))
-        except UsageError:
-            return None
-        features, pairs = embed(load_model(folder / "model.safetensors"), view, flip=True), pairs_of(view.faces, None)
+        with users_set("lfw") as view:
+            model, pairs = load_model(folder / "model.safetensors"), pairs_of(view.faces, None)
+            features = embed(model, view, flip=True)
         chosen = np.array(lfw_metrics(features, view.faces, None, (0.001,)).fold_distance)
         fold = np.unique(pairs.fold, return_inverse=True)[1]
         near = squared_distances(features, pairs.first, pairs.second) < chosen[fold]
@@ -69,9 +65,9 @@ def turned(now: bool) -> Callable[[Path], float | None]:
     other way round.
     """
 
-    def share(folder: Path) -> float | None:
+    def share(folder: Path) -> float:
         after, before = matched(folder), matched(folder.parents[1] / "pretrain" / folder.name)
-        return None if after is None or before is None else float((after & ~before if now else before & ~after).mean())
+        return float((after & ~before if now else before & ~after).mean())
 
     return share
 

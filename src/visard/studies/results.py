@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from visard.data.faces import FaceSet, FaceView
 from visard.data.sources.catalog import find_set
 from visard.errors import UsageError, VisardError, did_you_mean
 from visard.files import number, read_json, safe_name, write_json
-from visard.inference.model import evaluate, load_model
+from visard.inference.model import evaluate, load_model, open_data
 from visard.report.run_folder import Run, read_run
 from visard.runs.run import machine
 from visard.studies.execute import Outcome
@@ -126,20 +127,30 @@ class Results:
 
 
 def on_set(data: str, protocol: str, metric: str) -> Callable[[Path], float | None]:
-    """A metric of a run's model on a test set of the user; None where that set was not imported."""
+    """A metric of a run's model on a test set of the user; `NotHere` without that set."""
 
     def value(folder: Path) -> float | None:
         kept = folder / f"on-{safe_name(data)}.json"
         if not kept.exists():
-            try:
-                find_set(data)
-            except UsageError:
-                return None
-            tested = evaluate(load_model(folder / "model.safetensors"), data, protocols=(protocol,))
+            with users_set(data) as view:
+                tested = evaluate(load_model(folder / "model.safetensors"), view, protocols=(protocol,))
             write_json(kept, tested.to_dict())
         return look_up(read_json(kept), metric)
 
     return value
+
+
+@contextmanager
+def users_set(data: str) -> Iterator[FaceView]:
+    """The user's test set of this name; `NotHere` where it is missing, or without what the test needs."""
+    try:
+        path = find_set(data)
+    except UsageError:
+        raise NotHere(f"no face set {data} (visard data import)") from None
+    try:
+        yield open_data(FaceSet.open(path))
+    except UsageError as error:
+        raise NotHere(f"face set {data}: {error}") from None
 
 
 def collect(
@@ -175,7 +186,7 @@ def collect(
         tables=tables,
         figures=figures,
         curves=curves,
-        notes=list(plan.notes),
+        notes=[*plan.notes, *reader.left_out()],
         problems=list(reader.problems),
     )
 
@@ -195,21 +206,23 @@ def _about(column: Column) -> dict[str, Any]:
 def _table(table: Table, reader: _Reader) -> TableOf:
     where = f"table {table.title!r}"
     reader.means.update(table.means)
+    rows = [row for row in table.rows if reader.has(row)]
+    columns = [c for c in table.columns if not reader.not_here(rows, c, where)]
     cells = {
-        row: {c.title: reader.cell(row, c, where, table.paper.get(row, {}).get(c.title)) for c in table.columns}
-        for row in table.rows
-        if reader.has(row)
+        row: {c.title: reader.cell(row, c, where, table.paper.get(row, {}).get(c.title)) for c in columns}
+        for row in rows
+        if columns
     }
     compared = []
     for a, b in table.compare:
         if not (reader.has(a) and reader.has(b)):
             continue
-        for c in table.columns:
+        for c in columns:
             x, y = reader.cell(a, c, where).values, reader.cell(b, c, where).values
             compared.append(Compared(a, b, c.title, differences(x, y, reader.seeds), paired(x, y)))
-    for c in table.columns:
+    for c in columns:
         reader.note_if_missing([row for row in table.rows if row not in table.means], c)
-    return TableOf(table.title, [_about(c) for c in table.columns], cells, compared)
+    return TableOf(table.title, [_about(c) for c in columns], cells, compared)
 
 
 class _Reader:
@@ -228,6 +241,7 @@ class _Reader:
         self.means: dict[str, tuple[str, ...]] = {}
         self._known: dict[tuple[str, int], Cell] = {}
         self._missing: dict[tuple[str, int], tuple[str, NoMetric]] = {}
+        self._left_out: dict[str, dict[str, None]] = {}  # why -> titles of columns, each once
 
     def has(self, row: str) -> bool:
         """Whether a row was asked for; of a mean all its rows."""
@@ -260,6 +274,19 @@ class _Reader:
                 values[seed] = sum(known) / len(known)
         return Cell(values, spread(list(values.values())), lost=len(self.seeds) - len(values) if values else 0)
 
+    def not_here(self, rows: Sequence[str], column: Column, where: str) -> bool:
+        """Whether no row has this column because the user lacks a test set."""
+        known = [v for row in rows for v in self.cell(row, column, where).values.values() if v is not None]
+        why = [self._missing[key][1] for row in rows if (key := (row, id(column))) in self._missing]
+        if known or not why or not isinstance(why[0], NotHere):
+            return False
+        self._left_out.setdefault(str(why[0]), {})[column.title] = None
+        return True
+
+    def left_out(self) -> list[str]:
+        """A line for each test set that the user lacks."""
+        return [f"Left out, {why}: {', '.join(titles)}." for why, titles in self._left_out.items()]
+
     def note_if_missing(self, rows: Sequence[str], column: Column) -> None:
         """A path that leads nowhere in every row is a mistake; in some it says that the row has no such metric."""
         keys = [(row, id(column)) for row in dict.fromkeys(rows)]
@@ -283,6 +310,10 @@ class _Reader:
 
 class NoMetric(VisardError):
     """A path that leads nowhere; the text says where it ends and what is near."""
+
+
+class NotHere(NoMetric):
+    """A test set that the user does not have, or without what its test needs: its columns are left out."""
 
 
 def look_up(tree: Any, path: str) -> float | None:
