@@ -221,6 +221,13 @@ def slow_local(net: LocalNetwork, method: HFMaml, client: str, s: Server) -> tup
     return w, W
 
 
+def assert_moved_alike(found: Tensor, expected: Tensor, start: Tensor) -> None:
+    """To a thousandth of the way, and not number by number: processors round differently, and a ReLU whose input is
+    rounded to the other side of 0 changes single numbers by more."""
+    way, error = (expected - start).norm(), (found.double() - expected).norm()
+    assert float(error) <= 1e-3 * float(way) + 1e-5
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # of torch.func itself
 @pytest.mark.parametrize(
     ("share_head", "C", "extra"),
@@ -246,12 +253,13 @@ def test_one_round_of_algorithm_1(tmp_path: Path, share_head: bool, C: float, ex
     for key, value in after.theta.items():
         if value.is_floating_point():
             expected = sum(n * w[key].double() for n, (w, _) in zip(sizes, slow, strict=True)) / sum(sizes)
-            torch.testing.assert_close(value.double(), expected, rtol=1e-3, atol=2e-4)
+            assert_moved_alike(value, expected, start.theta[key])
         else:
             assert value == start.theta[key] + training.steps
     if after.W is not None:
         expected = sum(n * W.double() for n, (_, W) in zip(sizes, slow, strict=True)) / sum(sizes)
-        torch.testing.assert_close(after.W.double(), expected, rtol=1e-3, atol=2e-4)
+        assert start.W is not None
+        assert_moved_alike(after.W, expected, start.W)
     assert net.traffic.figures["gradients"] == 4 * 3 * len(net.clients)
     assert net.traffic.figures["samples"] == 3 * 3 * 3 * len(net.clients)
 
