@@ -5,9 +5,10 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+import ssl
 import threading
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -27,9 +28,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from tests.engines.test_flower_parts import OWN, PUSH, Caller, headers, known, signed
 
 from visard.crypto.signatures import Signer, fingerprint
+from visard.deployment.client_hello import PARTS
 from visard.deployment.flower import CALL_KEY, FLEET, MAC, PROCESS, REFUSAL, SIGNED, mac, statement
 from visard.deployment.flower.callers import Callers
-from visard.deployment.flower.calls import Calls
+from visard.deployment.flower.calls import Calls, outside
 from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.part_connections import PartConnections
 from visard.deployment.flower.parts import Parts
@@ -331,6 +333,18 @@ def test_parts_come_over_other_connections_too() -> None:
     full = Served(party_bytes=len(CONTENT) - 1)
     assert Caller(path, of_part(PART), [CONTENT]).call(full.callers, full.direct) == FULL
     assert len(served.kept.taken) == 1
+
+
+def test_a_proxy_that_ends_tls_finds_a_protocol_that_it_knows() -> None:
+    """Else it refuses the connection (RFC 7301, 3.2)."""
+    said = list[str]()
+
+    class Context(ssl.SSLContext):
+        def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
+            said.extend(alpn_protocols)
+
+    outside("127.0.0.1:1", lambda: Context(ssl.PROTOCOL_TLS_CLIENT), 1.0)._connection()
+    assert said == [PARTS, "http/1.1"]
 
 
 class Linked:
