@@ -389,3 +389,17 @@ def test_parts_are_taken_under_their_own_name_alone(tmp_path: Path, monkeypatch:
     assert answer(PART, [CONTENT]) == (GONE, b""), "nobody waits for it any more"
     assert answer(wanted._replace(name="0" * 64), []) == (GONE, b"")
     assert answer(wanted, [b"a body"]) == (REFUSED, b"")
+
+
+def test_what_is_no_part_and_what_is_for_no_run_is_refused(tmp_path: Path) -> None:
+    """An error would end the thread, and fill the log of the server as often as a party likes."""
+    served, store = Served(parts="none"), Store(tmp_path)
+    junk = PART._replace(name=sha256(b"junk").hexdigest())
+    store.preregister(17, ObjectTree(object_id=junk.name))
+    linked: Any = Linked(store)
+    linked.get_run_status = lambda runs: {}
+    served.direct._parts = taking = Parts(linked, store)
+    assert served.call(junk, of_part(junk), b"junk").status_code == OVER
+    taking._over = lambda part: False  # type: ignore[method-assign]
+    assert served.call(junk, of_part(junk), b"junk").status_code == REFUSED
+    assert not store.is_here(junk.name)
