@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -80,7 +81,7 @@ class Served:
         """The party's end of a connection."""
         ours, theirs = socket.socketpair()
         tls = Plain(fileno=theirs.detach())
-        self.last = SimpleNamespace(due=None, party=party)
+        self.last = SimpleNamespace(due=None, party=party, called=False)
 
         failed: list[Exception] = []
 
@@ -183,9 +184,24 @@ def test_a_long_body_comes_whole_into_memory_that_serves_again() -> None:
 def test_a_part_without_its_mac_is_turned_away(given: dict[str, str]) -> None:
     served = Served()
     with served.calls() as calls:
+        assert calls.post(PART.path(FLEET), [CONTENT], of_part(PART)).status_code == TAKEN
         assert calls.post(PART.path(FLEET), [CONTENT], given).status_code == 401
-        assert served.kept.taken == []
+        assert len(served.kept.taken) == 1
         assert calls.post(PART.path(FLEET), [CONTENT], of_part(PART)).status_code == TAKEN, "the next call is served"
+
+
+def test_who_has_a_copy_of_a_proof_and_no_key_does_not_keep_a_thread() -> None:
+    """It is sent in the clear, and valid a few times."""
+    served, most = Served(), Limits()
+    with served.pair() as ours:
+        given = "".join(f"{k}: {v}\r\n" for k, v in of_part(PART, key="00" * 32).items())
+        length, begun = f"content-length: {most.body_bytes}", time.monotonic()
+        ours.sendall(f"POST {PART.path(FLEET)} HTTP/1.1\r\nhost: a\r\n{given}{length}\r\n\r\n".encode())
+        assert b"\r\nconnection: close\r\n" in ours.recv(1000)
+        assert served.last.due < begun + most.header_seconds + 5, "nor for long"
+        ours.sendall(bytes(most.body_bytes))
+        assert ours.recv(1000) == b""
+    assert served.kept.taken == []
 
 
 def test_a_connection_serves_the_party_that_has_opened_it() -> None:

@@ -333,6 +333,20 @@ def test_a_party_has_so_many_connections_for_parts(keys: Path, monkeypatch: pyte
     with_listener(keys, Limits(), act)
 
 
+def test_who_has_copies_of_proofs_does_not_displace_a_party(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sent in the clear, and valid a few times."""
+    monkeypatch.setattr(module, "FOR_PARTS", 3)
+
+    async def act(there: There) -> None:
+        party = await there.tls(party=True, says=b"part", protocol=PARTS)
+        next(iter(there.listener.parties["node-1"])).called = True
+        copies = [await there.tls(party=True, says=b"part", protocol=PARTS) for _ in range(5)]
+        assert await asyncio.wait_for(copies[2][0].read(1), 5) == b""
+        assert [reader.at_eof() for reader, _ in (party, *copies)] == [False, True, True, True, False, False]
+
+    with_listener(keys, Limits(), act)
+
+
 @pytest.mark.parametrize("handshake", [True, False])
 def test_a_connection_for_parts_that_is_due_is_closed(keys: Path, handshake: bool) -> None:
     async def act(there: There) -> None:

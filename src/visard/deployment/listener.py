@@ -55,7 +55,7 @@ class Limits:
 class Connection:
     """One connection and how far it has got."""
 
-    __slots__ = ("address", "due", "gone", "needs", "party", "since", "sock", "task", "tls", "transport")
+    __slots__ = ("address", "called", "due", "gone", "needs", "party", "since", "sock", "task", "tls", "transport")
 
     def __init__(self, sock: socket.socket, address: str, since: float) -> None:
         self.sock, self.address, self.since = sock, address, since
@@ -64,6 +64,7 @@ class Connection:
         self.due: float | None = None  # when it is closed; None while it is idle between two requests
         self.task: asyncio.Task[None] | None = None
         self.tls: ssl.SSLSocket | None = None  # of a connection that carries parts alone
+        self.called = False  # whether a call of the party came over it; its proof can also be a copy of another one's
         self.transport: asyncio.Transport | None = None
         self.gone = False
 
@@ -232,8 +233,8 @@ class Listener:
 
     def _begin_thread(self, connection: Connection) -> None:
         """Hand a connection for parts to a thread of its own. Here it is closed, and cut off to end the thread."""
-        for oldest in self._for_parts(connection.party)[: 1 - FOR_PARTS]:
-            self.drop(oldest)
+        for first in sorted(self._for_parts(connection.party), key=lambda c: c.called)[: 1 - FOR_PARTS]:
+            self.drop(first)
         connection.due = time.monotonic() + self.limits.handshake_seconds
         try:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
