@@ -586,6 +586,19 @@ def test_the_weights_of_a_step_that_fails_are_not_those_of_the_next_request(
     os.close(file)
 
 
+def test_what_a_killed_process_has_written_by_half_does_not_stay(tmp_path: Path) -> None:
+    """A server may let a step be late as often as it asks, and the process is killed then."""
+    last, request = LastWeights(StateFolder(tmp_path)), Request(run=RUN, client="one")
+    path = last._path(request)
+    path.parent.mkdir(parents=True)
+    (left := path.with_name(f".{path.name}.999999999.tmp")).write_bytes(b"half")
+    last.remember(request, {"theta": {"a": torch.randn(5)}})
+    assert list(path.parent.iterdir()) == [path]
+    left.write_bytes(b"half")
+    last.folder.forget(RUN)
+    assert [file.name for file in path.parent.iterdir()] == ["run.json"]
+
+
 def test_weights_whose_first_numbers_are_zeros_are_not_taken_for_zeros() -> None:
     late = torch.zeros(1000)
     assert not any_nonzero({"a": late})
