@@ -5,9 +5,11 @@ from __future__ import annotations
 import http.client
 import os
 import socket
+import ssl
 import threading
+import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -27,9 +29,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from tests.engines.test_flower_parts import OWN, PUSH, Caller, headers, known, signed
 
 from visard.crypto.signatures import Signer, fingerprint
+from visard.deployment.client_hello import PARTS
 from visard.deployment.flower import CALL_KEY, FLEET, MAC, PROCESS, REFUSAL, SIGNED, mac, statement
 from visard.deployment.flower.callers import Callers
-from visard.deployment.flower.calls import Calls
+from visard.deployment.flower.calls import Calls, outside
 from visard.deployment.flower.part import GIVEN, GONE, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.part_connections import PartConnections
 from visard.deployment.flower.parts import Parts
@@ -78,7 +81,7 @@ class Served:
         """The party's end of a connection."""
         ours, theirs = socket.socketpair()
         tls = Plain(fileno=theirs.detach())
-        self.last = SimpleNamespace(due=None, party=party)
+        self.last = SimpleNamespace(due=None, party=party, called=False)
 
         failed: list[Exception] = []
 
@@ -181,9 +184,24 @@ def test_a_long_body_comes_whole_into_memory_that_serves_again() -> None:
 def test_a_part_without_its_mac_is_turned_away(given: dict[str, str]) -> None:
     served = Served()
     with served.calls() as calls:
+        assert calls.post(PART.path(FLEET), [CONTENT], of_part(PART)).status_code == TAKEN
         assert calls.post(PART.path(FLEET), [CONTENT], given).status_code == 401
-        assert served.kept.taken == []
+        assert len(served.kept.taken) == 1
         assert calls.post(PART.path(FLEET), [CONTENT], of_part(PART)).status_code == TAKEN, "the next call is served"
+
+
+def test_who_has_a_copy_of_a_proof_and_no_key_does_not_keep_a_thread() -> None:
+    """It is sent in the clear, and valid a few times."""
+    served, most = Served(), Limits()
+    with served.pair() as ours:
+        given = "".join(f"{k}: {v}\r\n" for k, v in of_part(PART, key="00" * 32).items())
+        length, begun = f"content-length: {most.body_bytes}", time.monotonic()
+        ours.sendall(f"POST {PART.path(FLEET)} HTTP/1.1\r\nhost: a\r\n{given}{length}\r\n\r\n".encode())
+        assert b"\r\nconnection: close\r\n" in ours.recv(1000)
+        assert served.last.due < begun + most.header_seconds + 5, "nor for long"
+        ours.sendall(bytes(most.body_bytes))
+        assert ours.recv(1000) == b""
+    assert served.kept.taken == []
 
 
 def test_a_connection_serves_the_party_that_has_opened_it() -> None:
@@ -333,6 +351,18 @@ def test_parts_come_over_other_connections_too() -> None:
     assert len(served.kept.taken) == 1
 
 
+def test_a_proxy_that_ends_tls_finds_a_protocol_that_it_knows() -> None:
+    """Else it refuses the connection (RFC 7301, 3.2)."""
+    said = list[str]()
+
+    class Context(ssl.SSLContext):
+        def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
+            said.extend(alpn_protocols)
+
+    outside("127.0.0.1:1", lambda: Context(ssl.PROTOCOL_TLS_CLIENT), 1.0)._connection()
+    assert said == [PARTS, "http/1.1"]
+
+
 class Linked:
     """As much of Flower's state as parts need."""
 
@@ -375,3 +405,17 @@ def test_parts_are_taken_under_their_own_name_alone(tmp_path: Path, monkeypatch:
     assert answer(PART, [CONTENT]) == (GONE, b""), "nobody waits for it any more"
     assert answer(wanted._replace(name="0" * 64), []) == (GONE, b"")
     assert answer(wanted, [b"a body"]) == (REFUSED, b"")
+
+
+def test_what_is_no_part_and_what_is_for_no_run_is_refused(tmp_path: Path) -> None:
+    """An error would end the thread, and fill the log of the server as often as a party likes."""
+    served, store = Served(parts="none"), Store(tmp_path)
+    junk = PART._replace(name=sha256(b"junk").hexdigest())
+    store.preregister(17, ObjectTree(object_id=junk.name))
+    linked: Any = Linked(store)
+    linked.get_run_status = lambda runs: {}
+    served.direct._parts = taking = Parts(linked, store)
+    assert served.call(junk, of_part(junk), b"junk").status_code == OVER
+    taking._over = lambda part: False  # type: ignore[method-assign]
+    assert served.call(junk, of_part(junk), b"junk").status_code == REFUSED
+    assert not store.is_here(junk.name)

@@ -26,6 +26,7 @@ from visard.deployment.party import Basis, OwnStates, Party
 from visard.deployment.policy import Between, Bounds, Policy, Protect, Retention, Start, digest_of
 from visard.deployment.state_folder import StateFolder
 from visard.engines.codec import decode, encode
+from visard.engines.frame import ALIGNED, largest_at
 from visard.engines.local import perform
 from visard.engines.request import Reply, Request, StateFile, pack, unpack
 from visard.errors import PublicError, VisardError
@@ -556,6 +557,46 @@ def test_no_reply_leaves_before_the_weights_of_its_request_are_on_disk(
     monkeypatch.setattr(last_weights, "_put", slow)
     assert one.train() == ""
     assert [path.stat().st_size > 10**5 for path in one.home.rglob("seen-*.bin")] == [True]
+
+
+def test_the_weights_of_a_step_that_fails_are_not_those_of_the_next_request(
+    server: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A party writes a request over the file of the last one, which must be read by then."""
+    one, put = server("model.name=tiny_nobn"), last_weights._put
+    near, far = (encode(fedavg.Down({k: v + d for k, v in one.theta.items()}, {}, None, 0.1)) for d in (0, 100))
+    file, start = os.open(tmp_path / "message", os.O_RDWR | os.O_CREAT), -largest_at(near) % ALIGNED
+
+    def slow(path: Path, pieces: Sequence[Data]) -> None:
+        time.sleep(0.5)
+        put(path, pieces)
+
+    def ask(data: bytes) -> str:
+        os.pwrite(file, data, start)
+        request = Request(RUN, one.spec, HOUSE, "local", "federate", 0, 1, new_state=f"clients/{HOUSE}-000001-1.bin")
+        header, _ = one.party.do(pack(request), Filed(os.dup(file), len(data), start))
+        return unpack(header, Reply).failure or ""
+
+    monkeypatch.setattr(last_weights, "LARGE", 0)
+    monkeypatch.setattr(last_weights, "_put", slow)
+    with monkeypatch.context() as broken:
+        broken.setattr("visard.engines.local._done", lambda *_: 1 / 0)
+        assert "ZeroDivisionError" in ask(near)
+    assert "bounds.distance" in ask(far)
+    os.close(file)
+
+
+def test_what_a_killed_process_has_written_by_half_does_not_stay(tmp_path: Path) -> None:
+    """A server may let a step be late as often as it asks, and the process is killed then."""
+    last, request = LastWeights(StateFolder(tmp_path)), Request(run=RUN, client="one")
+    path = last._path(request)
+    path.parent.mkdir(parents=True)
+    (left := path.with_name(f".{path.name}.999999999.tmp")).write_bytes(b"half")
+    last.remember(request, {"theta": {"a": torch.randn(5)}})
+    assert list(path.parent.iterdir()) == [path]
+    left.write_bytes(b"half")
+    last.folder.forget(RUN)
+    assert [file.name for file in path.parent.iterdir()] == ["run.json"]
 
 
 def test_weights_whose_first_numbers_are_zeros_are_not_taken_for_zeros() -> None:

@@ -333,6 +333,65 @@ def test_a_party_has_so_many_connections_for_parts(keys: Path, monkeypatch: pyte
     with_listener(keys, Limits(), act)
 
 
+def test_who_has_copies_of_proofs_does_not_displace_a_party(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sent in the clear, and valid a few times."""
+    monkeypatch.setattr(module, "FOR_PARTS", 3)
+
+    async def act(there: There) -> None:
+        party = await there.tls(party=True, says=b"part", protocol=PARTS)
+        next(iter(there.listener.parties["node-1"])).called = True
+        copies = [await there.tls(party=True, says=b"part", protocol=PARTS) for _ in range(5)]
+        assert await asyncio.wait_for(copies[2][0].read(1), 5) == b""
+        assert [reader.at_eof() for reader, _ in (party, *copies)] == [False, True, True, True, False, False]
+
+    with_listener(keys, Limits(), act)
+
+
+def test_a_party_has_so_many_threads(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a connection that is closed the thread goes on, if it waits for the disk."""
+    monkeypatch.setattr(module, "FOR_PARTS", 2)
+    monkeypatch.setattr(module, "MOST_THREADS", 4)
+    go = threading.Event()
+
+    async def act(there: There) -> None:
+        def slow(connection: Connection, tls: ssl.SSLSocket) -> None:
+            there.threads.append(threading.current_thread())
+            with contextlib.suppress(OSError):
+                tls.do_handshake()
+            go.wait(10)
+
+        echo, there.listener.parts = there.listener.parts, slow
+        for number in range(7):
+            with contextlib.suppress(OSError):
+                await there.tls(party=True, protocol=PARTS)
+            assert len(there.threads) == min(number + 1, 4)
+        go.set()
+        await ended(there)
+        await asyncio.sleep(0.05)
+        there.listener.parts = echo
+        await there.tls(party=True, says=b"part", protocol=PARTS)
+
+    with_listener(keys, Limits(), act)
+
+
+def test_where_no_thread_can_start_a_connection_for_parts_is_closed(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(there: There) -> None:
+        def full(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", full)
+            context = party_context(there.own.ca, there.own.private)
+            context.set_alpn_protocols([PARTS])
+            assert await closed(await there.raw(hello(context=context)))
+        assert not there.listener.parties
+        await there.tls(party=True, says=b"part", protocol=PARTS)
+
+    with_listener(keys, Limits(), act)
+
+
 @pytest.mark.parametrize("handshake", [True, False])
 def test_a_connection_for_parts_that_is_due_is_closed(keys: Path, handshake: bool) -> None:
     async def act(there: There) -> None:

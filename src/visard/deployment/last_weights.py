@@ -26,7 +26,7 @@ from visard.deployment.state_folder import StateFolder
 from visard.engines.codec import MAX_HEADER_OF_FILES, decode, encoded
 from visard.engines.request import Request
 from visard.errors import VisardError
-from visard.files import PRIVATE, open_file, open_handle, replacing
+from visard.files import PRIVATE, open_file, open_handle, replacing, unfinished
 from visard.processes import Data, Filed, mapped_at
 
 PIECE = 2**16  # numbers of a network that are converted to float64 at once
@@ -155,6 +155,8 @@ class Distance(NamedTuple):
 
 def _put(path: Path, pieces: Sequence[Data]) -> None:
     """Write a file. Pieces that are mapped from files leave memory, where the step needs the room."""
+    for left in unfinished(path) if path.parent.is_dir() else ():  # by a process that was killed in a step
+        left.unlink(missing_ok=True)
     with replacing(path, parents=True, mode=PRIVATE) as beside, beside.open("wb", buffering=0) as file:
         for piece in pieces:
             rest = memoryview(piece)

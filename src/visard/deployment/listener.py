@@ -18,7 +18,7 @@ import ssl
 import struct
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ ACCEPTED = 64  # connections at once, before other work has its turn
 SPARE = 128  # descriptors for everything else
 REPORT_EVERY = 60.0  # seconds
 FOR_PARTS = 8  # connections of one party that carry parts alone: each has a thread
+MOST_THREADS = 2 * FOR_PARTS  # of one party; those of closed connections first end what they do
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close at once, and leave nothing in the kernel
 
 
@@ -55,7 +56,7 @@ class Limits:
 class Connection:
     """One connection and how far it has got."""
 
-    __slots__ = ("address", "due", "gone", "needs", "party", "since", "sock", "task", "tls", "transport")
+    __slots__ = ("address", "called", "due", "gone", "needs", "party", "since", "sock", "task", "tls", "transport")
 
     def __init__(self, sock: socket.socket, address: str, since: float) -> None:
         self.sock, self.address, self.since = sock, address, since
@@ -64,6 +65,7 @@ class Connection:
         self.due: float | None = None  # when it is closed; None while it is idle between two requests
         self.task: asyncio.Task[None] | None = None
         self.tls: ssl.SSLSocket | None = None  # of a connection that carries parts alone
+        self.called = False  # whether a call of the party came over it; its proof can also be a copy of another one's
         self.transport: asyncio.Transport | None = None
         self.gone = False
 
@@ -91,6 +93,7 @@ class Listener:
         self.waiting: Queue = {}  # unknown, before their TLS handshake
         self.admitted: Queue = {}  # unknown, with TLS
         self.parties: dict[str, Queue] = {}
+        self._threads: Counter[str] = Counter()  # party -> threads that serve it
         self._by_address: dict[str, Queue] = {}  # unknown, waiting and admitted
         self._ready: deque[Connection] = deque()  # waiting connections whose first message is there
         self._tokens, self._counted = float(MAX_UNKNOWN), 0.0  # handshakes that may begin, as of when
@@ -232,8 +235,10 @@ class Listener:
 
     def _begin_thread(self, connection: Connection) -> None:
         """Hand a connection for parts to a thread of its own. Here it is closed, and cut off to end the thread."""
-        for oldest in self._for_parts(connection.party)[: 1 - FOR_PARTS]:
-            self.drop(oldest)
+        if self._threads[connection.party] >= MOST_THREADS:
+            return self.drop(connection)
+        for first in sorted(self._for_parts(connection.party), key=lambda c: c.called)[: 1 - FOR_PARTS]:
+            self.drop(first)
         connection.due = time.monotonic() + self.limits.handshake_seconds
         try:
             connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -244,7 +249,11 @@ class Listener:
             self._forget(connection)
             return connection.sock.close()
         connection.tls = tls
-        threading.Thread(target=self._serve_parts, args=(connection, tls), daemon=True).start()
+        self._threads[connection.party] += 1
+        try:
+            threading.Thread(target=self._serve_parts, args=(connection, tls), daemon=True).start()
+        except RuntimeError:  # the system allows no more of them
+            self._ended(connection)
 
     def _serve_parts(self, connection: Connection, tls: ssl.SSLSocket) -> None:
         try:
@@ -254,6 +263,7 @@ class Listener:
                 self._loop.call_soon_threadsafe(self._ended, connection)
 
     def _ended(self, connection: Connection) -> None:
+        self._threads[connection.party] -= 1
         self.drop(connection)
         if connection.tls is not None:
             connection.tls.close()

@@ -170,23 +170,31 @@ class Party:
         """Header and payload of the reply to a request."""
         request = unpack(header, Request)  # raises if it is malformed: there is no place to reply to
         try:
-            check_names(request)
-            policy = self.guard.policy_of(request) if self.guard is not None else ANY
-            world, method = self.world(request.settings, policy)
-            watch = self.guard.admit(request, policy, world, method) if self.guard is not None else None
-            if not request.client:
-                return pack(request.reply(roles=presence(world, bool(request.settings.get("own"))))), b""
-            if request.client not in world.clients:
-                raise PublicError(f"{request.client!r} is not a role of this party")
-            if request.trunk:
-                return pack(self.take_trunk(request, world, _opened(payload))), b""
-            if request.keep:
-                return pack(self.keep(request, world, method, _opened(payload), watch)), b""
-            return self.step(request, world, method, payload, watch)
+            try:
+                return self._answer(request, payload)
+            finally:  # even of a step that failed: the next request may be written over the file of this one
+                if self.guard is not None:
+                    self.guard.last.wait()
         except NoPolicy as error:
             return pack(request.failed(error)), self.question(request)
         except Exception as error:
             return pack(failed(request, error, self.all_local)), b""
+
+    def _answer(self, request: Request, payload: Data | Filed) -> tuple[bytes, Data | Filed]:
+        """The reply to a request that this party agrees to; raises where there is none."""
+        check_names(request)
+        policy = self.guard.policy_of(request) if self.guard is not None else ANY
+        world, method = self.world(request.settings, policy)
+        watch = self.guard.admit(request, policy, world, method) if self.guard is not None else None
+        if not request.client:
+            return pack(request.reply(roles=presence(world, bool(request.settings.get("own"))))), b""
+        if request.client not in world.clients:
+            raise PublicError(f"{request.client!r} is not a role of this party")
+        if request.trunk:
+            return pack(self.take_trunk(request, world, _opened(payload))), b""
+        if request.keep:
+            return pack(self.keep(request, world, method, _opened(payload), watch)), b""
+        return self.step(request, world, method, payload, watch)
 
     def question(self, request: Request) -> bytes:
         """The question to ask at this party before the run may begin, or why it cannot begin."""

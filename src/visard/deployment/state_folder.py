@@ -121,7 +121,7 @@ class StateFolder:
         kinds["models"] = self.models_of(run) if models else []
         counts = {kind: len(files) for kind, files in kinds.items()}
         self.write(run, RunRecord(forgotten=time.time()))  # first: nothing comes back if this is interrupted
-        for file in (f for files in kinds.values() for f in files):
+        for file in (*(f for files in kinds.values() for f in files), *folder.glob(".seen-*.tmp")):
             file.unlink(missing_ok=True)
         shutil.rmtree(folder / "clients", ignore_errors=True)
         (folder / "kept.json").unlink(missing_ok=True)

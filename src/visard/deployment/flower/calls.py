@@ -133,7 +133,7 @@ def outside(server: str, context: Callable[[], ssl.SSLContext], seconds: float) 
 
     def new() -> Connection:
         made = context()
-        made.set_alpn_protocols([PARTS])
+        made.set_alpn_protocols([PARTS, "http/1.1"])  # a proxy that ends TLS takes none but what it knows
         own = http.client.HTTPSConnection(server, timeout=seconds, context=made)
         proxies = getproxies()
         proxy = urlsplit(proxies.get("https", proxies.get("all", "")))

@@ -54,7 +54,6 @@ class PartConnections:
             reader.receive_data(data)
         if not isinstance(request, h11.Request):
             return False
-        connection.due = time.monotonic() + self._limits.request_seconds
         headers, begun = dict(request.headers), reader.trailing_data[0]
         length = headers.get(b"content-length", b"")
         size = int(length) if length.isdigit() and len(length) < 20 else -1
@@ -72,12 +71,14 @@ class PartConnections:
                 party = self._callers.of_part(path, part, headers)
                 if party != connection.party:
                     raise TurnedAway(401)
+                connection.called, connection.due = True, time.monotonic() + self._limits.request_seconds
                 _fill(tls, unread)
                 unread = unread[:0]
                 status, content = self.do(part, party, [body])
             except TurnedAway as turned:
-                _say(tls, turned.status, why=turned.why)
+                _say(tls, turned.status, why=turned.why, close=not connection.called)
                 _fill(tls, unread)  # else what is on its way would reset the connection, and the answer with it
+                return connection.called
             else:
                 _say(tls, status, content)
         return True

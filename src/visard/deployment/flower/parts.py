@@ -11,6 +11,7 @@ from typing import Any
 from flwr.common.constant import Status
 from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
 from flwr.server.superlink.utils import check_abort
+from flwr.supercore.inflatable.inflatable_object import UnexpectedObjectContentError
 
 from visard.deployment.flower.part import GIVEN, GONE, INSIDE, NEWS, NOT_YET, OVER, REFUSED, TAKEN, Part
 from visard.deployment.flower.store import Store, name_of_object
@@ -40,8 +41,11 @@ class Parts:
             return REFUSED, ()
         if counted and self._over(part):
             return OVER, ()
-        with self._store.coming(part.name, body, filed=counted):
-            stored = self._link.store_object(part.run, part.session, part.name, b"")
+        try:
+            with self._store.coming(part.name, body, filed=counted):
+                stored = self._link.store_object(part.run, part.session, part.name, b"")
+        except UnexpectedObjectContentError:  # it is no part of a message
+            return REFUSED, ()
         if not stored:
             return GONE, ()
         if part.session not in self._link._object_push_sessions:  # that was the last part
@@ -73,7 +77,10 @@ class Parts:
 
     def _over(self, part: Part) -> bool:
         """Whether the run of a part does not run."""
-        return bool(check_abort(part.run, [Status.PENDING, Status.STARTING, Status.FINISHED], self._link))
+        try:
+            return bool(check_abort(part.run, [Status.PENDING, Status.STARTING, Status.FINISHED], self._link))
+        except KeyError:  # there is no such run
+            return True
 
 
 class Inside:
