@@ -62,8 +62,8 @@ class Callers:
     ) -> None:
         """From now on these keys of parties are taken. The `refused` (fingerprint -> why) among them hear why not."""
         found = [(public_key_to_bytes(key), party, key) for party, key in keys]
-        self._keys = {b64encode(data): (party, key, fingerprint(key)) for data, party, key in found}
         self._refusals = dict(refused or {})
+        self._keys = {b64encode(data): (party, key, fingerprint(key)) for data, party, key in found}
 
     def signer(self, headers: Headers) -> tuple[str, str]:
         """The party that has signed a call, and the fingerprint of its key, before the body is read.
