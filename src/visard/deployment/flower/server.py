@@ -45,7 +45,7 @@ from visard.errors import UsageError, VisardError
 from visard.processes import Data, settle, share_memory_of_threads
 
 SOCKET = "control.sock"
-# nodes are registered from the key folder alone, and parts come over connections of their own, where they are counted
+# nodes are registered from the key folder alone, and parts come by the path of parts, where they are counted
 CLOSED = tuple(f"{FLEET}{call}" for call in ("register-node", "unregister-node", "push-object"))
 GRACE = 5  # seconds for calls at hand when the server stops
 BACKLOG = 4096  # connections that the kernel may hold before they are accepted
